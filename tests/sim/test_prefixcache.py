@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headway.core.request import Segment
 from simulation import play, pool, request, seconds
@@ -86,3 +88,53 @@ def test_hits_equal_those_of_identified_blocks(chains: Any, block: int, spare: i
     naive = NaiveCache(blocks, block)
     expected = [naive.serve(r.prefix, r.output_tokens, r.output_id) for r in requests]
     assert records.requests["cached_prompt_tokens"].tolist() == expected
+
+
+# Prompts without a name.
+
+alone = st.lists(st.tuples(st.floats(0.0, 0.4), st.integers(1, 150), st.integers(1, 120)), min_size=2, max_size=20)
+
+
+@settings(deadline=None)
+@given(alone, st.sampled_from([4, 16]), st.integers(0, 20), st.sampled_from([24, 64, 8192]))
+def test_a_prompt_of_its_own_is_cached_whether_it_has_a_name_or_not(
+    rows: Any, block: int, spare: int, budget: int
+) -> None:
+    arrivals_s = accumulate(gap_s for gap_s, _, _ in rows)
+    blocks = max(-(-(prompt + output) // block) for _, prompt, output in rows) + spare
+    small = pool(
+        prefix_caching=True, block_size_tokens=block, kv_capacity_tokens=blocks * block, max_num_seqs=8,
+        max_num_batched_tokens=budget,
+    )  # fmt: skip
+    requests = [
+        request(id, at_s, prompt, output)
+        for id, (at_s, (_, prompt, output)) in enumerate(zip(arrivals_s, rows, strict=True))
+    ]
+    named = [replace(one, prefix=(Segment(one.id, one.prompt_tokens),)) for one in requests]
+    left, right = (play(these, small).requests for these in (requests, named))
+    for column in ("preemptions", "cached_prompt_tokens", "first_token_s", "end_s"):
+        assert left[column].tolist() == right[column].tolist(), column
+
+
+def test_a_preempted_prompt_finds_its_own_blocks() -> None:
+    # 32 prompts of five iterations each, and memory for three and a third of them.
+    requests = [request(id, 0.0, 9000, 500) for id in range(32)]
+    full = pool(prefix_caching=True, max_num_batched_tokens=2048, kv_capacity_tokens=30_000)
+    records = play(requests, full, line=seconds(0.01, 1e-5))
+    stretches = records.stretches
+    computed_tokens = (stretches["prefill_tokens"] * stretches["iterations"]).sum()
+    assert records.requests["preemptions"].sum() <= 32
+    assert computed_tokens < 1.05 * 32 * 9000
+
+
+def test_a_later_turn_finds_an_answer_that_was_preempted() -> None:
+    # The second request is preempted for the first, resumes and ends; the third continues its conversation.
+    requests = [
+        request(0, 0.0, 64, 100),
+        request(1, 1.0, 64, 60, prefix=(Segment(1, 64),), output_id=2),
+        request(2, 1000.0, 140, 1, prefix=(Segment(1, 64), Segment(2, 60), Segment(3, 16))),
+    ]
+    small = pool(prefix_caching=True, kv_capacity_tokens=13 * 16)
+    records = play(requests, small, line=seconds(1.0)).requests
+    assert records["preemptions"].tolist() == [0, 1, 0]
+    assert records["cached_prompt_tokens"].tolist() == [0, 0, 7 * 16]

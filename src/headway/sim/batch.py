@@ -218,10 +218,10 @@ class Batch:
             self.stalls.update(live)
         self.is_changed = True
 
-    def stop_decode(self, live: Live, keeps_blocks: bool = False) -> None:
+    def stop_decode(self, live: Live, keeps_blocks: bool = False, returns: bool = False) -> None:
         """Take a decoding request out of the batch. `computed_tokens` becomes the KV tokens that it had.
 
-        With `keeps_blocks`, its blocks stay pinned until `Replica.release`.
+        With `keeps_blocks`, its blocks stay pinned until `Replica.release`. `returns`: see `PrefixCache.release`.
         """
         tick, kv, prefixes = self.tick, self.kv, self.prefixes
         grown = tick - live.joined_tick
@@ -231,8 +231,8 @@ class Batch:
         own = tokens - live.shared_blocks * kv.block
         if keeps_blocks:
             kv.pinned += kv.blocks(own)
-        elif prefixes is not None and (prefixes.nodes or live.output_id is not None):
-            prefixes.release(live, own, tick, tokens)
+        elif prefixes is not None and (prefixes.nodes or returns or live.output_id is not None):
+            prefixes.release(live, kv.blocks(own), tick, tokens, returns)
         kv.leave(own, tick)
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
@@ -243,8 +243,8 @@ class Batch:
                 self.num_growing -= 1
         self.is_changed = True
 
-    def stop_prefill(self, live: Live) -> None:
-        """Take a request in prefill out of the batch and free its blocks."""
+    def stop_prefill(self, live: Live, returns: bool = False) -> None:
+        """Take a request in prefill out of the batch and free its blocks. `returns`: see `PrefixCache.release`."""
         kv = self.kv
         in_iteration = sum(tokens for other, tokens in self.chunks if other is live)
         if in_iteration:
@@ -253,7 +253,7 @@ class Batch:
             self.chunk_tokens -= in_iteration
         own = live.computed_tokens - live.shared_blocks * kv.block
         if self.prefixes is not None:
-            self.prefixes.release(live, own, self.tick, 0)
+            self.prefixes.release(live, kv.blocks(own), self.tick, live.computed_tokens - in_iteration, returns)
         kv.pinned -= kv.blocks(own)
         del self.prefilling[live.id]
         self.prefill_tokens_left -= live.target_tokens - live.computed_tokens + in_iteration
@@ -321,11 +321,11 @@ class Batch:
         live.swapped_tokens = live.resident_blocks = 0
         del self.resident[live.id]
 
-    def discard_kv(self, live: Live) -> None:
-        """Discard the KV of a waiting request, on the GPU or in host memory."""
+    def discard_kv(self, live: Live, returns: bool = False) -> None:
+        """Discard the KV of a waiting request, on the GPU or in host memory. `returns`: see `PrefixCache.release`."""
         if live.id in self.resident:
             if self.prefixes is not None:
-                self.prefixes.give_up(live, live.resident_blocks, self.tick)
+                self.prefixes.release(live, live.resident_blocks, self.tick, live.swapped_tokens, returns)
             self.release_blocks(live)
         else:
             self.host.drop(live)
@@ -374,11 +374,11 @@ class Batch:
             live.move.abandon(now, MoveOutcome.PREEMPTED)
         cause = Cause.PREEMPTED
         if live.stage is DECODING:
-            self.stop_decode(live)
+            self.stop_decode(live, returns=True)
             if self._swap_out(live, live.computed_tokens):
                 cause = Cause.SWAPPED
         else:
-            self.stop_prefill(live)
+            self.stop_prefill(live, returns=True)
         self.write_segment(live, now, cause)
         self.count_waiting(live)
         self.push_waiting(live, now)
@@ -386,7 +386,7 @@ class Batch:
     def _evict(self, live: Live) -> None:
         """Take the blocks of a waiting request: its KV is swapped out, or computed again later."""
         tokens = live.swapped_tokens
-        self.discard_kv(live)
+        self.discard_kv(live, returns=True)
         if not self._swap_out(live, tokens):
             live.target_tokens = live.prompt_tokens + live.generated_tokens
             self.prefill_tokens_left += live.target_tokens

@@ -96,7 +96,7 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
             own = live.swapped_tokens - live.shared_blocks * kv.block
             blocks = kv.blocks(own + 1) - live.resident_blocks
         else:
-            if prefixes is not None and live.prefix:
+            if prefixes is not None and (live.prefix or live.preemptions):
                 hit = prefixes.hit_blocks(live, tick)
                 loaded = prefixes.host_blocks(live, hit)
             cached_tokens = (hit + loaded) * kv.block
@@ -116,8 +116,10 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
                 continue
             if batch.resident and not num_running and batch.evict_for(live, now):
                 continue
-            # Cached blocks may be evicted as other requests grow, and the request then needs fewer.
-            if hit + loaded and num_running and (batch.preemptive or num_running < batch.max_num_seqs):
+            # Cached blocks may be evicted as other requests grow, and the request then needs fewer; not so if it alone
+            # has them and its whole prompt is scheduled: then it needs a free block more for each one evicted.
+            shrinks = hit + loaded and (live.prefix or chunk == budget)
+            if shrinks and num_running and (batch.preemptive or num_running < batch.max_num_seqs):
                 batch.must_recheck = True
             return
         batch.admit(live, hit, loaded, now)

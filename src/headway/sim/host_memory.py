@@ -44,6 +44,10 @@ class HostPrefixTier:
                 self._blocks[oldest] = left
                 self._blocks.move_to_end(oldest, last=False)
 
+    def discard(self, segment: int) -> None:
+        """Forget a segment, if it is stored."""
+        self._used -= self._blocks.pop(segment, 0)
+
 
 class HostMemory:
     """Capacity for swapped KV, and the time that a copy takes."""

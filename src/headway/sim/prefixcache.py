@@ -5,6 +5,9 @@ them, so nodes need no parent links. A block that straddles two segments belongs
 held as a whole. Freed blocks, with content or without, form one queue and are reused from its head, as in vLLM's free
 queue; the last blocks of a request are freed first. Blocks that growing requests take are removed from the queue
 lazily: before the next lookup, share or free, and in bulk while nothing is cached.
+
+Every full block has content, but content that no segment names can serve only the request that computed it, and that
+request only after a preemption. So it gets a node when the request is preempted, and loses the node with its end.
 """
 
 from __future__ import annotations
@@ -15,6 +18,11 @@ from collections.abc import Iterator
 from headway.control.live import Live
 from headway.sim.host_memory import HostPrefixTier
 from headway.sim.kvcache import KvCache
+
+
+def _own_id(live: Live) -> int:
+    """Node of the content that only this request has. Segments' ids are at least 0."""
+    return -1 - live.id
 
 
 class _Node:
@@ -46,7 +54,7 @@ class PrefixCache:
         self._settle(tick)
         limit = (live.target_tokens - 1) // self._kv.block
         hit = 0
-        for node_id, low, high in self._spans(live):
+        for node_id, low, high in self._findable(live):
             node = self.nodes.get(node_id)
             if node is None:
                 break
@@ -60,7 +68,7 @@ class PrefixCache:
         if self.host is None:
             return 0
         reach = hit
-        for node_id, low, high in self._spans(live):
+        for node_id, low, high in self._findable(live):
             if high <= reach:
                 continue
             if low > reach:
@@ -73,13 +81,13 @@ class PrefixCache:
     def touch(self, live: Live, blocks: int) -> None:
         """Mark the segments of `blocks` leading blocks as used, so that host memory evicts others first."""
         if self.host is not None:
-            for node_id, low, _ in self._spans(live):
+            for node_id, low, _ in self._findable(live):
                 if low < blocks and self.host.blocks(node_id):
                     self.host.store(node_id, 0)
 
     def share(self, live: Live, blocks: int) -> None:
         """Hold the nodes of `blocks` leading blocks for this request."""
-        for node_id, low, _ in self._spans(live):
+        for node_id, low, _ in self._findable(live):
             if low >= blocks:
                 break
             self._use(live, node_id)
@@ -89,7 +97,7 @@ class PrefixCache:
         """Free blocks that `share` would hold."""
         return sum(
             node.cached
-            for node_id, low, _ in self._spans(live)
+            for node_id, low, _ in self._findable(live)
             if low < blocks and not (node := self.nodes[node_id]).users
         )
 
@@ -113,22 +121,30 @@ class PrefixCache:
             if self.host is not None:
                 self.host.store(node_id, node.cached)
 
-    def release(self, live: Live, own_tokens: int, tick: int, computed_tokens: int) -> None:
-        """Release a request's blocks. Call before its own blocks leave the block counts; shared ones leave here."""
-        own_blocks = self._kv.blocks(own_tokens)
+    def release(self, live: Live, own_blocks: int, tick: int, computed_tokens: int = 0, returns: bool = False) -> None:
+        """Release a request's blocks. Call before its own blocks leave the block counts; shared ones leave here.
+
+        With `returns`, the request will compute its tokens again, and finds those of its full blocks that are
+        not reused until then.
+        """
         self._settle(tick)
         self._accounted -= own_blocks
-        output = self._output_blocks(live, own_blocks, computed_tokens)
-        if own_blocks > output:
-            self._anonymous += 1
-            self._free_queue[False, self._anonymous] = own_blocks - output
-        if output and live.output_id is not None:
-            node = self.nodes[live.output_id] = _Node()
-            node.cached = output
-            self._free_queue[True, live.output_id] = output
+        leases = self._leases.pop(live.id, {})
+        if live.preemptions:
+            own_blocks += self._take_own(live, leases)
+        kept_id = _own_id(live) if returns else self._output_id(live)
+        kept = 0
+        if kept_id is not None:
+            first = sum([segment.tokens for segment in live.prefix]) // self._kv.block
+            kept = max(0, min(own_blocks, computed_tokens // self._kv.block - first))
+        if own_blocks > kept:
+            self._queue_anonymous(own_blocks - kept)
+        if kept and kept_id is not None:
+            node = self.nodes[kept_id] = _Node()
+            node.cached = self._free_queue[True, kept_id] = kept
             if self.host is not None:
-                self.host.store(live.output_id, output)
-        for node_id in reversed(self._leases.pop(live.id, {})):
+                self.host.store(kept_id, kept)
+        for node_id in reversed(leases):
             self._unuse(node_id)
         live.shared_blocks = 0
 
@@ -136,15 +152,16 @@ class PrefixCache:
         """Free this many blocks without content. Call before they leave the block counts."""
         self._settle(tick)
         self._accounted -= blocks
-        self._anonymous += 1
-        self._free_queue[False, self._anonymous] = blocks
+        self._queue_anonymous(blocks)
 
-    def give_up(self, live: Live, blocks: int, tick: int) -> None:
-        """Free a request's own blocks, without content, and its shared ones. Call before they leave the counts."""
-        self.free(blocks, tick)
-        for node_id in reversed(self._leases.pop(live.id, {})):
-            self._unuse(node_id)
-        live.shared_blocks = 0
+    def _findable(self, live: Live) -> Iterator[tuple[int, int, int]]:
+        """The spans of the prompt's segments, and of what the request itself left here when it was preempted."""
+        yield from self._spans(live)
+        if live.preemptions:
+            block = self._kv.block
+            low = sum([segment.tokens for segment in live.prefix]) // block
+            if live.target_tokens // block > low:
+                yield _own_id(live), low, live.target_tokens // block
 
     def _spans(self, live: Live) -> Iterator[tuple[int, int, int]]:
         """(node, first block, end block) of the segments that own at least one full block."""
@@ -157,14 +174,32 @@ class PrefixCache:
                 yield segment.id, low, high
             start = end
 
-    def _output_blocks(self, live: Live, own_blocks: int, computed_tokens: int) -> int:
-        """Full blocks of output that the next turn of the session can share."""
+    def _output_id(self, live: Live) -> int | None:
+        """Node of the output, if a later turn of the session can share it."""
         if live.output_id is None or live.output_id in self.nodes or live.generated_tokens < live.output_tokens:
+            return None
+        return live.output_id if sum([segment.tokens for segment in live.prefix]) == live.prompt_tokens else None
+
+    def _take_own(self, live: Live, leases: dict[int, None]) -> int:
+        """Remove what the request left here when it was preempted. Returns the blocks of it that it shares again."""
+        own_id = _own_id(live)
+        if self.host is not None:
+            self.host.discard(own_id)
+        node = self.nodes.pop(own_id, None)
+        if node is None:
             return 0
-        if sum(segment.tokens for segment in live.prefix) != live.prompt_tokens:
+        if own_id not in leases:
+            self._queue_anonymous(self._free_queue.pop((True, own_id)))
             return 0
-        block = self._kv.block
-        return min(own_blocks, computed_tokens // block - live.prompt_tokens // block)
+        del leases[own_id]
+        self._kv.pinned -= node.cached
+        self._accounted -= node.cached
+        return node.cached
+
+    def _queue_anonymous(self, blocks: int) -> None:
+        """Queue free blocks without content."""
+        self._anonymous += 1
+        self._free_queue[False, self._anonymous] = blocks
 
     def _use(self, live: Live, node_id: int) -> None:
         leases = self._leases.setdefault(live.id, {})

@@ -247,7 +247,7 @@ class Replica:
         else:
             own = live.computed_tokens - live.shared_blocks * batch.kv.block
             if batch.prefixes is not None:
-                batch.prefixes.release(live, own, batch.tick, live.computed_tokens)
+                batch.prefixes.release(live, batch.kv.blocks(own), batch.tick, live.computed_tokens)
             batch.kv.pinned -= batch.kv.blocks(own)
             live.shared_blocks = 0
         self.uncount(live)
