@@ -10,9 +10,14 @@ import pytest
 import yaml
 
 from headway.cli import main
+from headway.gateway.fleet.specs import ServingPlan
 
 POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 3, "tp": 2}
 SCALING = {"scaling": {"name": "target-utilization", "in_flight": 8}}
+SHAPE = {
+    "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
 HANDOVER = {
     "combos": [{
         "name": "pair", "replicas": 2, "prefill": {**POOL, "replicas": 2, "name": ""},
@@ -211,14 +216,103 @@ def test_export_is_deterministic_and_a_changed_fleet_restarts_the_gateway(tmp_pa
 def test_autoscalers_are_optional(tmp_path: Path) -> None:
     document = {"fleet": [{**POOL, "max_replicas": 5, "min_replicas": 2}]}
     assert not any(kind == "HorizontalPodAutoscaler" for kind, _ in _export(tmp_path, document))
-    spec = _export(tmp_path, document, "--autoscale", "--kind", "Deployment")["HorizontalPodAutoscaler", "chat"]["spec"]
+    spec = _export(tmp_path, document, "--autoscale")["HorizontalPodAutoscaler", "chat"]["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 5)
     assert spec["scaleTargetRef"]["kind"] == "Deployment"
+
+
+@pytest.mark.parametrize("kind", [(), ("--kind", "Deployment"), ("--kind", "StatefulSet")])
+def test_the_gateway_finds_the_pods_that_an_autoscaler_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[str, ...]
+) -> None:
+    pytest.importorskip("kubernetes")
+    from headway.gateway.fleet import kubernetes
+
+    monkeypatch.setattr(kubernetes, "check", lambda how: None)  # there is no cluster here
+    made = _export(tmp_path, {"fleet": [{**POOL, "max_replicas": 5}]}, "--autoscale", *kind)
+    scaled = made["HorizontalPodAutoscaler", "chat"]["spec"]["scaleTargetRef"]["kind"]
+    assert scaled == (kind[1] if kind else "Deployment")
+    plan = _served(tmp_path, made)
+    assert plan.pools[0].endpoints == () and plan.pools[0].start.name == "chat"  # type: ignore[union-attr]
+    assert made["Role", "headway"]["rules"][1] == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+
+
+def _served(folder: Path, made: dict[tuple[str, str], dict[str, Any]]) -> ServingPlan:
+    """What the gateway reads from its ConfigMap."""
+    from headway import serving
+
+    for name, text in made["ConfigMap", "headway"]["data"].items():
+        (folder / f"served-{name}" if name == "fleet.yaml" else folder / name).write_text(text)
+    return serving.load(folder / "served-fleet.yaml")[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "deployed"),
+    [
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("meta-llama/llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("llama3.1-8b", "meta-llama/Llama-3.1-8B"),
+    ],
+)
+def test_the_model_that_was_named_is_deployed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, deployed: str
+) -> None:
+    made = _export(tmp_path, {"fleet": [{**POOL, "model": written}]})
+    args = _args(made["StatefulSet", "chat"])
+    assert _option(args, "--model") == _option(args, "--served-model-name") == deployed
+    assert f"chat: deploys {deployed}; simulated as llama-3.1-8b" in capsys.readouterr().err
+    assert deployed in _served(tmp_path, made).names["llama-3.1-8b"]
+
+
+def test_a_pool_has_its_own_weights_name_image_and_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--max-num-seqs", "32", "--no-enable-prefix-caching", "--enforce-eager"]
+    pool = {**POOL, "hf_id": "acme/support-8b", "served_name": "support", "image": "acme/vllm:1", "engine_args": own}
+    made = _export(tmp_path, {"fleet": [pool]}, "--image", "other:1")
+    (container,) = made["StatefulSet", "chat"]["spec"]["template"]["spec"]["containers"]
+    args = container["args"]
+    assert container["image"] == "acme/vllm:1" and _option(args, "--model") == "acme/support-8b"
+    names = args.index("--served-model-name")
+    assert args[names + 1 : names + 4] == ["support", "acme/support-8b", "llama-3.1-8b"]
+    assert args[-4:] == own and args.count("--max-num-seqs") == 1 and "--enable-prefix-caching" not in args
+    told = capsys.readouterr().err
+    assert "deploys acme/support-8b (asked for as support); simulated as llama-3.1-8b" in told
+    assert "engine_args replace what the simulation uses for --max-num-seqs, --no-enable-prefix-caching" in told
+    assert {"support", "acme/support-8b", "llama-3.1-8b"} <= set(_served(tmp_path, made).names["llama-3.1-8b"])
+    sglang = _export(tmp_path, {"fleet": [{**pool, "engine": "sglang", "engine_args": []}]})["StatefulSet", "chat"]
+    assert _option(_args(sglang), "--model-path") == "acme/support-8b"
+    assert _option(_args(sglang), "--served-model-name") == "support"
+
+
+def test_a_model_by_its_config_is_deployed_with_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    pool = {**POOL, "model": {"config": "config.json"}}
+    made = _export(tmp_path, {"fleet": [{**pool, "hf_id": "acme/new-8b"}]})
+    assert _option(_args(made["StatefulSet", "chat"]), "--model") == "acme/new-8b"
+    other = tmp_path / "gateway"
+    other.mkdir()
+    (served,) = _served(other, made).pools
+    assert served.pool.model.hf_id == "acme/new-8b" and served.pool.model.num_layers == 32
+
+
+def test_weights_of_one_shape_are_different_models(tmp_path: Path) -> None:
+    """Clients of the one never get the other."""
+    names = "llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"
+    made = _export(tmp_path, {"fleet": [{**POOL, "name": f"pool-{i}", "model": name} for i, name in enumerate(names)]})
+    served = _served(tmp_path, made).names
+    assert list(served) == list(names) and "meta-llama/Llama-3.1-8B" in served["llama-3.1-8b"]
+    assert not set(served[names[0]]) & set(served[names[1]])
 
 
 @pytest.mark.parametrize(
     ("document", "options", "words"),
     [
+        ({"fleet": [{**POOL, "model": {"config": "shape.json"}}]}, (), "fleet[0]: model shape: `hf_id` is missing"),
+        ({"fleet": [{**POOL, "engine_args": ["-tp", "2"]}]}, (), "engine_args: --tp: expected `tp` in its place"),
+        ({"fleet": [{**POOL, "engine_args": ["--port=1"]}]}, (), "engine_args: --port: the manifests set it"),
+        ({"fleet": [{**POOL, "engine_args": ["--model", "x"]}]}, (), "--model: expected `hf_id` in its place"),
         ({"fleet": [{**POOL, "engine": "llama.cpp"}]}, (), "engine llama.cpp: there are manifests for vLLM and SGLang"),
         ({"fleet": [{**POOL, "gpu": "mi300x"}]}, (), "GPU mi300x: there are manifests for NVIDIA's only"),
         ({"fleet": [{**POOL, "pp": 8}]}, (), "16 GPUs of a replica; expected at most the 8 of a node"),
@@ -234,6 +328,7 @@ def test_unsupported_fleets_are_refused(
 ) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(document))
+    (tmp_path / "shape.json").write_text(json.dumps({**SHAPE, "_name_or_path": "shape"}))
     assert main(["export", "kubernetes", str(path), "-o", str(tmp_path / "out"), *options]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

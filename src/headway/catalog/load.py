@@ -36,6 +36,12 @@ def model(name: str) -> Model:
     return _named(models(), name, "model")
 
 
+def repository_of(model: Model, name: str) -> str:
+    """The Hugging Face repository that a name of the model stands for: itself if it is one, else the model's own."""
+    wanted = _key(name)
+    return next((each for each in model.aliases if "/" in each and _key(each) == wanted), model.hf_id)
+
+
 def engine(name: str) -> Engine:
     """The engine profile of this name or alias, in any case. HeadwayError if there is none."""
     data = _engines()

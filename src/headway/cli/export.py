@@ -11,7 +11,7 @@ from headway import catalog, scenario
 from headway.cli.output import PATH
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
-from headway.serving.export.kubernetes import ExportOptions, manifests
+from headway.serving.export.kubernetes import ExportOptions, deployed_models, manifests
 from headway.workload.atomic_file import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
@@ -27,7 +27,9 @@ def command() -> None:
 @click.argument("fleet", type=PATH)
 @click.option("-o", "--out", type=PATH, required=True, help="Folder for the manifests.")
 @click.option("--namespace", default="default", show_default=True)
-@click.option("--image", default="", help="Image of the engines. Default: that of the measured version.")
+@click.option(
+    "--image", default="", help="Image of the engines of pools without one. Default: that of the measured version."
+)
 @click.option(
     "--gateway-image",
     default="headway:latest",
@@ -57,7 +59,10 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     data.setdefault("workload", NO_WORKLOAD)
     chosen = scenario.assemble(data, places, fleet.parent)
     options = ExportOptions(**flags, products=dict(map(_product, gpu_product)), connector=kv_connector)
-    for name, text in manifests(chosen, options).items():
+    made = manifests(chosen, options)
+    for line in deployed_models(chosen):
+        click.echo(line, err=True)
+    for name, text in made.items():
         write_text(out / name, text)
         click.echo(str(out / name))
 

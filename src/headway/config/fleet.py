@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from msgspec.structs import replace
 
 from headway.catalog import coefficients, engine, gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients
-from headway.catalog.load import coefficients_in
+from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
-from headway.core.fleet import Combo, Engine, Fleet, Parallel, Pool, Role
+from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
 from headway.perf import memory
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""A Hugging Face repository: organisation and name."""
 
 LEAST_SETTINGS = {
     "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0,
@@ -31,7 +35,7 @@ def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     if not pools and not combos:
         raise places.error((), "no replicas; expected `fleet`, `combos`, or both")
     limits = tuple((limit.region, gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
-    fleet = Fleet(pools, combos, spec.network, spec.provisioning, limits)
+    fleet = _with_distinct_names(Fleet(pools, combos, spec.network, spec.provisioning, limits))
     _check(fleet, places)
     return fleet
 
@@ -61,10 +65,11 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
     for key, pool in spec.parts.items():
         part = _pool(pool, (*at, key), f"{spec.name}-{key}", base_dir, places, spec.replicas)
         parts.append(replace(part, role=roles[key], handover=spec.handover))
-    if parts[0].model != parts[-1].model:
-        raise places.error(
-            (*at, "decode", "model"), f"{parts[1].model.name}; expected {parts[0].model.name}, as prefill"
-        )
+    if (parts[0].model.name, parts[0].model.hf_id) != (parts[-1].model.name, parts[-1].model.hf_id):
+        names = [each.model.name for each in parts]
+        if names[0] == names[1]:
+            names = [each.model.hf_id for each in parts]
+        raise places.error((*at, "decode", "model"), f"{names[1]}; expected {names[0]}, as prefill")
     return Combo(spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps)
 
 
@@ -83,8 +88,7 @@ def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
 
 
 def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, units: int = 1) -> Pool:
-    with places.at(*at, "model"):
-        shape = model(spec.model) if isinstance(spec.model, str) else model_from_config(base_dir / spec.model.config)
+    shape = _model(spec, at, base_dir, places)
     with places.at(*at, "gpu"):
         accelerator = gpu(spec.gpu)
     pool = Pool(
@@ -106,6 +110,43 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, un
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     _coefficients(spec, pool, at, base_dir, places)
     return pool
+
+
+def _model(spec: PoolSpec, at: Key, base_dir: Path, places: Places) -> Model:
+    """The shape in the catalog or in a config, with the names under which the model is deployed and requested."""
+    with places.at(*at, "model"):
+        if isinstance(spec.model, str):
+            shape = model(spec.model)
+            deployed = repository_of(shape, spec.model)
+        else:
+            shape = model_from_config(base_dir / spec.model.config)
+            deployed = shape.hf_id if _REPOSITORY.fullmatch(shape.hf_id) else ""
+    deployed = spec.hf_id or deployed
+    aliases = dict.fromkeys((shape.hf_id, *shape.aliases, spec.served_name))
+    return replace(shape, hf_id=deployed, aliases=tuple(n for n in aliases if n and n not in (shape.name, deployed)))
+
+
+def _with_distinct_names(fleet: Fleet) -> Fleet:
+    """The fleet, in which models of one shape with different weights are different models.
+
+    The first one keeps the names of the shape; the others are called by their weights.
+    """
+    first: dict[str, Model] = {}
+    for pool in fleet.all_pools:
+        first.setdefault(pool.model.name, pool.model)
+    others = {pool.model.hf_id for pool in fleet.all_pools} - {shape.hf_id for shape in first.values()}
+    if not others:
+        return fleet
+
+    def renamed(pool: Pool) -> Pool:
+        shape, named = pool.model, first[pool.model.name]
+        if shape.hf_id == named.hf_id:
+            return replace(pool, model=replace(shape, aliases=tuple(n for n in shape.aliases if n not in others)))
+        own = tuple(name for name in shape.aliases if name not in named.names)
+        return replace(pool, model=replace(shape, name=shape.hf_id, aliases=own))
+
+    combos = tuple(replace(combo, parts=tuple(map(renamed, combo.parts))) for combo in fleet.combos)
+    return replace(fleet, pools=tuple(map(renamed, fleet.pools)), combos=combos)
 
 
 def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:

@@ -75,6 +75,15 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """In place of `endpoints`: `headway serve` starts and stops the replicas as local processes."""
     kubernetes: Kubernetes | None = None
     """In place of `endpoints`: the replicas are pods, whose number `headway serve` sets in a cluster."""
+    hf_id: str = ""
+    """For `headway export`: what engines load, a Hugging Face repository or a path in the image. Without it: the name
+    in `model` if that is a repository's, else the catalog's."""
+    served_name: str = ""
+    """A name under which clients ask for the model, and the first one of exported engines. Without it: `hf_id`."""
+    image: str = ""
+    """For `headway export`: the engines' image, before that of `--image`."""
+    engine_args: tuple[str, ...] = ()
+    """For `headway export`: further words of the engines' command line; they replace options that Headway would set."""
     slots: str = ""
     """For `headway serve`: the folder that llama.cpp's servers share (`--slot-save-path`), by which requests that
     migrate keep their KV cache."""

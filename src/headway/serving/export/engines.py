@@ -7,7 +7,8 @@ SGLang's `--disaggregation-mode`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -37,16 +38,18 @@ class EngineContainer(Struct, frozen=True):
     """The metric for waiting requests."""
     image: Callable[[str], str]
     """The official image for a version, or the latest one."""
-    arguments: Callable[[Pool, bool, str], list[str]]
-    """By pool, by whether the engine orders its queue by tier, and by the connector that transfers KV caches."""
+    arguments: Callable[[Pool, str, bool, str], list[str]]
+    """By pool, by the name that clients use, by whether the engine orders its queue by tier, and by the connector that
+    transfers KV caches."""
     ports: Callable[[Pool], dict[str, int]]
     """Ports by name, besides the one for requests."""
     environment: Callable[[Pool, str], list[dict[str, Any]]] = lambda pool, connector: []
 
 
-def _vllm_arguments(pool: Pool, by_priority: bool, connector: str) -> list[str]:
+def _vllm_arguments(pool: Pool, served_name: str, by_priority: bool, connector: str) -> list[str]:
     engine, parallel = pool.engine, pool.parallel
-    args = ["--model", pool.model.hf_id, "--served-model-name", *dict.fromkeys((pool.model.hf_id, pool.model.name))]
+    names = dict.fromkeys(name for name in (served_name, pool.model.hf_id, pool.model.name) if name)
+    args = ["--model", pool.model.hf_id, "--served-model-name", *names]
     args += ["--port", str(PORT), "--tensor-parallel-size", str(parallel.tp)]
     args += ["--pipeline-parallel-size", str(parallel.pp)]
     if parallel.dp > 1:
@@ -76,9 +79,10 @@ def _vllm_environment(pool: Pool, connector: str) -> list[dict[str, Any]]:
     ]
 
 
-def _sglang_arguments(pool: Pool, by_priority: bool, connector: str) -> list[str]:
+def _sglang_arguments(pool: Pool, served_name: str, by_priority: bool, connector: str) -> list[str]:
     engine, parallel = pool.engine, pool.parallel
-    args = ["--model-path", pool.model.hf_id, "--served-model-name", pool.model.hf_id, "--host", "0.0.0.0"]
+    served_name = served_name or pool.model.hf_id
+    args = ["--model-path", pool.model.hf_id, "--served-model-name", served_name, "--host", "0.0.0.0"]
     num_ranks = str(parallel.tp * parallel.dp)
     args += ["--port", str(PORT), "--tp-size", num_ranks, "--pp-size", str(parallel.pp)]
     if parallel.dp > 1:
@@ -109,6 +113,22 @@ def _longest_tokens(pool: Pool) -> int:
     plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     room = int(plan.kv_capacity_tokens * _KV_MARGIN) // _ROUNDED_TOKENS * _ROUNDED_TOKENS
     return min(pool.model.max_context_tokens, max(room, _ROUNDED_TOKENS))
+
+
+def option_of(word: str) -> str:
+    """The option that a word of a command line sets: `prefix-caching` for `--no-prefix-caching`; "" for a value."""
+    found = re.match(r"--?(?:no-)?([a-zA-Z][\w-]*)", word)
+    return found[1].replace("_", "-") if found else ""
+
+
+def with_own_arguments(args: Sequence[str], own: Sequence[str]) -> list[str]:
+    """A command line with words of the user at its end, without the options that they set anew."""
+    replaced, kept, is_kept = {option_of(word) for word in own} - {""}, [], True
+    for word in args:
+        is_kept = option_of(word) not in replaced if option_of(word) else is_kept
+        if is_kept:
+            kept.append(word)
+    return [*kept, *own]
 
 
 CONTAINERS = {

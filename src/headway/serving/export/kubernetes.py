@@ -10,13 +10,14 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headway import catalog
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
 from headway.gateway.upstream.dialects import api_of
 from headway.scenario.policies import policies_of
-from headway.serving.export.engines import CONTAINERS, PORT
-from headway.serving.pools import uses_engine_priority
+from headway.serving.export.engines import CONTAINERS, PORT, option_of, with_own_arguments
+from headway.serving.pools import DeclaredPool, declared_pools, uses_engine_priority
 
 Manifest = dict[str, Any]
 Kind = Literal["Deployment", "StatefulSet"]
@@ -26,8 +27,15 @@ _LONGEST_START_S = 1800
 """Enough to download the weights."""
 _PERIOD_S = 10
 _SERVING_KEYS = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
-_DROPPED_POOL_KEYS = ("endpoints", "processes", "kubernetes", "coefficients")
-"""Where the pool was before, and files that the gateway's pod does not have."""
+_DROPPED_POOL_KEYS = ("endpoints", "processes", "kubernetes", "coefficients", "image", "engine_args")
+"""Where the pool was before, what only its engines need, and files that the gateway's pod does not have."""
+_OWN_OPTIONS = {
+    "model": "hf_id", "model-path": "hf_id", "served-model-name": "served_name", "tensor-parallel-size": "tp",
+    "tp-size": "tp", "pipeline-parallel-size": "pp", "pp-size": "pp", "data-parallel-size": "dp", "dp-size": "dp",
+    "tp": "tp", "pp": "pp", "dp": "dp",
+}  # fmt: skip
+"""Options that a key of the pool sets, as the simulation and the gateway read it, too."""
+_FIXED_OPTIONS = ("port", "host")
 
 
 class ExportOptions(Struct, frozen=True):
@@ -39,7 +47,7 @@ class ExportOptions(Struct, frozen=True):
     gateway_image: str = "headway:latest"
     """The gateway's image, with `headway` as a command."""
     kind: Kind | None = None
-    """None: a StatefulSet, whose pods have names; a Deployment if the gateway scales it."""
+    """None: a StatefulSet, whose pods have names; a Deployment if the gateway or an autoscaler scales it."""
     products: dict[str, str] = {}
     """The node label `nvidia.com/gpu.product` by GPU, where it is not NVIDIA's name."""
     token_secret: str = ""
@@ -71,14 +79,14 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
     if options.autoscale and scales:
         what = "the gateway scales by this policy already; drop the policy, or --autoscale"
         raise scenario.places.error(("policies", "scaling"), what)
-    kind: Kind = options.kind or ("Deployment" if scales else "StatefulSet")
+    kind: Kind = options.kind or ("Deployment" if scales or options.autoscale else "StatefulSet")
     policies_of(scenario)  # refuses a scenario with variants
     by_priority = uses_engine_priority(scenario.spec)
     files: dict[str, list[Manifest]] = {}
-    for pool, combo, at in _pools(scenario):
-        with scenario.places.at(*at):
-            _check(pool)
-            files[f"{pool.name}.yaml"] = _of_pool(pool, combo, kind, by_priority, options)
+    for each in _pools(scenario):
+        with scenario.places.at(*each.at):
+            _check(each)
+            files[f"{each.pool.name}.yaml"] = _of_pool(each, kind, by_priority, options)
     files["gateway.yaml"] = _gateway(scenario, kind, options)
     files["kustomization.yaml"] = [{
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
@@ -89,26 +97,46 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
     }
 
 
-def _pools(scenario: Scenario) -> list[tuple[Pool, str, tuple[str | int, ...]]]:
-    """Every pool with the total of its replicas, the combo that it is a part of, and its place in the file."""
-    fleet = scenario.fleet
-    pools: list[tuple[Pool, str, tuple[str | int, ...]]] = [
-        (pool, "", ("fleet", i)) for i, pool in enumerate(fleet.pools)
-    ]
-    for i, combo in enumerate(fleet.combos):
-        parts = (replace(part, replicas=part.replicas * combo.replicas) for part in combo.parts)
-        pools += ((part, combo.name, ("combos", i)) for part in parts)
-    return pools
+def deployed_models(scenario: Scenario) -> list[str]:
+    """What each pool deploys, by which shape Headway simulates it, and settings that only the engines know."""
+    lines = []
+    for each in _pools(scenario):
+        model, shown = each.pool.model, each.spec.model
+        shape = f"the shape of {shown.config}" if not isinstance(shown, str) else catalog.model(shown).name
+        asked = f" (asked for as {each.spec.served_name})" if each.spec.served_name else ""
+        lines.append(f"{each.pool.name}: deploys {model.hf_id}{asked}; simulated as {shape}")
+        engine = CONTAINERS[api_of(each.pool.engine.name)]
+        made = {option_of(word) for word in engine.arguments(each.pool, "", False, "")} - {""}
+        again = [word for word in each.spec.engine_args if option_of(word) in made]
+        if again:
+            what = f"engine_args replace what the simulation uses for {', '.join(again)}; `engine` sets both"
+            lines.append(f"{each.pool.name}: {what}")
+    return lines
 
 
-def _check(pool: Pool) -> None:
+def _pools(scenario: Scenario) -> list[DeclaredPool]:
+    """Every pool with the total of its replicas."""
+    return [
+        each if each.combo is None
+        else replace(each, pool=replace(each.pool, replicas=each.pool.replicas * each.combo.replicas))
+        for each in declared_pools(scenario)
+    ]  # fmt: skip
+
+
+def _check(each: DeclaredPool) -> None:
     """HeadwayError for an unknown engine or model, a replica larger than a node, or an invalid name."""
-    name = pool.name
+    pool, name = each.pool, each.pool.name
     if api_of(pool.engine.name) not in CONTAINERS:
         what = "there are manifests for vLLM and SGLang only; expected engine: vllm-v1, or sglang"
         raise HeadwayError(f"engine {pool.engine.name}: {what}")
     if not pool.model.hf_id:
-        raise HeadwayError(f"model {pool.model.name}: expected a model of Hugging Face, by its name in the catalog")
+        what = "`hf_id` is missing; expected what engines load, a Hugging Face repository or a path in the image"
+        raise HeadwayError(f"model {pool.model.name}: {what}")
+    for option in filter(None, map(option_of, each.spec.engine_args)):
+        if option in _OWN_OPTIONS:
+            raise HeadwayError(f"engine_args: --{option}: expected `{_OWN_OPTIONS[option]}` in its place")
+        if option in _FIXED_OPTIONS:
+            raise HeadwayError(f"engine_args: --{option}: the manifests set it")
     if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
         most = f"at most the {pool.gpu.gpus_per_node} of a node of {pool.gpu.name}, as a pod runs on one node"
         raise HeadwayError(f"{pool.parallel.num_gpus} GPUs of a replica; expected {most}")
@@ -120,12 +148,12 @@ def _check(pool: Pool) -> None:
 # A pool.
 
 
-def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: ExportOptions) -> list[Manifest]:
-    labels = _labels(pool.name)
-    if combo:
-        labels |= {"headway/combo": combo, "headway/role": pool.role}
+def _of_pool(each: DeclaredPool, kind: Kind, by_priority: bool, options: ExportOptions) -> list[Manifest]:
+    pool, labels = each.pool, _labels(each.pool.name)
+    if each.combo is not None:
+        labels |= {"headway/combo": each.combo.name, "headway/role": pool.role}
     selector = {"matchLabels": _labels(pool.name)}
-    template = {"metadata": {"labels": labels}, "spec": _pod(pool, by_priority, options)}
+    template = {"metadata": {"labels": labels}, "spec": _pod(each, by_priority, options)}
     spec: Manifest = {"replicas": pool.replicas, "selector": selector, "template": template}
     if kind == "StatefulSet":
         spec = {"serviceName": pool.name, "podManagementPolicy": "Parallel", **spec}
@@ -135,7 +163,11 @@ def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: Exp
     return documents
 
 
-def _pod(pool: Pool, by_priority: bool, options: ExportOptions) -> Manifest:
+def _pod(each: DeclaredPool, by_priority: bool, options: ExportOptions) -> Manifest:
+    pool = each.pool
+    args = CONTAINERS[api_of(pool.engine.name)].arguments(
+        pool, each.spec.served_name, by_priority, options.connector
+    )  # fmt: skip
     gpus, engine = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}, CONTAINERS[api_of(pool.engine.name)]
     ports = {"http": PORT, **engine.ports(pool)}
     environment = engine.environment(pool, options.connector)
@@ -143,9 +175,9 @@ def _pod(pool: Pool, by_priority: bool, options: ExportOptions) -> Manifest:
         secret = {"name": options.token_secret, "key": "token"}
         environment = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}, *environment]
     container: Manifest = {
-        "name": engine.name, "image": options.image or engine.image(pool.engine.version),
+        "name": engine.name, "image": each.spec.image or options.image or engine.image(pool.engine.version),
         "command": ["python3", "-m", engine.module],
-        "args": engine.arguments(pool, by_priority, options.connector),
+        "args": with_own_arguments(args, each.spec.engine_args),
         **({"env": environment} if environment else {}),
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "resources": {"limits": gpus, "requests": gpus},
@@ -189,9 +221,10 @@ def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
 
 def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Manifest]:
     scales = scenario.spec.policies.scaling is not None
-    asks = kind == "Deployment" or scales
-    text = _fleet_file(scenario, kind, options.namespace, asks)
-    config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text}}
+    # Only the cluster knows the pods of a Deployment, and those that an autoscaler adds.
+    asks = kind == "Deployment" or scales or options.autoscale
+    text, configs = _fleet_file(scenario, kind, options.namespace, asks), _model_configs(scenario)
+    config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text, **configs}}
     account = _manifest("v1", "ServiceAccount", GATEWAY, None)
     rights = _rights(scenario, kind, scales, options) if asks else []
     grace_s = round(scenario.spec.gateway.drain_s) + 15
@@ -210,7 +243,7 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
         "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}],
     }  # fmt: skip
     # The hash changes the template with the fleet, so that Kubernetes restarts the gateway.
-    annotations = {"headway/fleet-sha256": hashlib.sha256(text.encode()).hexdigest()}
+    annotations = {"headway/fleet-sha256": hashlib.sha256("".join([text, *configs.values()]).encode()).hexdigest()}
     template = {"metadata": {"labels": _labels(GATEWAY), "annotations": annotations}, "spec": pod}
     # Recreate: of two gateways that scale at the same time, each would undo the other's changes.
     spec = {
@@ -234,6 +267,8 @@ def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: boo
     def section(entry: dict[str, Any], pool: Pool, num: int) -> dict[str, Any]:
         kept = {key: value for key, value in entry.items() if key not in _DROPPED_POOL_KEYS}
         kept |= {"name": pool.name, "replicas": pool.replicas, "api": api_of(pool.engine.name)}
+        if isinstance(kept["model"], dict):
+            kept |= {"model": {"config": _config_name(pool)}, "hf_id": pool.model.hf_id}
         if asks_cluster:
             return kept | {"kubernetes": {"name": pool.name, "kind": kind, "namespace": namespace, "port": PORT}}
         host = f"{pool.name}.{namespace}.svc"
@@ -250,6 +285,18 @@ def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: boo
     if combos:
         document["combos"] = combos
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _config_name(pool: Pool) -> str:
+    return f"{pool.name}.config.json"
+
+
+def _model_configs(scenario: Scenario) -> dict[str, str]:
+    """The files of models that are not in the catalog, by their names beside the fleet file."""
+    return {
+        _config_name(each.pool): (scenario.base_dir / each.spec.model.config).read_text(encoding="utf-8")
+        for each in declared_pools(scenario) if not isinstance(each.spec.model, str)
+    }  # fmt: skip
 
 
 def _rights(scenario: Scenario, kind: Kind, scales: bool, options: ExportOptions) -> list[Manifest]:
