@@ -192,7 +192,7 @@ def test_one_file_is_simulated_and_served_and_its_records_run_again(tmp_path: Pa
 
 def test_a_migration_policy_moves_answers_after_their_reasoning(tmp_path: Path) -> None:
     """By a policy of the user's own, that moves everything."""
-    (tmp_path / "restless.py").write_text(RESTLESS)
+    (tmp_path / "restless.py").write_text(serving.RESTLESS_POLICY)
     engines = [serving.emulator("--reasoning-tokens", "30", "--speed", "2") for _ in range(2)]
     path = serving.fleet_file(tmp_path, [engine.url for engine in engines], policies={"migration": "restless:Restless"})
     front = serving.gateway(path, "--records", str(tmp_path / "records"))
@@ -271,17 +271,3 @@ class Patient:
     def release(self, view):
         return [Release(request.id) for request in view.held] if self.served and len(view.held) == 2 else []
 '''
-
-RESTLESS = """
-from headway.core.decision import Move
-
-
-class Restless:
-    interval_s = None
-
-    def moves(self, view):
-        return []
-
-    def at_phase(self, request, view):
-        return Move(request.id, next(r.id for r in view.replicas if r.id != request.replica))
-"""

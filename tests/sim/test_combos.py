@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -12,67 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.catalog.costs import costs
 from headway.core.decision import Placement
 from headway.core.fleet import Combo, Fault, Handover, Pool
 from headway.core.record import MoveOutcome, Outcome, Records
-from headway.core.request import Request
 from headway.core.view import FleetView, PoolsView, RequestView
-from headway.metrics.tokens import token_times
-from headway.perf import copies, memory
+from headway.perf import copies
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.least_loaded import LeastLoadedRouter
 from headway.policies.scaling.combos import CombosScaler
-from headway.sim.fabric import NETWORK
-from inside import assert_empty, assert_sound, replicas_of, watched
-from simulation import GPU, MODEL, Made, Scenario, by_request, pool, request, seconds
+from simulated_combos import BYTES_PER_TOKEN, LATENCY_S, TOKENS_PER_S, combo, ended_at, run
+from simulation import GPU, MODEL, Made, both_steps, by_request, moves, pool, request, times
 
 DONE, ENDED, PREEMPTED, FULL, CRASHED, _, BROKEN = MoveOutcome
-BYTES_PER_TOKEN = memory.kv_bytes_per_token(MODEL, 2)
-LATENCY_S = costs().kv_transfer[NETWORK].latency_s
-TOKENS_PER_S = 16
-both_steps = pytest.mark.parametrize("step", ["stretch", "exact"])
-
-
-def combo(
-    num_prefill: int = 1, num_decode: int = 1, replicas: int = 1, handover: Handover | None = None, **given: Any
-) -> Combo:
-    """Its network carries `TOKENS_PER_S`; what is given are fields of the combo, of its decode part, or of both."""
-    of_combo = {key: given.pop(key) for key in ("goodput_rps", "min_replicas", "max_replicas", "name") if key in given}
-    of_decode = {key: given.pop(key) for key in ("kv_capacity_tokens", "host_memory_bytes") if key in given}
-    both = {"network_bytes_per_s": TOKENS_PER_S * BYTES_PER_TOKEN, **given}
-    parts = (
-        pool("p", role="prefill", replicas=num_prefill, handover=handover or Handover(), **both),
-        pool("d", role="decode", replicas=num_decode, **both, **of_decode),
-    )
-    return Combo(**{"name": "c", "parts": parts, "replicas": replicas, **of_combo})
-
-
-def run(requests: Sequence[Request], *combos: Combo, step: Any = "stretch", **given: Any) -> Records:
-    """One second an iteration; in the end every replica is empty."""
-    made = {"line": seconds(1.0), "router": Made(CauchyRouter, ("goodput", "strict")), "pools": (), **given}
-    scenario = Scenario(tuple(requests), combos=combos or (combo(),), **made)
-    cluster = watched(scenario.cluster(step), assert_sound)
-    records = scenario.run(cluster)
-    for replica in replicas_of(cluster):
-        assert_empty(replica)
-    return records
-
-
-def times(records: Records, id: int = 0) -> list[float]:
-    """When a request's tokens came."""
-    return token_times(records, [id])[id].tolist()  # type: ignore[no-any-return]
-
-
-def moves(records: Records) -> list[dict[str, Any]]:
-    """The rows of the table of moves."""
-    columns = {name: column.tolist() for name, column in records.moves.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def ended_at(records: Records) -> list[int]:
-    """Where each request was in the end."""
-    return by_request(records.requests)["replica"].tolist()  # type: ignore[no-any-return]
 
 
 # Handing over.

@@ -21,9 +21,21 @@ from headway.metrics.tokens import token_times
 from headway.perf import memory
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.least_loaded import LeastLoadedRouter
-from sim.test_combos import BYTES_PER_TOKEN, LATENCY_S, TOKENS_PER_S, both_steps, combo, ended_at, moves, run, times
-from sim.test_stretch_exact import assert_agree
-from simulation import MODEL, Made, Scenario, by_request, num_examples, pool, request, scenarios
+from simulated_combos import BYTES_PER_TOKEN, LATENCY_S, TOKENS_PER_S, combo, ended_at, run
+from simulation import (
+    MODEL,
+    Made,
+    Scenario,
+    assert_agree,
+    both_steps,
+    by_request,
+    moves,
+    num_examples,
+    pool,
+    request,
+    scenarios,
+    times,
+)
 
 DONE, BROKEN = MoveOutcome.DONE, MoveOutcome.BROKEN
 STRICT = Made(CauchyRouter, ("goodput", "strict"))

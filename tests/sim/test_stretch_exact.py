@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from headway import catalog
 from headway.control.observe import Scrape
 from headway.core.fleet import Engine, Fault, Pool
-from headway.core.record import Records
 from headway.core.request import Segment
 from simulation import (
     ORDERING_MAKERS,
@@ -21,27 +20,13 @@ from simulation import (
     ByAge,
     Demoting,
     Scenario,
-    assert_alike,
-    by_replica,
+    assert_agree,
     num_examples,
     pool,
     request,
     scenarios,
     seconds,
 )
-
-
-def assert_agree(scenario: Scenario) -> Records:
-    """Both ways of stepping leave the same records."""
-    stretch, exact = scenario.play("stretch"), scenario.play("exact")
-    assert_alike(stretch.requests, exact.requests)
-    assert_alike(stretch.segments, exact.segments)
-    assert_alike(by_replica(stretch.stretches), by_replica(exact.stretches))
-    assert_alike(stretch.moves, exact.moves)
-    assert_alike(stretch.workload, exact.workload)
-    assert stretch.replicas == exact.replicas
-    assert stretch.end_s == exact.end_s
-    return stretch
 
 
 @settings(

@@ -34,12 +34,15 @@ from simulation import (
     Made,
     Restless,
     Scenario,
+    both_steps,
     by_request,
+    moves,
     num_examples,
     pool,
     request,
     scenarios,
     seconds,
+    times,
 )
 
 DONE, ENDED, PREEMPTED, FULL, CRASHED, _, _ = MoveOutcome
@@ -90,20 +93,6 @@ def run(requests: Sequence[Request], *pools: Any, step: Any = "stretch", **given
     for replica in replicas_of(cluster):
         assert_empty(replica)
     return records
-
-
-def times(records: Records, id: int = 0) -> list[float]:
-    """When a request's tokens came."""
-    return token_times(records, [id])[id].tolist()  # type: ignore[no-any-return]
-
-
-def moves(records: Records) -> list[dict[str, Any]]:
-    """The rows of the table of moves."""
-    columns = {name: column.tolist() for name, column in records.moves.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-both_steps = pytest.mark.parametrize("step", ["stretch", "exact"])
 
 
 # By hand.

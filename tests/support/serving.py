@@ -127,6 +127,11 @@ def emulator(*options: str, port: int = 0) -> Process:
     return Process("-m", "headway", "emulate", "--model", MODEL, "--gpu", "h100", "--port", str(port), *options)
 
 
+def slow_emulator(port: int = 0) -> Process:
+    """An engine without a GPU whose answers take long enough to be interrupted: 300 tokens, 60 of them reasoning."""
+    return emulator("--reasoning-tokens", "60", "--output-tokens", "300", "--speed", "3", port=port)
+
+
 def fleet_file(folder: Path, engines: list[str], **changes: Any) -> Path:
     """A fleet of one pool; `changes` are sections of the file, or keys of the pool."""
     pool = {"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": engines}
@@ -231,3 +236,19 @@ def all_up(process: Process, num: int) -> None:
 
 
 assert os.name == "posix"
+
+
+RESTLESS_POLICY = """
+from headway.core.decision import Move
+
+
+class Restless:
+    interval_s = None
+
+    def moves(self, view):
+        return []
+
+    def at_phase(self, request, view):
+        return Move(request.id, next(r.id for r in view.replicas if r.id != request.replica))
+"""
+"""A policy file whose migration moves a request to another replica at each phase."""

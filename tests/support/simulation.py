@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from headway.control.observe import Scrape
@@ -35,6 +36,7 @@ from headway.core.policy import Admission, Migration, Ordering, Router, Scaler
 from headway.core.record import Columns, Records
 from headway.core.request import Request, Segment
 from headway.core.view import AdmissionView, FleetView, PoolsView, RequestView
+from headway.metrics.tokens import token_times
 from headway.perf.step import StepModel
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 from headway.policies.cascade.thresholds import ThresholdsCascade
@@ -48,6 +50,8 @@ from headway.sim.cluster import Cluster, Step
 from headway.sim.timeline import Line
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.table import FIELDS, Prefix, Workload
+
+both_steps = pytest.mark.parametrize("step", ["stretch", "exact"])
 
 
 def num_examples(usual: int) -> int:
@@ -224,6 +228,30 @@ def by_replica(stretches: Columns) -> Columns:
     """Stretches replica by replica, each in its own order."""
     order = np.argsort(stretches["replica"], kind="stable")
     return {name: column[order] for name, column in stretches.items()}
+
+
+def assert_agree(scenario: Scenario) -> Records:
+    """Both ways of stepping leave the same records."""
+    stretch, exact = scenario.play("stretch"), scenario.play("exact")
+    assert_alike(stretch.requests, exact.requests)
+    assert_alike(stretch.segments, exact.segments)
+    assert_alike(by_replica(stretch.stretches), by_replica(exact.stretches))
+    assert_alike(stretch.moves, exact.moves)
+    assert_alike(stretch.workload, exact.workload)
+    assert stretch.replicas == exact.replicas
+    assert stretch.end_s == exact.end_s
+    return stretch
+
+
+def times(records: Records, id: int = 0) -> list[float]:
+    """The times of a request's tokens."""
+    return token_times(records, [id])[id].tolist()  # type: ignore[no-any-return]
+
+
+def moves(records: Records) -> list[dict[str, Any]]:
+    """The rows of the table of moves."""
+    columns = {name: column.tolist() for name, column in records.moves.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def by_request(requests: Columns) -> Columns:

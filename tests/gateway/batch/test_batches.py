@@ -23,13 +23,6 @@ BRISK = {"name": "queue-manager", "interval_s": 0.02}
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[serving.Process]:
-    made = serving.emulator("--speed", "4")
-    with serving.closing(made):
-        yield made
-
-
-@pytest.fixture(scope="module")
 def front(engine: serving.Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     keys = [sha256(name).hexdigest() for name in (b"ann", b"bob")]
     path = serving.fleet_file(

@@ -20,13 +20,6 @@ _closed = pytest.fixture(autouse=True)(batching.closed)
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[serving.Process]:
-    made = serving.emulator("--speed", "4")
-    with serving.closing(made):
-        yield made
-
-
-@pytest.fixture(scope="module")
 def database() -> Iterator[postgres.Server]:
     with postgres.server() as made:
         yield made

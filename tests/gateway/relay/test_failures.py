@@ -6,7 +6,6 @@ import itertools
 import random
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ import serving
 from serving import MODEL, ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
-
-
-@pytest.fixture(scope="module")
-def survivor() -> Iterator[serving.Process]:
-    made = _start_engine()
-    with serving.closing(made):
-        yield made
-
-
-def _start_engine(port: int = 0) -> serving.Process:
-    return serving.emulator("--reasoning-tokens", "60", "--output-tokens", "300", "--speed", "3", port=port)
 
 
 def _killed_after(num_events: int, doomed: serving.Process, reply: serving.Reply) -> list[Any]:
@@ -44,7 +32,7 @@ def test_a_stream_continues_elsewhere_when_its_engine_is_killed(
     survivor: serving.Process, tmp_path: Path, num_events: int
 ) -> None:
     """The client gets the same tokens as without the failure."""
-    doomed = _start_engine()
+    doomed = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     with serving.closing(doomed, front):
         serving.all_up(front, 2)
@@ -63,7 +51,7 @@ def test_a_stream_continues_elsewhere_when_its_engine_is_killed(
 
 def test_reasoning_continues_after_two_engines_are_killed(survivor: serving.Process, tmp_path: Path) -> None:
     """The second engine streams reasoning as the text of a completion."""
-    doomed = [_start_engine() for _ in range(2)]
+    doomed = [serving.slow_emulator() for _ in range(2)]
     front = serving.gateway(serving.fleet_file(tmp_path, [*(each.url for each in doomed), survivor.url]))
     with serving.closing(*doomed, front):
         serving.all_up(front, 3)
@@ -80,7 +68,7 @@ def test_reasoning_continues_after_two_engines_are_killed(survivor: serving.Proc
 
 
 def test_completions_continue_elsewhere(survivor: serving.Process, tmp_path: Path) -> None:
-    doomed = _start_engine()
+    doomed = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     with serving.closing(doomed, front):
         serving.all_up(front, 2)
@@ -98,7 +86,7 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
 ) -> None:
     """All engines restart twice during one stream, which is more often than a request may fail without progress. The
     restarts are far apart, as the client reads later than the engine writes."""
-    engines = [_start_engine() for _ in range(num_replicas)]
+    engines = [serving.slow_emulator() for _ in range(num_replicas)]
     patient = {"hold_s": serving.PATIENCE_S, "max_attempts": num_replicas + 1}
     front = serving.gateway(serving.fleet_file(tmp_path, [e.url for e in engines], gateway=patient), *workers)
     with serving.closing(front):
@@ -108,7 +96,7 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
             if i in (20, 280):
                 for engine in engines:
                     engine.close()
-                engines = [_start_engine(engine.port) for engine in engines]
+                engines = [serving.slow_emulator(engine.port) for engine in engines]
             events.append(event)
         with serving.closing(*engines):
             assert events[-1] == "[DONE]" and not any("error" in event for event in events)
@@ -117,7 +105,7 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
 
 
 def test_a_stream_that_cannot_continue_ends_with_an_error_and_done(survivor: serving.Process, tmp_path: Path) -> None:
-    doomed = _start_engine()
+    doomed = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     with serving.closing(doomed, front):
         serving.all_up(front, 2)
@@ -128,7 +116,7 @@ def test_a_stream_that_cannot_continue_ends_with_an_error_and_done(survivor: ser
 
 
 def test_streams_of_a_hanging_engine_continue_elsewhere(survivor: serving.Process, tmp_path: Path) -> None:
-    stuck = _start_engine()
+    stuck = serving.slow_emulator()
     quick = {"probe_timeout_s": 0.2, "scrape_period_s": 0.05}
     front = serving.gateway(serving.fleet_file(tmp_path, [stuck.url, survivor.url], gateway=quick))
     with serving.closing(stuck, front):
@@ -146,7 +134,7 @@ def test_streams_of_a_hanging_engine_continue_elsewhere(survivor: serving.Proces
 
 def test_no_request_is_left_in_flight_after_random_failures(survivor: serving.Process, tmp_path: Path) -> None:
     """Clients disconnect at random while an engine is killed, restarts, and fails requests."""
-    doomed = _start_engine()
+    doomed = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     outcomes: list[str] = []
 
@@ -169,7 +157,7 @@ def test_no_request_is_left_in_flight_after_random_failures(survivor: serving.Pr
         ask(doomed, "/emulator/failures", [500, 502, 429], method="PUT").json()
         until(lambda: len(outcomes) > 10)
         doomed.kill()
-        again = _start_engine(doomed.port)
+        again = serving.slow_emulator(doomed.port)
         with serving.closing(again):
             for thread in clients:
                 thread.join(30)

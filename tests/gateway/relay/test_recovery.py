@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,8 @@ from serving import ask, chat, metric, until
 pytest.importorskip("httptools")
 
 
-@pytest.fixture(scope="module")
-def survivor() -> Iterator[serving.Process]:
-    made = _start_engine()
-    with serving.closing(made):
-        yield made
-
-
-def _start_engine(port: int = 0) -> serving.Process:
-    return serving.emulator("--reasoning-tokens", "60", "--output-tokens", "300", "--speed", "3", port=port)
-
-
 def test_a_request_is_retried_elsewhere_before_its_first_byte(survivor: serving.Process, tmp_path: Path) -> None:
-    flaky = _start_engine()
+    flaky = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 2)
@@ -47,7 +35,7 @@ def test_a_replica_that_keeps_failing_is_down_until_a_canary_succeeds(
     survivor: serving.Process, tmp_path: Path
 ) -> None:
     """Its health checks succeed all the time."""
-    flaky = _start_engine()
+    flaky = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 2)
@@ -62,7 +50,7 @@ def test_a_replica_that_keeps_failing_is_down_until_a_canary_succeeds(
 
 
 def test_the_error_of_an_engine_that_always_fails_reaches_the_client(tmp_path: Path) -> None:
-    flaky = _start_engine()
+    flaky = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 1)
@@ -73,7 +61,7 @@ def test_the_error_of_an_engine_that_always_fails_reaches_the_client(tmp_path: P
 
 
 def test_requests_are_held_for_a_replica_that_starts_late(tmp_path: Path) -> None:
-    late = _start_engine()
+    late = serving.slow_emulator()
     late.kill()
     front = serving.gateway(serving.fleet_file(tmp_path, [late.url]))
     with serving.closing(late, front):
@@ -82,7 +70,7 @@ def test_requests_are_held_for_a_replica_that_starts_late(tmp_path: Path) -> Non
         waiting = threading.Thread(target=lambda: replies.append(chat(front, max_tokens=2).json()))
         waiting.start()
         until(lambda: metric(front, "headway_requests_held") == 1)
-        again = _start_engine(late.port)
+        again = serving.slow_emulator(late.port)
         with serving.closing(again):
             waiting.join(20)
         assert replies[0]["usage"]["completion_tokens"] == 2
@@ -116,7 +104,7 @@ def _chosen_replica(front: serving.Process) -> str:
 
 def test_routing_sees_the_load_of_other_clients(survivor: serving.Process, tmp_path: Path) -> None:
     """An engine's load is read from its metrics, not only counted by the gateway."""
-    busy = _start_engine()
+    busy = serving.slow_emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [busy.url, survivor.url]))
     with serving.closing(busy, front):
         serving.all_up(front, 2)

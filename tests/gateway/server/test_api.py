@@ -15,13 +15,6 @@ pytest.importorskip("httptools")
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[list[serving.Process]]:
-    made = [serving.emulator(), serving.emulator()]
-    with serving.closing(*made):
-        yield made
-
-
-@pytest.fixture(scope="module")
 def front(engines: list[serving.Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     path = serving.fleet_file(
         tmp_path_factory.mktemp("fleet"), [engine.url for engine in engines], gateway={"max_body_bytes": 1 << 20}

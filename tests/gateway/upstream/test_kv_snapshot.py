@@ -90,7 +90,7 @@ def test_a_move_computes_one_token_anew(
 
 @llama
 def test_moves_of_a_policy(engines: list[Process], serve: Callable[..., Process], folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "restless.py").write_text(RESTLESS)
+    (tmp_path / "restless.py").write_text(serving.RESTLESS_POLICY)
     options = {**STREAM, **LLAMA.thinks, "max_tokens": 300}
     alone = _text(list(chat(engines[0], **options).events()))
     front = serve(engines, policies={"migration": "restless:Restless"})
@@ -174,21 +174,6 @@ def test_tokens_of_saved_slots(values: list[int], tokens: list[int], tmp_path: P
     assert tokens_of(file) == tokens
     file.write_bytes(b"more" + file.read_bytes())
     assert tokens_of(file) == []
-
-
-RESTLESS = """
-from headway.core.decision import Move
-
-
-class Restless:
-    interval_s = None
-
-    def moves(self, view):
-        return []
-
-    def at_phase(self, request, view):
-        return Move(request.id, next(r.id for r in view.replicas if r.id != request.replica))
-"""
 
 
 def _snapshot(folder: Path, age_s: float, name: str = "") -> Path:

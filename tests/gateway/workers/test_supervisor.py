@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import serving
 from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request import read_request as read
 from headway.records.parquet import load
+from keys import ADMIN, bearer, digest
 from serving import Reply, ask, chat, metric, said, until
 from worker_fleet import (
     LONG,
@@ -37,25 +37,14 @@ from worker_fleet import (
 )
 
 pytest.importorskip("httptools")
-FREE, FEW, ADMIN = ({"Authorization": f"Bearer {key}"} for key in ("free", "few", "root"))
+FREE, FEW = bearer("free"), bearer("few")
 FEW_A_MINUTE = 6
-
-
-def _sum(headers: dict[str, str]) -> str:
-    return sha256(headers["Authorization"].split()[1].encode()).hexdigest()
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[list[serving.Process]]:
-    made = [serving.emulator(), serving.emulator()]
-    with serving.closing(*made):
-        yield made
 
 
 @pytest.fixture(scope="module")
 def front(engines: list[serving.Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
-    keys = [_sum(FREE), {"sha256": _sum(FEW), "requests_per_minute": FEW_A_MINUTE}]
-    settings = {"api_keys": keys, "admin_keys": [_sum(ADMIN)], "batches": {}}
+    keys = [digest("free"), {"sha256": digest("few"), "requests_per_minute": FEW_A_MINUTE}]
+    settings = {"api_keys": keys, "admin_keys": [digest("root")], "batches": {}}
     path = serving.fleet_file(
         tmp_path_factory.mktemp("front"), [each.url for each in engines], gateway=settings,
         policies={"routing": "session-affinity", "admission": {"name": "queue-manager", "interval_s": 0.05}},
