@@ -1,6 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-fast lint format bench bench-gateway soak docs lock clean
 
 demo: .venv/ready  ## Compare policies on the built-in workload; writes out/report.html

@@ -25,9 +25,22 @@ FAST = tuple(
 """Folders whose tests take seconds. All others are marked `slow`: they start servers, or simulate at length."""
 
 
+def _is_fast(path: Path) -> bool:
+    return any(folder in (path, *path.parents) for folder in FAST)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether to skip the import of a file whose tests are all deselected."""
+    return (
+        True
+        if config.option.markexpr == "not slow" and collection_path.is_file() and not _is_fast(collection_path)
+        else None
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not any(folder in item.path.parents for folder in FAST):
+        if not _is_fast(item.path):
             item.add_marker("slow")
 
 

@@ -46,6 +46,7 @@ def held(row: dict[str, float], slo: DefaultSlo) -> dict[str, bool]:
     return {k: finished and actual[k] <= limit for k, limit in limits.items() if limit is not None}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6),
@@ -89,6 +90,7 @@ def test_summary_matches_sums_over_requests(seed: int, warmup_s: float, stop_s: 
     assert found.usd_per_million_output_tokens == pytest.approx(3 * 4 * window_s / 3600 / tokens * 1e6)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_usage_is_the_sum_over_iterations(seed: int) -> None:

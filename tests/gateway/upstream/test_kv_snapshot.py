@@ -26,6 +26,7 @@ from headway.gateway.clock import Clock
 from headway.gateway.upstream import kv_snapshot
 from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, delete_stale, tokens_of
 
+pytestmark = pytest.mark.slow
 llama = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")
 
 
