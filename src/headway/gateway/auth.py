@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import Key
 
-_UNKNOWN = ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
-
 
 class TokenBucket:
     """A bucket that fills at a steady rate, up to a minute's worth. Its level may become negative."""
@@ -80,7 +78,7 @@ class ApiKeys:
         # The comparison takes the same time whichever key matches.
         matches = [caller for caller in self._callers if hmac.compare_digest(digest, caller.owner)]
         if not matches:
-            raise _UNKNOWN
+            raise _unknown_key()
         last_day = matches[0].expires
         if last_day is not None and datetime.now(UTC).date() > last_day:
             raise ApiError(401, "this API key has expired", "expired_api_key")
@@ -95,7 +93,11 @@ def check_admin(headers: MutableMapping[str, str], admin_keys: Sequence[str]) ->
     """ApiError (401) if the headers have none of these keys."""
     digest = _key_digest(headers)
     if not sum(hmac.compare_digest(digest, each) for each in admin_keys):
-        raise _UNKNOWN
+        raise _unknown_key()
+
+
+def _unknown_key() -> ApiError:
+    return ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 
 
 def _key_digest(headers: MutableMapping[str, str]) -> str:

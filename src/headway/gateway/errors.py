@@ -41,9 +41,20 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body())
 
 
-INTERNAL_ERROR = ApiError(500, "the gateway failed", "internal_error")
-"""A defect of the gateway; the log has the traceback."""
-POLICY_ERROR = ApiError(500, "a policy failed", "policy_error")
+# Functions, not constants: an exception that was raised keeps its traceback, and with it the request, while it lives.
+
+
+def internal_error() -> ApiError:
+    """A defect of the gateway; the log has the traceback."""
+    return ApiError(500, "the gateway failed", "internal_error")
+
+
+def policy_error() -> ApiError:
+    return ApiError(500, "a policy failed", "policy_error")
+
+
+def scheduler_hangs() -> ApiError:
+    return ApiError(503, "the scheduler does not answer", "unavailable", retry_after_s=5)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from headway.gateway.batch import queue
 from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
 from headway.gateway.batch.store import UNAVAILABLE, BatchStore
 from headway.gateway.batch.validate import validate
-from headway.gateway.errors import INTERNAL_ERROR, POLICY_ERROR, ApiError
+from headway.gateway.errors import ApiError, internal_error, policy_error
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import Headers, ResponseWriter
@@ -197,10 +197,10 @@ class BatchService:
             answer.fail(error)
         except HeadwayError as error:
             log.error("%s", error)
-            answer.fail(POLICY_ERROR)
+            answer.fail(policy_error())
         except Exception:  # a defect that one line brings out must not hold up its batch
             log.exception("line %d of %s", line.line, line.batch)
-            answer.fail(INTERNAL_ERROR)
+            answer.fail(internal_error())
         return answer
 
     async def _write_results(self) -> None:

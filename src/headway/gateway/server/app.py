@@ -13,7 +13,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from headway import __version__
-from headway.gateway.errors import INTERNAL_ERROR, ApiError
+from headway.gateway.errors import ApiError, internal_error
 from headway.gateway.gateway import Gateway
 from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, PATHS, RESPONSES
 from headway.gateway.relay.writer import ClientWriter, error_response
@@ -144,4 +144,4 @@ async def _disconnected(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    return error_response(INTERNAL_ERROR)
+    return error_response(internal_error())

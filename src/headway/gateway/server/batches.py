@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import IO, Any, TypeVar
 
 from starlette.datastructures import UploadFile
@@ -83,7 +84,7 @@ def _missing(kind: str, id: str, param: str) -> ApiError:
 
 async def _upload(request: Request, service: BatchService, owner: str) -> FileObject:
     max_bytes = service.settings.max_file_bytes
-    receive = limited(request.receive, max_bytes + _FORM_BYTES, service.body_timeout_s, _too_long(max_bytes))
+    receive = limited(request.receive, max_bytes + _FORM_BYTES, service.body_timeout_s, partial(_too_long, max_bytes))
     try:
         async with Request(request.scope, receive).form(max_files=1, max_fields=20) as form:
             upload, purpose = form.get("file"), form.get("purpose")

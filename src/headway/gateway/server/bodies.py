@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +29,7 @@ async def read_body(
     if body is None:
         try:
             async with asyncio.timeout(settings.body_timeout_s):
-                limited_receive = _size_limited(receive, max_bytes, _too_long(max_bytes))
+                limited_receive = _size_limited(receive, max_bytes, partial(_too_long, max_bytes))
                 return await Request({"type": "http"}, limited_receive).body()
         except TimeoutError:
             what = f"the body was not there within {settings.body_timeout_s:g} s"
@@ -41,15 +43,15 @@ async def read_body(
 
 async def read_json(request: Request, timeout_s: float, type: Any, expected: str) -> Any:
     """A body of at most 64 KiB as a value of this type. ApiError, which begins with `expected`, for other bodies."""
-    receive = limited(request.receive, _SHORT_BYTES, timeout_s, _too_long(_SHORT_BYTES))
+    receive = limited(request.receive, _SHORT_BYTES, timeout_s, partial(_too_long, _SHORT_BYTES))
     try:
         return msgspec.json.decode(await Request(request.scope, receive).body(), type=type)
     except DECODE_ERRORS as error:
         raise ApiError(400, f"{expected}: {error}", "invalid_type") from None
 
 
-def limited(receive: Receive, max_bytes: int, pause_s: float, too_long: ApiError) -> Receive:
-    """`receive`, with ApiError for a body that is too long, or of which nothing comes for `pause_s`."""
+def limited(receive: Receive, max_bytes: int, pause_s: float, too_long: Callable[[], ApiError]) -> Receive:
+    """`receive`, with the error of `too_long` for a longer body, and ApiError if nothing comes for `pause_s`."""
     receive = _size_limited(receive, max_bytes, too_long)
 
     async def receive_in_time() -> Message:
@@ -62,7 +64,7 @@ def limited(receive: Receive, max_bytes: int, pause_s: float, too_long: ApiError
     return receive_in_time
 
 
-def _size_limited(receive: Receive, max_bytes: int, too_long: ApiError) -> Receive:
+def _size_limited(receive: Receive, max_bytes: int, too_long: Callable[[], ApiError]) -> Receive:
     size = 0
 
     async def receive_limited() -> Message:
@@ -70,7 +72,7 @@ def _size_limited(receive: Receive, max_bytes: int, too_long: ApiError) -> Recei
         message = await receive()
         size += len(message.get("body", b""))
         if size > max_bytes:
-            raise too_long
+            raise too_long()
         return message
 
     return receive_limited

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from headway.core.errors import HeadwayError
 from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
-from headway.gateway.errors import INTERNAL_ERROR, POLICY_ERROR, ApiError
+from headway.gateway.errors import ApiError, internal_error, policy_error
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, ResponseWriter, write_error
@@ -61,10 +61,10 @@ class CompletionsApp:
             await write_error(writer, error, request_id.encode())
         except HeadwayError as error:
             log.error("%s", error)
-            await write_error(writer, POLICY_ERROR, request_id.encode())
+            await write_error(writer, policy_error(), request_id.encode())
         except Exception:
             if not writer.has_begun:
-                await write_error(writer, INTERNAL_ERROR, request_id.encode())
+                await write_error(writer, internal_error(), request_id.encode())
             raise
 
     async def _relay(

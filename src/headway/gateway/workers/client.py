@@ -17,7 +17,7 @@ from typing import Any
 from headway.control.live import NEVER, WAITING, Live
 from headway.core.record import Outcome
 from headway.gateway.clock import Clock
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import ApiError, scheduler_hangs
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
@@ -39,8 +39,6 @@ _SUCCESS_PERIOD_S = 0.02
 """A replica's successes are reported at most this often."""
 _NO_STAGE = -2
 """Stage index of a request that the scheduler has not assigned yet; -1 is that of a request without a cascade."""
-_GONE = ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
-_HANGS = ApiError(503, "the scheduler does not answer", "unavailable", retry_after_s=5)
 
 
 class PendingRequest(InFlightRequest):
@@ -139,7 +137,7 @@ class RemoteScheduler:
     async def submit(self, client_request: ClientRequest, owner: str, request_id: str) -> PendingRequest:
         """Have the scheduler accept a request. ApiError if it does not."""
         if self.is_silent:
-            raise _HANGS
+            raise scheduler_hangs()
         if client_request.prompt_ids is None:
             engines = [
                 each for each in self._replicas.values() if client_request.model in (each.model, each.reported_model)
@@ -167,7 +165,7 @@ class RemoteScheduler:
 
     async def _reply(self, request: PendingRequest) -> None:
         if self.is_gone or self.is_silent:
-            raise _GONE if self.is_gone else _HANGS
+            raise _scheduler_gone() if self.is_gone else scheduler_hangs()
         request.reply = reply = asyncio.get_running_loop().create_future()
         await reply
 
@@ -321,21 +319,21 @@ class RemoteScheduler:
 
     def _lost(self) -> None:
         self.is_gone = True
-        self._reject_waiting(_GONE)
+        self._reject_waiting(_scheduler_gone)
         self._on_lost()
 
     def set_silent(self) -> None:
         log.error("the scheduler does not answer: requests are rejected until it does")
         self.is_silent = True
-        self._reject_waiting(_HANGS)
+        self._reject_waiting(scheduler_hangs)
 
     def set_responsive(self) -> None:
         log.warning("the scheduler answers again")
         self.is_silent = False
 
-    def _reject_waiting(self, error: ApiError) -> None:
+    def _reject_waiting(self, new_error: Callable[[], ApiError]) -> None:
         for request in list(self.requests.values()):
-            request.complete_reply(error)
+            request.complete_reply(new_error())
             if request.reservation is None:
                 self._end(request, Outcome.REJECTED, ReleaseReason.REFUSED)
 
@@ -345,6 +343,10 @@ class RemoteScheduler:
             replica.client.close()
         if self._scorer is not None:
             self._scorer.close()
+
+
+def _scheduler_gone() -> ApiError:
+    return ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
 
 
 class RemoteHealth:

@@ -7,7 +7,7 @@ import socket
 
 from starlette.types import Receive, Scope, Send
 
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import ApiError, scheduler_hangs
 from headway.gateway.relay.writer import AsgiWriter, ResponseWriter, write_error
 from headway.gateway.upstream.client import Client, Connection, UnixTransport
 from headway.gateway.upstream.errors import EngineError
@@ -15,8 +15,6 @@ from headway.gateway.upstream.errors import EngineError
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"))
 _RESET = frozenset(("connection", "keep-alive", "transfer-encoding", "date"))
 """Response headers that this process sets itself."""
-_UNREACHABLE = ApiError(503, "the scheduler cannot be reached", "unavailable", retry_after_s=1)
-_HANGS = ApiError(503, "the scheduler does not answer", "unavailable", retry_after_s=5)
 
 
 class Proxy:
@@ -44,12 +42,12 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = AsgiWriter(receive, send)
         if self.is_silent:
-            await write_error(writer, _HANGS)
+            await write_error(writer, scheduler_hangs())
             return
         try:
             connection = await self._client.connect()
         except EngineError:
-            await write_error(writer, _UNREACHABLE)
+            await write_error(writer, _unreachable())
             return
         head, is_chunked = _head(scope)
         connection.send(head, b"")
@@ -70,7 +68,7 @@ class Proxy:
         try:
             await connection.wait_for_headers()
         except EngineError:
-            await write_error(writer, _HANGS if self.is_silent else _UNREACHABLE)
+            await write_error(writer, scheduler_hangs() if self.is_silent else _unreachable())
             return
         self._waiting.discard(connection)
         headers = [(name.encode("latin-1"), value.encode("latin-1"))
@@ -82,6 +80,10 @@ class Proxy:
             await writer.drain()
         writer.write(b"")
         await writer.drain()
+
+
+def _unreachable() -> ApiError:
+    return ApiError(503, "the scheduler cannot be reached", "unavailable", retry_after_s=1)
 
 
 def _head(scope: Scope) -> tuple[bytes, bool]:

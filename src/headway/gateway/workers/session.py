@@ -13,7 +13,7 @@ from typing import Any
 from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.gateway.errors import ApiError, logged
+from headway.gateway.errors import ApiError, logged, policy_error
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
@@ -23,7 +23,6 @@ from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Assigned, Link, Progress, Released
 
 log = logging.getLogger("headway.gateway")
-_POLICY_FAILED = ApiError(500, "a policy failed", "policy_error")
 
 
 class RemoteRequest(InFlightRequest):
@@ -170,11 +169,11 @@ class WorkerSession:
             self._gateway.admit(message.features, make, self._gateway.keys.caller_of(message.owner))
         except (ApiError, HeadwayError) as error:
             self._requests.pop(number, None)
-            answer = error if isinstance(error, ApiError) else _POLICY_FAILED
+            answer = error if isinstance(error, ApiError) else policy_error()
             self.link.send(protocol.RequestRefused(
                 number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
             ))  # fmt: skip
-            if answer is _POLICY_FAILED:
+            if answer is not error:
                 raise
         else:
             request = self._requests[number]
