@@ -4,9 +4,9 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast lint format bench bench-gateway soak docs lock clean
+.PHONY: demo test test-fast lint format bench bench-gateway soak docs site gallery lock clean
 
-demo: .venv/ready  ## Compare policies on the built-in workload; writes out/report.html
+demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
 test: .venv/ready
@@ -43,6 +43,13 @@ docs: .venv/ready  ## Write the generated pages
 	$(BIN)/python docs/generate_policies.py
 	$(BIN)/python -m headway.report.describe > docs/metrics.md
 
+site: .venv/ready  ## Build the documentation site in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir out/site
+	@echo "open out/site/index.html"
+
+gallery: .venv/ready  ## Take the pictures of the documentation anew; needs Chromium
+	$(BIN)/python docs/gallery.py
+
 lock:  ## Pin the newest versions that fit, in constraints.txt
 	$(PYTHON) -m venv --clear .venv-lock
 	.venv-lock/bin/pip install --quiet '.[all,dev]'
@@ -53,8 +60,12 @@ lock:  ## Pin the newest versions that fit, in constraints.txt
 clean:
 	rm -rf .venv out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/base: pyproject.toml  ## What the demo needs: Headway without extras
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/ready: .venv/base constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

@@ -49,6 +49,16 @@ Results go to stdout, everything else to stderr. With `--json`, stdout holds JSO
 
 Files appear whole or not at all. Anything else, with a traceback, is a bug in Headway.
 
+## Completion in the shell
+
+Commands, options and their values complete with the Tab key once the shell has loaded the completion script:
+
+```console
+eval "$(_HEADWAY_COMPLETE=bash_source headway)"         # bash 4.4 or newer: a line of ~/.bashrc
+eval "$(_HEADWAY_COMPLETE=zsh_source headway)"          # zsh: a line of ~/.zshrc
+_HEADWAY_COMPLETE=fish_source headway | source          # fish: a line of ~/.config/fish/completions/headway.fish
+```
+
 ## What `--json` prints
 
 `headway simulate` and `headway compare` print one object; `--out` writes the same to `results.json`.

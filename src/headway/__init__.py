@@ -1,3 +1,3 @@
 """Headway: plan, rehearse and run fleets of LLM serving engines."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import socket
-import subprocess
-import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -15,7 +11,6 @@ from types import ModuleType
 
 import pytest
 
-import engines
 from headway.config.scenario import variants
 from headway.metrics.summary import flatten
 from headway.report.table import COLUMNS
@@ -24,7 +19,6 @@ from headway.scenario.run import load
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```bash\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
 
 
@@ -35,31 +29,6 @@ def generate() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
-    """In order, in one empty folder. Targets of make are only looked up: they set up an environment."""
-    assert len(BLOCKS) >= 5
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    blocks = [block for block in BLOCKS if "tiny_llama" not in block or not engines.NO_LLAMA]
-    script = "\n".join(blocks).replace("make ", f"make -n -C '{ROOT}' ").replace("examples/", f"{ROOT}/examples/")
-    for port in ("8001", "8002", "8080"):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            script = re.sub(rf"(:|--port |llama.py ){port}\b", rf"\g<1>{free.getsockname()[1]}", script)
-    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + script
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    kept = {"out/requests.csv", "out/plan.yaml", "chat.yaml", "out/chat.html", "out/chat.json"}
-    if len(blocks) == len(BLOCKS):
-        ran = {name for name in made if re.fullmatch(r"ran/\w+\.parquet", name)}
-        kept |= {"fleet.yaml", "ask.py", "ran/decisions.jsonl", *ran}
-        assert "ran/requests.parquet" in ran and re.search("^([A-J][a-j]{2}){1000}$", done.stdout, re.MULTILINE)
-        assert " is down: " in done.stderr, "one was killed, and 1,000 words came all the same"
-    assert made == kept
 
 
 def test_the_readme_shows_what_the_demo_runs() -> None:

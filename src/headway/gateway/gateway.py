@@ -22,7 +22,6 @@ from headway.gateway.errors import ApiError
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
-from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
@@ -90,7 +89,6 @@ class Gateway:
             self._load_read,
         )
         self._tracing, self._new_relay = self._make_relays()
-        self._quarantine = Quarantine(self.settings.quarantine_s)
         self.batches = self._make_batches()
         self.is_closing = False
         dual = [each for each in plan.pools if ADAPTERS[each.api].dual_dispatch and each.pool.role != "mixed"]
@@ -175,7 +173,6 @@ class Gateway:
     ) -> Relay:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
-        self._quarantine.check(client_request.raw, self.clock.now)
         if client_request.prompt_ids is None:
             engines = self._engines_of(client_request.model)
             client_request.counted_tokens = await count_prompt(
@@ -189,7 +186,6 @@ class Gateway:
         self, client_request: ClientRequest, writer: ResponseWriter, request_id: str, deadline_s: float | None = None
     ) -> Relay:
         """Admit a request of a batch, which has no caller's limits. `deadline_s`: seconds from now."""
-        self._quarantine.check(client_request.raw, self.clock.now)
         features = client_request.features(self.clock.now)
         request = self._admit(features, lambda live: InFlightRequest(live, request_id), deadline_s)
         return self._relay(client_request, request, writer)
@@ -197,7 +193,7 @@ class Gateway:
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         return self._new_relay(
             client_request, request, self.driver, self.health, writer, self.settings.max_attempts,
-            self.plan.sends_priority, self._quarantine,
+            self.plan.sends_priority,
         )  # fmt: skip
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:

@@ -121,8 +121,6 @@ class InFlightRequest:
     replica: EngineEndpoint | None = None
     reservation: Reservation | None = None
     connection: Connection | None = None
-    aborted_because: str | None = None
-    """The replica was given up before a connection to it was open."""
     outcome: Outcome | None = None
     """None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
@@ -155,11 +153,9 @@ class InFlightRequest:
         return self.connection is not None
 
     def abort(self, why: str) -> None:
-        """Break off the connections, on which engines abort. A connection that is not open yet is aborted later."""
+        """Break off the connections, on which engines abort."""
         if self.connection is not None:
             self.connection.abort(why)
-        elif self.reservation is not None:
-            self.aborted_because = why
         if self.prefill_leg is not None:
             self.prefill_leg.stop(why)
 
@@ -185,7 +181,7 @@ class InFlightRequest:
 
     def return_connection(self) -> None:
         """Return the connection to the replica's client, which closes it if the answer is not complete."""
-        connection, self.connection, self.aborted_because = self.connection, None, None
+        connection, self.connection = self.connection, None
         if connection is not None and self.replica is not None:
             self.replica.client.release(connection)
 

@@ -1,0 +1,38 @@
+"""The documentation site: `make site` builds it without a warning, and it shows every page and picture."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("material")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=ROOT,
+        capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    start = (site / "index.html").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f'href="{page.stem}.html"' in start or page.stem == "index", f"{page.name} is missing in mkdocs.yml"
+
+
+def test_no_link_leaves_the_site(site: Path) -> None:
+    """A link to a source file would point outside the site: the hook shows the file's path instead."""
+    for page in site.glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r'(?:href|src)="\.\./', text), page.name
