@@ -27,7 +27,7 @@ from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.core.record import Outcome, Records
-from headway.metrics.summary import summarize
+from headway.metrics.summary import Summary, summarize
 from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.report.run import Provenance, Run
 from headway.scenario import replan
@@ -98,6 +98,7 @@ def run(
     records = _simulate(chosen, policies, source, step_times, progress, decisions)
     simulated = time.perf_counter()
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)
+    _check_makespan(spec, summary)
     replanner = replanner_of(policies)
     bound, without_bound = _bound(chosen, records, step_times) if with_bound else (None, ())
     return Run(
@@ -174,6 +175,20 @@ def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
     if too_long < len(rejected):
         notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for")
     return notes if too_long else notes[1:]
+
+
+_LONGEST_IDLE_S = 30 * 86_400.0
+_LEAST_BUSY_SHARE = 1e-3
+"""A run of more days in which replicas are busy for a smaller share has arrival times in another unit."""
+
+
+def _check_makespan(spec: Spec, summary: Summary) -> None:
+    """HeadwayError if the run is so long for its load that arrival times cannot be in seconds."""
+    busy = 1.0 if summary.busy_share is None else summary.busy_share
+    if spec.simulation.until_s is None and summary.window_s > _LONGEST_IDLE_S and busy < _LEAST_BUSY_SHARE:
+        days = f"{summary.window_s / 86_400.0:,.0f} days"
+        what = f"{summary.num_requests:,} requests in {days} keep the fleet busy for {busy:.3%} of the time"
+        raise HeadwayError(f"workload: {what}; expected arrival times in seconds, or --until-s to simulate this")
 
 
 def _bound(scenario: Scenario, records: Records, step_times: StepTimes) -> tuple[float | None, tuple[str, ...]]:

@@ -2,14 +2,15 @@
 
 Parquet has one column per column of the table, names as dictionary columns, and prefixes as two list columns. A run's
 records are such a file. CSV has columns named as in the table, an empty cell for none, `model` and `region` as names,
-and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`.
+and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`, or have `arrival_ms` or `timestamp` in
+its place. Epochs and dates are read as seconds from the first arrival.
 """
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,17 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.record import REQUEST_COLUMNS, Prefixes
 from headway.workload.atomic_file import open_atomic
 from headway.workload.readers import csv_table
+from headway.workload.readers.arrival_times import from_first_arrival
 from headway.workload.readers.csv_table import CellType, CsvTable, header_of, read_table
-from headway.workload.readers.shared import NO_ARRIVALS, ReadOptions, first_line
+from headway.workload.readers.shared import NO_ARRIVALS, ReadOptions, first_line, open_unpacked
 from headway.workload.table import DTYPES, LENGTH, QUALITY, REQUIRED, Prefix, Workload, default_of, dtype_of, is_column
 
 NOTES = b"headway.notes"
 PREFIX_COLUMNS = ("prefix_ids", "prefix_tokens")
 CSV_ROWS = 1 << 18
 CSV_REQUIRED = ("prompt_tokens", "output_tokens")
+ARRIVALS = {"arrival_s": 1.0, "arrival_ms": 1e3, "timestamp": 1.0}
+"""Columns of arrival times, and their units in a second. Any of them may hold ISO 8601 times instead."""
 CELL_TYPES: dict[str, CellType] = {
     "arrival_s": csv_table.SECONDS,
     "tier": csv_table.SMALL,
@@ -136,6 +140,9 @@ def _workload_columns(names: list[str], path: Path) -> list[str]:
 
 
 def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+    if name == "arrival_s" and pa.types.is_timestamp(column.type):
+        nanoseconds = column.cast(pa.timestamp("ns", column.type.tz)).cast(pa.int64())
+        return nanoseconds.to_numpy() / 1e9  # type: ignore[no-any-return]
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise HeadwayError(f"column {name}: {column.type}; expected numbers")
     if column.null_count:
@@ -172,26 +179,46 @@ def read_parquet(path: Path, options: ReadOptions) -> Workload:
         workload = workload.sorted()
     if options.limit is not None:
         workload = workload.head(options.limit)
-    return workload.validate(str(path))
+    return from_first_arrival(workload).validate(str(path))
 
 
 def read_csv(path: Path, options: ReadOptions) -> Workload:
     header = header_of(first_line(path))
     for name in header:
-        if name != "prefix" and not is_column(name):
-            raise unknown("column", name, [*DTYPES, "prefix", f"{QUALITY}MODEL"], f"{path}: line 1")
-    timed = "arrival_s" in header
+        if name != "prefix" and name not in ARRIVALS and not is_column(name):
+            raise unknown("column", name, [*DTYPES, *ARRIVALS, "prefix", f"{QUALITY}MODEL"], f"{path}: line 1")
+    arrivals = [name for name in header if name in ARRIVALS]
+    if len(arrivals) > 1:
+        raise HeadwayError(f"{path}: line 1: {' and '.join(arrivals)}: expected one column of arrival times")
+    timed = bool(arrivals)
     columns = {name: CELL_TYPES.get(name, csv_table.OPTIONAL) for name in [*CSV_REQUIRED, *header]}
-    table = read_table(path, columns, "arrival_s", structs.replace(options, sort=options.sort or not timed))
+    per_s = 1.0
+    for name in arrivals:
+        columns[name], per_s = _arrival_cells(path, name, header)
+    order = structs.replace(options, sort=options.sort or not timed)
+    table = read_table(path, columns, arrivals[0] if arrivals else "arrival_s", order)
     codes = table.columns.pop("prefix", None)
+    arrival_s = table.columns.pop(arrivals[0]) / per_s if arrivals else np.zeros(len(table))
     workload = Workload(
-        {"arrival_s": np.zeros(len(table)), **table.columns},
+        {"arrival_s": arrival_s, **table.columns},
         table.names.get("model", ()),
         table.names.get("region", ()),
         None if codes is None else _parse_prefix(path, table, codes.tolist()),
         tuple(table.notes) if timed else (*table.notes, NO_ARRIVALS),
     )
-    return (workload.sorted() if options.sort else workload).validate(str(path))
+    ordered = workload.sorted() if options.sort else workload
+    return from_first_arrival(ordered).validate(str(path))
+
+
+def _arrival_cells(path: Path, name: str, header: list[str]) -> tuple[CellType, float]:
+    """The type of the cells of a column of arrival times, and their units in a second."""
+    with open_unpacked(path) as file:
+        lines = (line.decode("utf-8", "replace").strip() for line in islice(file, 1, 100))
+        cells = header_of(next((line for line in lines if line), ""))
+    at = header.index(name)
+    if at < len(cells) and csv_table.TIMESTAMP.fullmatch(cells[at]):
+        return csv_table.TIME, 1e9
+    return csv_table.SECONDS, ARRIVALS[name]
 
 
 def _parse_prefix(path: Path, table: CsvTable, codes: Iterable[int]) -> Prefix:

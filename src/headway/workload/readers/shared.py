@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
+from headway.workload.readers.arrival_times import from_first_arrival
 from headway.workload.table import Workload
 
 BLOCK_BYTES = 1 << 23
@@ -95,6 +96,6 @@ def normalised(workload: Workload, path: Path, options: ReadOptions) -> Workload
     """Sort if `options.sort`, shift the first arrival to 0, and validate."""
     if not len(workload):
         raise HeadwayError(f"{path}: no requests left to read")
-    ordered = workload.sorted() if options.sort else workload
+    ordered = from_first_arrival(workload.sorted() if options.sort else workload)
     shifted = ordered.with_columns({"arrival_s": ordered.arrival_s - ordered.arrival_s[0]})
     return shifted.validate(str(path))
