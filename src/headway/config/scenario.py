@@ -75,6 +75,25 @@ def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, change
     return scenario
 
 
+_PATH_KEYS = ("path", "config", "coefficients")
+
+
+def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
+    """A scenario's document that is the same scenario in any folder: its files under absolute paths."""
+
+    def absolute(key: str, value: Any) -> Any:
+        if key == "trace" and isinstance(value, str):
+            return {"path": absolute("path", value)}
+        if key in _PATH_KEYS and isinstance(value, str):
+            return str((base_dir / value).absolute())
+        if isinstance(value, dict):
+            return {name: absolute(name, each) for name, each in value.items()}
+        return [absolute("", each) for each in value] if isinstance(value, list | tuple) else value
+
+    sections = {key: absolute(key, document[key]) for key in ("workload", "fleet", "combos") if key in document}
+    return {**document, **sections}
+
+
 def variants(scenario: Scenario) -> tuple[Scenario, ...]:
     """One scenario for each variant, else for each pair of routing and ordering, in listed order."""
     spec = scenario.spec

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, unknown
 from headway.workload import lengths, transform
 from headway.workload.arrivals import Replay, poisson_of_rate
 from headway.workload.demand import demand_rows
@@ -107,10 +107,10 @@ def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
 
     trace, path = spec.trace, _path(spec, base_dir)
     if isinstance(trace, str) or trace is None:
-        rows = _renamed(read(path), None, detect(path))
+        rows = _renamed(read(path), None, detect(path), spec)
         return rows if spec.arrivals is None else _rescheduled(rows, spec, seed, base_dir)
     rows = read(path, trace.format, limit=trace.limit, sort=trace.sort, skip_bad=trace.skip_bad)
-    rows = _renamed(rows, trace.models, trace.format or detect(path))
+    rows = _renamed(rows, trace.models, trace.format or detect(path), spec)
     if trace.from_s > 0 or trace.to_s is not None:
         rows = transform.window(rows, trace.from_s, trace.to_s)
     if not len(rows):
@@ -138,12 +138,12 @@ def _path(spec: WorkloadSpec, base_dir: Path) -> Path:
     return base_dir / (spec.trace if isinstance(spec.trace, str) else spec.trace.path)
 
 
-def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str) -> Workload:
+def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str, spec: WorkloadSpec) -> Workload:
     """Replace the trace's model names by names of the fleet."""
     if "model" not in rows.columns:
         return rows
     if models is None:
-        if format_name.startswith("headway"):
+        if format_name.startswith("headway") or (spec.models is not None and set(_factors(spec)) <= set(rows.models)):
             return rows
         note = f"the trace's models ({', '.join(rows.models)}) are left out; trace.models would keep them"
         return Workload(rows.with_columns({"model": None}).columns, (), rows.regions, rows.prefix, (*rows.notes, note))
@@ -267,12 +267,39 @@ def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
             rows = transform.with_slo(rows, tier=tier.tier, timeout_s=tier.timeout_s, **_objectives(tier))
     if spec.demand is not None:  # Demand sets models and regions itself.
         return rows
+    if spec.models is not None and "model" in rows.columns:
+        rows = _only_models(rows, _factors(spec), seed)
     models, regions, columns = rows.models, rows.regions, dict(rows.columns)
-    if spec.models is not None:
+    if spec.models is not None and "model" not in columns:
         models, columns["model"] = _mixed(spec.models, len(rows), seed, "models")
     if spec.regions is not None:
         regions, columns["region"] = _mixed(spec.regions, len(rows), seed, "regions")
     return Workload(columns, models, regions, rows.prefix, rows.notes)
+
+
+def _factors(spec: WorkloadSpec) -> dict[str, float]:
+    """The wanted models, and the factors on their rates."""
+    return {spec.models: 1.0} if isinstance(spec.models, str) else dict(spec.models or {})
+
+
+def _only_models(rows: Workload, factors: dict[str, float], seed: int) -> Workload:
+    """The requests of a trace that are for these models; of each, a share as large as its factor."""
+    unwanted = [name for name in factors if name not in rows.models]
+    if unwanted:
+        raise unknown("model", unwanted[0], rows.models, "workload: models: the trace has requests of its own models")
+    for name, factor in factors.items():
+        if not 0 <= factor <= 1:
+            raise HeadwayError(
+                f"workload: models: {name}: {factor:g}; expected a share of the trace's requests, 0 to 1"
+            )
+    share = np.array([factors.get(name, 0.0) for name in rows.models])[rows.columns["model"].astype("i8")]
+    kept = stream(seed, "models").random(len(rows)) < share
+    if not kept.any():
+        raise HeadwayError(f"workload: models: no request of the trace is for {', '.join(factors)}")
+    num_left_out = int((~kept).sum())
+    note = f"{num_left_out:,} requests for other models are left out" if num_left_out else ""
+    chosen = rows.take(kept)
+    return chosen.with_notes(note) if note else chosen
 
 
 def _objectives(spec: SloSpec | TierSpec) -> dict[str, Any]:

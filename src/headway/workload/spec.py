@@ -252,8 +252,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: tuple[TierSpec, ...] | TierMix | None = None
     """Tiers with their own objectives, drawn for each request (with sessions: each session); or a mix by name."""
     models: str | dict[str, float] | None = None
-    """The requested model, or several with their shares; nothing = the model that the fleet serves. With demand: keep
-    only these models, with their rates multiplied by these factors."""
+    """The requested model, or several with their shares; nothing = the model that the fleet serves. With demand, or
+    with a trace that has models: keep only these models, with their rates multiplied by these factors."""
     regions: str | dict[str, float] | None = None
     """Origin of the requests: a region, or several with their shares. With demand: keep only these regions, with
     their rates multiplied by these factors."""

@@ -245,6 +245,30 @@ def test_a_scenario_file_gives_workload_model_and_engine(tmp_path: Path, capsys:
     assert written["policies"]["routing"] in policies["routing"] and written["slo"] == {"ttft_s": 1.0}
 
 
+def test_routers_are_compared_at_the_plans_cost(capsys: pytest.CaptureFixture[str], small: Path) -> None:
+    """The first one listed is not the answer if another does better on the same replicas."""
+    routings = "--routing", "random,round-robin,jsq-tokens"
+    code, text, _ = run(capsys, *SMALL, *ASKED, *routings, "--what-if", "", "--cache", small)
+    assert code == 0 and "At this cost, " in text
+    _, text, _ = run(capsys, *SMALL, *ASKED, *routings, "--what-if", "", "--cache", small, "--json")
+    told = json.loads(text)
+    compared = {each["policy"]: each["measured"] for each in told["policies"]}
+    assert set(compared) == {"random", "round-robin", "jsq-tokens"}
+    chosen = told["choice"]["candidate"]["routing"]
+    assert told["measured"] == compared[chosen] and told["policies"][0]["policy"] == chosen != "random"
+    worst = {name: max(each["ttft_p99_s"] / 0.8, each["tpot_p99_s"] / 0.04) for name, each in compared.items()}
+    ties = {each["policy"] for each in told["policies"] if each["ties"]}
+    assert min(worst, key=lambda name: worst[name]) in ties and chosen in ties
+
+
+def test_policies_that_do_the_same_tie(capsys: pytest.CaptureFixture[str]) -> None:
+    """On one replica, every router is the same."""
+    small = ("--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b "
+             "--gpus h100 --tp 1 --ttft-p99 5 --no-cache --what-if").split()  # fmt: skip
+    code, text, _ = run(capsys, *small, "", "--routing", "jsq-tokens,round-robin")
+    assert code == 0 and "At this cost, these policies tie, and the first is taken: jsq-tokens (TTFT p99" in text
+
+
 def test_targets_out_of_reach_are_reported_and_no_file_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,27 @@ def test_a_plan_is_a_fleet_that_serves_its_demand(
     assert "0 simulations" in again[2]
 
 
+def test_a_saved_plan_runs_from_its_own_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace and the model are files beside the scenario, not beside the plan."""
+    asked, saved = tmp_path / "asked", tmp_path / "saved"
+    for folder in (asked, saved):
+        folder.mkdir()
+    rows = "".join(f"{0.05 * i},300,60\n" for i in range(100))
+    (asked / "trace.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+    (asked / "config.json").write_text(json.dumps({
+        "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    }))  # fmt: skip
+    fleet = [{**SCENARIO["fleet"][0], "model": {"config": "config.json"}}]  # type: ignore[index]
+    workload = {"trace": "trace.csv", "arrivals": {"kind": "replay", "path": "trace.csv"}}
+    file = asked / "chat.yaml"
+    file.write_text(yaml.safe_dump({**SCENARIO, "workload": workload, "fleet": fleet}))
+    out = saved / "plan.yaml"
+    options = ["--gpus", "h800:2:2.8", "--sizes", 1, "--no-cache", "--profile-requests", 60, "-o", out]
+    assert plan(capsys, file, *options)[0] == 0
+    assert main(["simulate", str(out), "--no-progress"]) == 0
+
+
 def test_a_demand_beyond_the_gpus_is_reported(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

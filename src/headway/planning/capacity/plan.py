@@ -14,7 +14,7 @@ from msgspec import Struct, field, structs
 from headway import catalog
 from headway.catalog.load import coefficients_in
 from headway.config import strict_yaml
-from headway.config.scenario import listed, variants
+from headway.config.scenario import listed, variants, with_absolute_paths
 from headway.config.spec import PolicySpec, Spec
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -92,7 +92,7 @@ def scenario_yaml(best: CapacityPlan, rehearsal: CapacityRehearsal) -> str:
     if best.choice is None or best.choice.replicas is None:
         raise HeadwayError("no plan meets the targets, so there is none to write")
     document = fleet_document(rehearsal.document, best.choice.candidate, best.choice.replicas, rehearsal.regions)
-    document = _with_absolute_paths(document, rehearsal.base_dir)
+    document = with_absolute_paths(document, rehearsal.base_dir)
     targets = structs.asdict(best.targets).items()
     shown = ", ".join(f"{name} {value:g}" for name, value in targets if value is not None)
     lines = [
@@ -217,21 +217,3 @@ def _slo(own: dict[str, Any] | None, targets: Targets) -> dict[str, float]:
     """SLOs of requests without their own: the scenario's, else the targets."""
     limits = {"ttft_s": targets.ttft_p99_s, "tpot_s": targets.tpot_p99_s, "e2e_s": targets.e2e_p99_s}
     return {name: value for name, value in limits.items() if value is not None} | (own or {})
-
-
-def _with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    def absolute(section: Any) -> Any:
-        if not isinstance(section, dict):
-            return section
-        return {
-            name: str((base_dir / value).absolute()) if name in ("path", "config", "coefficients") else value
-            for name, value in section.items()
-        }
-
-    workload = dict(document["workload"])
-    if isinstance(workload.get("trace"), str):
-        workload["trace"] = {"path": workload["trace"]}
-    workload |= {name: absolute(workload[name]) for name in ("trace", "arrivals") if name in workload}
-    model = absolute(document["fleet"][0]["model"])  # one model for all pools
-    fleet = [absolute({**pool, "model": model}) for pool in document["fleet"]]
-    return {**document, "workload": workload, "fleet": fleet}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -130,6 +131,16 @@ class CandidateResult(Struct, frozen=True, forbid_unknown_fields=True):
     points: tuple[RehearsedSize, ...]
 
 
+class PolicyResult(Struct, frozen=True, forbid_unknown_fields=True):
+    """A routing and an ordering on the plan's replicas."""
+
+    policy: str
+    measured: RehearsalMetrics
+    misses: tuple[str, ...]
+    ties: bool
+    """It meets all targets, and by a margin that differs from the plan's by less than `TIE`."""
+
+
 class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
     """The plan in another situation, and the replicas that it would need there."""
 
@@ -164,6 +175,8 @@ class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     one_less: RehearsalMetrics | None = None
     runners_up: tuple[CandidateResult, ...] = ()
     """The cheapest of each other GPU, cheapest first; then GPUs without a feasible candidate."""
+    policies: tuple[PolicyResult, ...] = ()
+    """The plan's policies and the others on as many of its replicas, the best first; empty if there are no others."""
     what_ifs: tuple[WhatIf, ...] = ()
     options: tuple[CandidateResult, ...] = ()
     reach: tuple[BestReached, ...] = ()
@@ -171,6 +184,25 @@ class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether more replicas were no worse around the plan; None: no neighbour was rehearsed."""
     num_rehearsals: int = 0
     notes: tuple[str, ...] = ()
+
+
+TIE = 0.02
+"""Policies tie if their distances from the targets differ by a smaller share: another seed would change more."""
+
+
+def distance(measured: RehearsalMetrics, targets: Targets) -> float:
+    """How near the worst metric comes to its target: 1 is at the target, less is better, infinite is never."""
+    shares = []
+    for name in SLOS:
+        value, target = getattr(measured, name), getattr(targets, name)
+        if target is None:
+            continue
+        if value is None:
+            return inf
+        if name == "attainment":  # of shares that may miss
+            value, target = 1 - value, max(1 - target, 1e-9)
+        shares.append(value / target)
+    return float(max(shares))
 
 
 def misses(measured: RehearsalMetrics, targets: Targets) -> tuple[str, ...]:

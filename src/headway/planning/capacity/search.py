@@ -21,10 +21,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
+from msgspec.structs import replace
+
 from headway.core.errors import HeadwayError
 from headway.planning.capacity.problem import (
     SLO_NAMES,
     SLOS,
+    TIE,
     BestReached,
     CandidateBounds,
     CandidateResult,
@@ -32,11 +35,13 @@ from headway.planning.capacity.problem import (
     CapacityEvaluator,
     CapacityPlan,
     CapacityProblem,
+    PolicyResult,
     RehearsalMetrics,
     RehearsedSize,
     Situation,
     Targets,
     WhatIf,
+    distance,
     misses,
 )
 
@@ -168,6 +173,7 @@ def cheapest_fleet(
             reach=tuple(reach),
             num_rehearsals=len(search.rehearsed),
         )
+    best, policies = _best_policy(search, searches, best)
     monotone = _rehearse_neighbours(search, best)
     if best.high != best.low:  # fewer replicas met all targets, against the assumption
         best.low = best.high = min(n for n, size in best.sizes.items() if not size.misses)
@@ -184,6 +190,7 @@ def cheapest_fleet(
         binds=one_less.misses if one_less else (),
         one_less=one_less.measured if one_less else None,
         runners_up=_runners_up(search, searches, best),
+        policies=policies,
         what_ifs=tuple(_what_if(search, best, replicas, each) for each in problem.situations),
         options=tuple(map(_result, searches)),
         monotone=monotone,
@@ -209,6 +216,40 @@ def _start(problem: CapacityProblem, candidate: CapacityCandidate, bounds: Candi
     low = max(bounds.least_replicas, problem.least_replicas)
     most = problem.max_replicas
     return _CandidateSearch(candidate, bounds, low if bounds.reason is None else most + 1, most)
+
+
+def _best_policy(
+    search: _CapacitySearch, searches: Sequence[_CandidateSearch], best: _CandidateSearch
+) -> tuple[_CandidateSearch, tuple[PolicyResult, ...]]:
+    """The candidate whose policies do best on the plan's replicas, and how all policies do there.
+
+    The search ends when nothing is cheaper, and has not compared policies of equal cost. The first of a tie is chosen.
+    """
+    assert best.high is not None
+    replicas, targets, replica = best.high, search.problem.targets, _replica(best.candidate)
+    peers = [
+        each for each in searches
+        if _replica(each.candidate) == replica and each.bounds.reason is None
+    ]  # fmt: skip
+    if len(peers) == 1:
+        return best, ()
+    meeting = [each for each in peers if search.meets_targets(each, replicas)]
+    distances = {each.candidate: distance(search.measured(each, replicas), targets) for each in peers}
+    least = min(distances[each.candidate] for each in meeting)
+    tied = [each for each in meeting if distances[each.candidate] <= least + TIE * abs(least)]
+    chosen = tied[0]
+    ordered = sorted(peers, key=lambda each: (each is not chosen, each not in tied, distances[each.candidate]))
+    return chosen, tuple(
+        PolicyResult(
+            each.candidate.policy, search.measured(each, replicas), each.sizes[replicas].misses, ties=each in tied
+        )
+        for each in ordered
+    )  # fmt: skip
+
+
+def _replica(candidate: CapacityCandidate) -> CapacityCandidate:
+    """The candidate without its policies."""
+    return replace(candidate, routing="", ordering="")
 
 
 def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch) -> bool | None:

@@ -10,7 +10,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from headway.planning.capacity.problem import SLO_NAMES, SLOS, CandidateResult, CapacityPlan, RehearsalMetrics, Targets
+from headway.planning.capacity.problem import (
+    SLO_NAMES,
+    SLOS,
+    CandidateResult,
+    CapacityPlan,
+    PolicyResult,
+    RehearsalMetrics,
+    Targets,
+)
 from headway.report.table import dollars, percent, seconds, short_number
 
 NAMES = SLO_NAMES | {"attainment": "SLO met"}
@@ -56,11 +64,31 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             yield f"With one replica less it misses: {', '.join(missed)}."
         else:
             yield "It is the smallest number allowed, so nothing binds."
+        yield from _policies(plan)
         if plan.monotone is False:
             yield "More replicas did not always do better around the answer, as the search assumes: look at the points."
         if plan.measured is not None and not plan.measured.calibrated:
             yield UNCALIBRATED
     yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes if "calibrated" not in note)
+
+
+def _policies(plan: CapacityPlan) -> Iterator[str]:
+    """How the policies compare on the plan's replicas."""
+    if not plan.policies:
+        return
+    names = [name for name in SLOS if getattr(plan.targets, name) is not None]
+
+    def told(each: PolicyResult) -> str:
+        values = ", ".join(f"{NAMES[name]} {_latency(name, each.measured)}" for name in names)
+        return f"{each.policy} ({values}{'; misses' if each.misses else ''})"
+
+    tied = [each for each in plan.policies if each.ties]
+    others = "; ".join(told(each) for each in plan.policies if not each.ties)
+    if len(tied) > 1:
+        rest = f" Worse: {others}." if others else ""
+        yield f"At this cost, these policies tie, and the first is taken: {'; '.join(map(told, tied))}.{rest}"
+    else:
+        yield f"At this cost, {told(tied[0])} is best of the policies compared; then {others}."
 
 
 def _values(measured: RehearsalMetrics | None, names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 from msgspec import Struct, field, structs
 
+from headway.config.scenario import with_absolute_paths
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.cascadia import plans
 from headway.planning.cascade.deployment import StageLatencies
@@ -104,6 +105,7 @@ def scenario_yaml(answer: CascadeAnswer, request: PlanningRequest) -> str:
     document = planned_document(request, answer.chosen.plan)
     if request.replan is not None and "cascade" in document:
         document["cascade"]["replan"] = request.replan
+    document = with_absolute_paths(document, request.base_dir)
     return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from headway.config import strict_yaml
-from headway.config.scenario import assemble, variants
+from headway.config.scenario import assemble, variants, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.combos.candidates import Directions, select
@@ -157,4 +157,5 @@ def scenario_yaml(answer: ComboAnswer, chosen: ServiceScenario) -> str:
     named = [(each.combo, each.count, each.goodput_rps, f"combo-{i}") for i, each in enumerate(planned)]
     usd = sum(each.usd_per_hour * each.count for each in planned)
     head = f"# Planned by headway plan combos: ${usd:,.2f} an hour for {chosen.rps:.4g} requests/s\n"
-    return head + strict_yaml.dump({**chosen.document, **fleet_sections(chosen, named)})
+    document = {**chosen.document, **fleet_sections(chosen, named)}
+    return head + strict_yaml.dump(with_absolute_paths(document, chosen.base_dir))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from headway.workload import transform
 from headway.workload.table import Workload
 
 _FIRST_EPOCH_S = 1e9
@@ -23,7 +22,8 @@ def from_first_arrival(workload: Workload) -> Workload:
         return workload
     unit, per_s = next(((name, units) for least, name, units in _EPOCH_UNITS if first >= least), ("seconds", 1.0))
     names = [name for name in ("arrival_s", "deadline_s") if name in workload.columns]
-    seconds = workload.with_columns({name: workload.columns[name] / per_s for name in names})
+    seconds = {name: workload.columns[name] / per_s for name in names}
     date = datetime.fromtimestamp(first / per_s, UTC).isoformat(sep=" ", timespec="seconds")
     note = f"arrival times are {unit} since 1970: shifted to start at 0, which was {date}"
-    return transform.arriving_at(seconds, seconds.arrival_s - seconds.arrival_s.min()).with_notes(note)
+    start_s = seconds["arrival_s"].min()
+    return workload.with_columns({name: column - start_s for name, column in seconds.items()}).with_notes(note)
