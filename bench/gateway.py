@@ -62,7 +62,7 @@ class Client(asyncio.Protocol):
         self.came_s: list[float] = []
         self.num_events = 0
         self._done = asyncio.get_running_loop().create_future()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         self._transport.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await self._done
         assert self._parser.get_status_code() == 200

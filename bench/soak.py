@@ -72,7 +72,7 @@ class Load:
             "messages": [{"role": "user", "content": content}],
         }).encode()  # fmt: skip
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
             f"x-session-id: s{draw.randrange(10**6)}\r\nx-headway-region: r{draw.randrange(5)}\r\n\r\n"
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", GATEWAY)
@@ -136,7 +136,7 @@ async def answers() -> None:
 async def gauge(name: str) -> float:
     """The sum of one of the gateway's metrics."""
     reader, writer = await asyncio.open_connection("127.0.0.1", GATEWAY)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     lines = (await reader.read()).decode().splitlines()
     writer.close()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"headway_{name}{{"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headway import scenario
 from headway.cli.flags import scenario_file
@@ -103,6 +104,7 @@ def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Pat
     from headway.gateway.workers.supervisor import WorkerSupervisor
 
     host, port, workers, tls = options.host, options.port, options.workers, options.tls()
+    plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
@@ -127,7 +129,8 @@ def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Pat
 
     _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
     if supervisor is None:
-        web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
+        hosts = web_server.expected_hosts(plan.settings, listeners[0])
+        web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls, hosts=hosts)
     else:
         web_server.serve(application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop)
 

@@ -91,6 +91,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     api_keys: tuple[_Sha256 | Key, ...] = ()
     """Keys that clients may send as bearer tokens: SHA-256 sums in hexadecimal, or sums with limits. Without any, all
     requests are served, and engines get the keys that clients send."""
+    hosts: tuple[str, ...] = ()
+    """Without `api_keys`: hosts that clients may name in their requests, besides loopback names and the listening
+    address. `*` for every host. A gateway that listens on more than a loopback address accepts all IP addresses."""
     admin_keys: tuple[_Sha256, ...] = ()
     """Keys, as SHA-256 sums, that allow to see and change the replicas. Without any, nobody may."""
     dashboard: Literal["key", "open", "off"] = "key"

@@ -245,7 +245,7 @@ def test_a_request_is_at_no_replica_after_its_client_left(fleet: Fleet, tmp_path
             body = {"model": MODEL, "prompt": "word " * words, "max_tokens": 50, "stream": True}
             with socket.create_connection(("127.0.0.1", front.port)) as client:
                 data = json.dumps(body).encode()
-                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
                 client.sendall(head.encode() + data)
                 at = "pair-decode" if words == 1000 else "pair-prefill"
                 until(lambda at=at: flight(front, at) == 1)

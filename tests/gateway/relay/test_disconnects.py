@@ -30,7 +30,7 @@ def test_the_disconnect_of_a_client_with_a_long_body_is_noticed(front: serving.P
     """The server pauses reading while much of a body is unread, and resumes it afterwards."""
     body = {"model": MODEL, "prompt": "a" * num_bytes, "max_tokens": 5000, "ignore_eos": True}
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", front.port)) as client:
         client.sendall(head.encode())
         ask(front, "/version").close()  # the gateway waits for the body by now

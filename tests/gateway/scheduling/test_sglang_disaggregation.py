@@ -292,7 +292,7 @@ def test_a_request_is_at_neither_engine_after_its_client_left(fleet: Fleet, tmp_
             body = {"model": MODEL, "prompt": "word " * words, "max_tokens": 50, "stream": True}
             with socket.create_connection(("127.0.0.1", front.port)) as client:
                 data = json.dumps(body).encode()
-                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
                 client.sendall(head.encode() + data)
                 until(lambda: (flight(front, "pair-prefill"), flight(front, "pair-decode")) == (1, 1))
                 if not fault:

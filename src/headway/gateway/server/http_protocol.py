@@ -1,7 +1,9 @@
-"""HTTP/1.1 towards clients: uvicorn's protocol, with limits on a request's headers, and with a direct writer.
+"""HTTP/1.1 towards clients: uvicorn's protocol, with limits on all that is outside bodies, and with a direct writer.
 
 An application with `takes_writer` is called with a `TransportWriter` as a fourth argument: one write to the connection
 for each part of an answer, and no task that waits for the client to leave.
+
+Requests of one connection are parsed one at a time: what follows a request waits until its answer is complete.
 """
 
 from __future__ import annotations
@@ -10,21 +12,48 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headway.gateway.errors import ApiError
+from headway.gateway.server.framing import Part, RequestFraming
+from headway.gateway.server.hosts import ExpectedHosts
 
-_MAX_HEAD_BYTES = 64 << 10
-"""Of a request's first line and headers."""
+_MAX_HEADERS = 256
 _HEAD_TIMEOUT_S = 30.0
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
+_SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
+"""Two of them are refused: a proxy in front may have read the other one."""
+_LAST_STATUSES = frozenset((408, 413))
+"""Of answers after which more of a refused body may come: the connection is closed."""
+_LINGER_S = 5.0
+_LINGER_BYTES = 64 << 20
+"""After the last answer on a connection, so much of the request's rest is read and dropped. A connection that is closed
+with unread bytes is reset, and its client may lose the answer."""
+_MAX_UNPARSED_BYTES = 1 << 16
+"""Of further requests, before the answer to the present one; then reading pauses."""
+
+
+class _Cycle(RequestResponseCycle):
+    """uvicorn's request and response, which closes the connection if the request's body has not been read."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.begin_response(message["status"])
+        await super().send(message)
+
+    def begin_response(self, status: int) -> None:
+        if self.more_body or self.body or status in _LAST_STATUSES:
+            self.keep_alive = False
 
 
 class TransportWriter:
     """Writes a response to the connection directly, in place of ASGI's `send`. Satisfies `ClientWriter`."""
 
-    def __init__(self, protocol: LimitedHttpProtocol, cycle: RequestResponseCycle) -> None:
+    def __init__(self, protocol: LimitedHttpProtocol, cycle: _Cycle) -> None:
         self._protocol, self._cycle = protocol, cycle
         self._head = b""
         self._is_chunked = self._is_gone = False
@@ -60,6 +89,7 @@ class TransportWriter:
         self._is_chunked = all(name != b"content-length" for name, _ in headers)
         if self._is_chunked:
             lines.append((b"transfer-encoding", b"chunked"))
+        cycle.begin_response(status)
         if not cycle.keep_alive:
             lines.append((b"connection", b"close"))
         head = b"".join([b"%b: %b\r\n" % line for line in lines])
@@ -87,7 +117,7 @@ class TransportWriter:
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
-            self._protocol.transport.close()
+            cycle.transport.close()
         cycle.on_response()
 
     def watch(self, gone: Callable[[], None]) -> None:
@@ -101,77 +131,256 @@ class TransportWriter:
         self._on_disconnect = None
 
     def disconnected(self) -> None:
-        """The client has closed the connection."""
+        """The client has closed the connection, or its request is refused."""
         self._is_gone = self._cycle.disconnected = True
         if self._on_disconnect is not None and not self._cycle.response_complete:
             self._on_disconnect()
 
 
-class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits on the time and the length of a request's headers, of which uvicorn has none."""
+class _CycleTransport:
+    """A cycle's view of the connection: closing it waits for the rest of the request."""
 
-    _head_bytes = 0
-    _is_in_head = True
+    def __init__(self, protocol: LimitedHttpProtocol) -> None:
+        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
+        self.close = protocol.close_after_response
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits on the time and the length of all that is outside bodies."""
+
     _timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
     _writer: TransportWriter | None = None
+    _unparsed = b""
+    """Of the next requests."""
+    _num_lingered = 0
+    _refusal: ApiError | None = None
+    """Why the request whose headers were parsed last is not served."""
+    cycle: _Cycle
+
+    def __init__(self, *args: Any, hosts: ExpectedHosts | None = None, **kwargs: Any) -> None:
+        """`hosts`: the hosts that are served; None for all."""
+        super().__init__(*args, **kwargs)
+        self._hosts = hosts
+        self._framing = RequestFraming()
+
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it, too
         super().connection_made(transport)
+        self._cycle_transport: Any = _CycleTransport(self)
         self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._time_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
         if self._writer is not None:
             self._writer.disconnected()
             self._writer = None
 
     def data_received(self, data: bytes) -> None:
-        if self._is_in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes and not self.transport.is_closing():
-            self._check_head()
+        if self._linger_timer is not None:
+            self._num_lingered += len(data)
+            if self._num_lingered > _LINGER_BYTES:
+                self.transport.close()
+        elif self._framing.part is Part.END:
+            self._unparsed += data
+            if len(self._unparsed) > _MAX_UNPARSED_BYTES:
+                self.flow.pause_reading()
+        else:
+            self._unset_keepalive_if_required()
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse one request, part by part; what follows it is parsed after its answer."""
+        framing, size, start = self._framing, len(data), 0
+        if framing.part is Part.HEAD and not framing.num_outside:
+            data = data.lstrip(b"\r\n")  # allowed before a request
+            size = len(data)
+        view = memoryview(data)
+        while start < size:
+            part, end = framing.part, framing.end_of_part(data, start)
+            try:
+                self.parser.feed_data(view[start:end])
+            except httptools.HttpParserUpgrade:
+                pass  # the server may ignore a request to change the protocol
+            except httptools.HttpParserError:
+                self._refuse(self._refusal or ApiError(400, "Invalid HTTP request received.", "invalid_http"))
+                return
+            if self._refusal is not None:
+                self._refuse(self._refusal)
+                return
+            if framing.part is Part.END:
+                self._unparsed = data[end:]
+                return
+            if framing.part is part:
+                framing.passed(data, start, end)
+                if framing.is_too_long:
+                    self._refuse(_too_long(part))
+                    return
+            start = end
+        if framing.part is Part.HEAD and self._timer is None:
+            self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._time_out)
+
+    # Called by the parser.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._framing.part is not Part.HEAD:
+            return  # a trailer: whoever checked the headers has not seen it
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._is_in_head, self._head_bytes = False, 0
+        """As uvicorn's, without other protocols than HTTP, and for one request at a time."""
         self._cancel_timer()
-        super().on_headers_complete()
+        version, scope = self.parser.get_http_version(), self.scope
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        found = dict(self.headers)
+        self._refusal = self._check(found, url.host) or self._begin_body(found, version)
+        if self._refusal is not None:
+            return
+        self.cycle = cycle = _Cycle(
+            scope=scope, transport=self._cycle_transport, flow=self.flow, logger=self.logger,
+            access_logger=self.access_logger, access_log=self.access_log, message_event=asyncio.Event(),
+            default_headers=self.server_state.default_headers, expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(), on_response=self.on_response_complete,
+        )  # fmt: skip
+        self._start_asgi_task(cycle, self.app)
+
+    def _check(self, found: dict[bytes, bytes], target_host: bytes | None) -> ApiError | None:
+        """Why the request is not served, by its headers and the host of its target."""
+        if len(found) != len(self.headers):
+            names = [name for name, _ in self.headers]
+            repeated = sorted(name.decode() for name in _SINGLE_HEADERS.intersection(found) if names.count(name) > 1)
+            if repeated:
+                return ApiError(400, f"the header {repeated[0]} occurs more than once", "repeated_header", repeated[0])
+        if len(self.headers) > _MAX_HEADERS:
+            return ApiError(431, f"more than {_MAX_HEADERS} headers", "headers_too_long")
+        if self._hosts is None:
+            return None
+        for host in (found.get(b"host"), target_host):
+            if host and not self._hosts.accepts(host):
+                what = "this gateway has no api_keys and does not serve this host; gateway.hosts names those it serves"
+                return ApiError(421, what, "unknown_host")
+        origin = found.get(b"origin")
+        if origin is not None and not self._hosts.accepts_origin(origin):
+            what = (
+                "this gateway has no api_keys and serves no pages of other hosts; gateway.hosts names those it serves"
+            )
+            return ApiError(403, what, "unknown_origin")
+        if found.get(b"content-type", b"").lower().startswith(b"text/plain"):
+            return ApiError(415, "expected content-type: application/json", "unsupported_media_type")
+        return None
+
+    def _begin_body(self, found: dict[bytes, bytes], version: str) -> ApiError | None:
+        """Prepare for the body; why the request is not served, by the body's framing."""
+        coding, length = found.get(b"transfer-encoding"), int(found.get(b"content-length", b"0"))
+        if self.parser.should_upgrade() and (coding is not None or length):
+            return ApiError(
+                400, "a request with a body cannot change the protocol; expected no Upgrade", "invalid_http"
+            )
+        if coding is None:
+            self._framing.begin_body(length)
+        elif coding.lower() != b"chunked" or version == "1.0":
+            return ApiError(400, "expected transfer-encoding: chunked, with HTTP/1.1", "invalid_http")
+        else:
+            self._framing.begin_chunks()
+        return None
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        self._is_in_head = True
-        super().on_message_complete()
+        self._framing.part = Part.END
+        if self._refusal is None:
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
+
+    # Responses.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if getattr(app, "takes_writer", False):
+            assert isinstance(cycle, _Cycle)
             self._writer = TransportWriter(self, cycle)
             app = partial(app, writer=self._writer)
         super()._start_asgi_task(cycle, app)
 
-    def _check_head(self) -> None:
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(431, "the headers are too long", "headers_too_long")
-        elif self._timer is None:
-            self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._time_out)
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing() or self._linger_timer is not None:
+            return
+        self.flow.resume_reading()
+        if self._unparsed:
+            self.loop.call_soon(self._parse_next)
+        else:
+            self._framing.begin_head()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _parse_next(self) -> None:
+        data, self._unparsed = self._unparsed, b""
+        self._framing.begin_head()
+        if not self.transport.is_closing():
+            self._parse(data)
+
+    def close_after_response(self) -> None:
+        """Close the connection after its last answer. If more may come, it is read and dropped for a while."""
+        if self._framing.part is Part.END and not self._unparsed:
+            self.transport.close()
+            return
+        self._cancel_timer()
+        self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self._unparsed = b""
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _time_out(self) -> None:
         self._timer = None
-        if self._head_bytes:
-            self._refuse(408, "the request was not there in time", "timeout")
+        if self._framing.num_outside:
+            self._refuse(ApiError(408, "the request was not there in time", "timeout"))
         else:
             self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg, "invalid_http")
-
-    def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer a request that could not be parsed."""
-        body = ApiError(status, message, code).json()
-        head = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+    def _refuse(self, error: ApiError) -> None:
+        """Answer a request that is not passed on, or whose body cannot be parsed, and close the connection."""
+        cycle, self._refusal = self.cycle, None
+        is_begun = False
+        if cycle is not None and not cycle.response_complete:
+            is_begun = cycle.response_started
+            cycle.disconnected, cycle.waiting_for_100_continue = True, False
+            cycle.message_event.set()
+            if self._writer is not None:
+                self._writer.disconnected()
+                self._writer = None
+        if not is_begun:
+            body = error.json()
+            head = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self._framing.part = Part.HEAD
+        self.close_after_response()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _too_long(part: Part) -> ApiError:
+    if part is Part.HEAD:
+        return ApiError(431, "the headers are too long", "headers_too_long")
+    return ApiError(431, "the body's chunk headers and trailers are too long", "framing_too_long")

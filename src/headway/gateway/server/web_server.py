@@ -7,12 +7,15 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
+from headway.gateway.server.hosts import ExpectedHosts
+from headway.gateway.settings import Settings
 
 _GC_THRESHOLDS = 2000, 100, 10
 """Python's own are 700, 10 and 10. Requests leave no reference cycles, so collections find nothing, and pause all
@@ -78,6 +81,11 @@ def address(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def expected_hosts(settings: Settings, listener: socket.socket) -> ExpectedHosts | None:
+    """The hosts that a gateway with these settings serves on this socket; None for all."""
+    return None if settings.api_keys else ExpectedHosts(listener.getsockname()[0], settings.hosts)
+
+
 def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
     """`num` sockets on one port, to which Linux distributes connections. HeadwayError if the port is taken."""
     if sys.platform != "linux":  # other systems give all connections to one of the sockets
@@ -100,8 +108,12 @@ def serve(
     shutdown_s: float,
     tls: Tls | None = None,
     on_shutdown: Callable[[], Awaitable[None]] | None = None,
+    hosts: ExpectedHosts | None = None,
 ) -> None:
-    """Serve until a signal; then await `on_shutdown`, and wait at most `shutdown_s` for open requests."""
+    """Serve until a signal; then await `on_shutdown`, and wait at most `shutdown_s` for open requests.
+
+    `hosts`: the hosts that are served; None for all.
+    """
     try:
         import uvicorn
 
@@ -109,7 +121,8 @@ def serve(
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name)) from None
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, http=LimitedHttpProtocol, lifespan="on",
+        application, log_level="warning", access_log=False, lifespan="on", ws="none",
+        http=partial(LimitedHttpProtocol, hosts=hosts),  # type: ignore[arg-type]  # called like a class
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None,
         timeout_keep_alive=75,
         backlog=_BACKLOG,

@@ -144,7 +144,8 @@ def main() -> None:
     cert, key = config.certfile, config.keyfile
     tls = None if cert is None else web_server.Tls(Path(cert), None if key is None else Path(key))
     application = WorkerApplication(link, config)
-    web_server.serve(application, listener, config.settings.drain_s + 1, tls, application.leave)
+    hosts = web_server.expected_hosts(config.settings, listener)
+    web_server.serve(application, listener, config.settings.drain_s + 1, tls, application.leave, hosts)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""Where the parts of requests end in a connection's bytes, and how many of the bytes are outside bodies."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's first line and headers."""
+MAX_FRAMING_BYTES = 64 << 10
+"""Of a body's chunk headers and trailers, besides one byte for each 8 bytes of the body."""
+_BODY_BYTES_PER_FRAMING_BYTE = 8
+_MAX_SIZE_DIGITS = 20
+_BLANK_LINE = b"\r\n\r\n"
+
+
+class Part(IntEnum):
+    """What comes next on a connection."""
+
+    HEAD = 0
+    BODY = 1
+    CHUNK_HEADER = 2
+    CHUNK = 3
+    TRAILERS = 4
+    END = 5
+    """The request is complete."""
+
+
+class RequestFraming:
+    """Divides a connection's bytes where heads, chunk headers, chunks, trailers and bodies end.
+
+    The parser gets each part by itself. So the same bytes are the same requests, and meet the same limits, however the
+    network divides them into segments. The parser decides what is valid; this class only knows where to stop.
+    """
+
+    def __init__(self) -> None:
+        self.begin_head()
+
+    def begin_head(self) -> None:
+        self.part = Part.HEAD
+        self.num_outside = 0
+        """Bytes outside the body, of the head first, then of the chunks' headers and the trailers."""
+        self._last = b""
+        """The end of the lines so far, which may be the first half of a blank line."""
+
+    def begin_body(self, length: int) -> None:
+        self.part = Part.BODY if length else Part.END
+        self.num_outside = self._num_inside = 0
+        self._num_left = length
+
+    def begin_chunks(self) -> None:
+        self.part = Part.CHUNK_HEADER
+        self.num_outside = self._num_inside = 0
+        self._size_line = b""
+
+    def end_of_part(self, data: bytes, start: int) -> int:
+        """The end of what the parser gets next of `data[start:]`, and then `passed`."""
+        part = self.part
+        if part is Part.BODY or part is Part.CHUNK:
+            return min(start + self._num_left, len(data))
+        end = data.find(b"\n", start) + 1 if part is Part.CHUNK_HEADER else self._blank_line_end(data, start)
+        return min(end or len(data), start + self._max_outside - self.num_outside)
+
+    def _blank_line_end(self, data: bytes, start: int) -> int:
+        """The end of the next blank line in `data`, which may have begun before it; 0 without one."""
+        if self._last:
+            at = (self._last + data[start : start + 3]).find(_BLANK_LINE)
+            if at >= 0:
+                return start + at + len(_BLANK_LINE) - len(self._last)
+        at = data.find(_BLANK_LINE, start)
+        return at + len(_BLANK_LINE) if at >= 0 else 0
+
+    @property
+    def _max_outside(self) -> int:
+        if self.part is Part.HEAD:
+            return MAX_HEAD_BYTES
+        return MAX_FRAMING_BYTES + self._num_inside // _BODY_BYTES_PER_FRAMING_BYTE
+
+    def passed(self, data: bytes, start: int, end: int) -> None:
+        """The parser has accepted `data[start:end]`, without the end of a head or of the request."""
+        part = self.part
+        if part is Part.BODY:
+            self._num_left -= end - start
+        elif part is Part.CHUNK:
+            self._num_left -= end - start
+            if not self._num_left:
+                self.part, self._size_line = Part.CHUNK_HEADER, b""
+        else:
+            self.num_outside += end - start
+            if part is Part.CHUNK_HEADER:
+                self._size_line = (self._size_line + data[start:end])[:_MAX_SIZE_DIGITS]
+                if data[end - 1] == 10:
+                    self._begin_chunk()
+            else:
+                self._last = (self._last + data[max(start, end - 3) : end])[-3:]
+
+    def _begin_chunk(self) -> None:
+        size = int(self._size_line.partition(b";")[0], 16)
+        self._num_inside += size
+        if size:
+            self.part, self._num_left = Part.CHUNK, size + 2
+            self.num_outside += 2
+        else:
+            self.part, self._last = Part.TRAILERS, b"\r\n"
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the head, or all of a body's framing, is as long as it may be, and has no end yet."""
+        return self.num_outside >= self._max_outside

@@ -1,0 +1,208 @@
+"""The same bytes are the same requests, with the same answers, however they are divided into segments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("httptools")
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from headway.gateway.relay.writer import AsgiWriter
+from headway.gateway.server.framing import MAX_FRAMING_BYTES, MAX_HEAD_BYTES
+from headway.gateway.server.hosts import ExpectedHosts
+from headway.gateway.server.http_protocol import LimitedHttpProtocol
+
+
+async def _echo(scope: Any, receive: Any, send: Any, writer: Any = None) -> None:
+    """Answer with the request's target, header names and body; a path of /early gets a 401 before its body is read."""
+    if scope["type"] != "http":
+        return
+    writer, body = writer or AsgiWriter(receive, send), b""
+    is_early = scope["path"] == "/early"
+    if not is_early and (body := writer.take_body() or b"") == b"":
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        else:
+            return
+    names = b",".join(name for name, _ in scope["headers"])
+    told = b"%s %s %s %s" % (scope["method"].encode(), scope["raw_path"], names, body)
+    writer.start(401 if is_early else 200, [(b"content-length", b"%d" % len(told))])
+    writer.write(told)
+    await writer.drain()
+
+
+async def _direct(scope: Any, receive: Any, send: Any, writer: Any = None) -> None:
+    await _echo(scope, receive, send, writer)
+
+
+_direct.takes_writer = True  # type: ignore[attr-defined]
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_closed = self.is_paused = self.has_ended = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.has_ended, "a write after the end"
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_ended = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+
+def answers(app: Any, segments: Sequence[bytes]) -> bytes:
+    """What is written for these segments."""
+
+    async def story() -> bytes:
+        config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False)
+        config.load()
+        hosts = ExpectedHosts("127.0.0.1", ())
+        protocol, wire = LimitedHttpProtocol(config, ServerState(), {}, hosts=hosts), Wire()
+        protocol.connection_made(wire)  # type: ignore[arg-type]
+        for segment in segments:
+            if segment and not wire.is_closed:
+                protocol.data_received(segment)
+            for _ in range(8):
+                await asyncio.sleep(0)
+        while protocol.flow.read_paused and not wire.is_closed:
+            await asyncio.sleep(0)
+        for _ in range(8 * len(segments)):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        await asyncio.sleep(0)
+        return wire.written
+
+    return asyncio.run(story())
+
+
+HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
+NEXT = b"GET /next" + HOST + b"\r\n"
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+CHUNKS = b"POST /a" + HOST + CHUNKED + b"\r\n"
+STREAMS = {
+    "two requests": b"POST /a" + HOST + b"Content-Length: 3\r\n\r\nabc" + NEXT + NEXT,
+    "chunks and trailers": CHUNKS + b"2;x=y\r\nab\r\n1\r\nc\r\n0\r\nX-Api-Key: k\r\nT: u\r\n\r\n" + NEXT,
+    "lines before a request": b"\r\n\r\n\r\n" + NEXT + b"\r\n" + NEXT,
+    "a body that asks for another protocol": b"POST /a" + HOST + UPGRADE + b"Content-Length: 42\r\n\r\n" + NEXT + NEXT,
+    "chunks that ask for another protocol": b"POST /a" + HOST + UPGRADE + CHUNKED + b"\r\n0\r\n\r\n" + NEXT,
+    "no body that asks for another protocol": b"GET /a" + HOST + UPGRADE + b"\r\n" + NEXT,
+    "a websocket": b"GET /a" + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + NEXT,
+    "an early error": b"POST /early" + HOST + b"Content-Length: 30\r\n\r\n" + b"x" * 30 + NEXT,
+    "an early error in chunks": b"POST /early" + HOST + CHUNKED + b"\r\n3\r\nabc\r\n0\r\n\r\n" + NEXT,
+    "an early error without a body": b"GET /early" + HOST + b"\r\n" + NEXT,
+    "two hosts": b"GET /a" + HOST + b"Host: localhost\r\n\r\n" + NEXT,
+    "two keys": b"GET /a" + HOST + b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n" + NEXT,
+    "another host": b"GET /a HTTP/1.1\r\nHost: evil.example\r\n\r\n" + NEXT,
+    "a page of another host": b"POST /a" + HOST + b"Origin: http://evil.example\r\nContent-Length: 2\r\n\r\n{}" + NEXT,
+    "plain text": b"POST /a" + HOST + b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}" + NEXT,
+    "two lengths": b"POST /a" + HOST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nab" + NEXT,
+    "a length and chunks": b"POST /a" + HOST + CHUNKED + b"Content-Length: 4\r\n\r\n0\r\n\r\n" + NEXT,
+    "chunks in HTTP/1.0": b"POST /a HTTP/1.0\r\n" + CHUNKED + b"\r\n1\r\na\r\n0\r\n\r\n" + NEXT,
+    "another coding": b"POST /a" + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n1\r\na\r\n0\r\n\r\n" + NEXT,
+    "a chunk that is too long": b"POST /a" + HOST + CHUNKED + b"\r\n1\r\nabc\r\n0\r\n\r\n" + NEXT,
+    "nonsense after a request": NEXT + b"nonsense\r\n\r\n" + NEXT,
+    "HTTP/1.0": b"GET /a HTTP/1.0\r\n\r\n" + NEXT,
+    "a request to wait": b"POST /a" + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}" + NEXT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("app", [_echo, _direct], ids=["asgi", "direct"])
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+def test_two_segments_have_the_answers_of_one(stream: bytes, app: Any) -> None:
+    expected = _without_interim(answers(app, [stream]))
+    assert expected
+    for at in range(1, len(stream)):
+        assert _without_interim(answers(app, [stream[:at], stream[at:]])) == expected, stream[:at]
+
+
+def _without_interim(data: bytes) -> bytes:
+    """A client that sends its body at once may get no 100 Continue."""
+    return data.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+
+
+_LONG = [
+    b"GET /a" + HOST + b"X: " + b"y" * (MAX_HEAD_BYTES - 41 + more) + b"\r\n\r\n" + NEXT for more in range(-3, 4)
+] + [
+    CHUNKS + b"1\r\na\r\n0\r\nT: " + b"u" * (MAX_FRAMING_BYTES - 20 + more) + b"\r\n\r\n" + NEXT
+    for more in range(0, 12, 2)
+] + [
+    CHUNKS + b"1;" + b"x" * (MAX_FRAMING_BYTES - 10 + more) + b"\r\na\r\n0\r\n\r\n" + NEXT
+    for more in range(0, 8, 2)
+] + [
+    CHUNKS + b"1\r\na\r\n" * num + b"0\r\n\r\n" + NEXT for num in (13_000, 14_000)
+]  # fmt: skip
+
+
+@given(
+    st.one_of(st.sampled_from(list(STREAMS.values())), st.sampled_from(_LONG)),
+    st.lists(st.floats(0.0, 1.0), max_size=6), st.sampled_from([_echo, _direct]),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None, database=None)
+def test_any_segments_have_the_answers_of_one(stream: bytes, cuts: list[float], app: Any) -> None:
+    places = [0, *sorted(int(cut * len(stream)) for cut in cuts), len(stream)]
+    segments = [stream[start:end] for start, end in pairwise(places)]
+    assert _without_interim(answers(app, segments)) == _without_interim(answers(app, [stream]))
+
+
+def _statuses(data: bytes) -> list[int]:
+    return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+
+
+def test_limits_are_exact() -> None:
+    found = [_statuses(answers(_echo, [stream])) for stream in _LONG]
+    assert found[:7] == [[200, 200]] * 4 + [[431]] * 3
+    assert set(map(tuple, found[7:])) == {(200, 200), (431,)}
+
+
+def test_trailers_are_no_headers_and_an_upgrade_with_a_body_is_no_request() -> None:
+    got = answers(_echo, [STREAMS["chunks and trailers"]])
+    assert b"POST /a host,transfer-encoding abc" in got and b"GET /next" in got
+    assert _statuses(answers(_echo, [STREAMS["a body that asks for another protocol"]])) == [400]
+    assert _statuses(answers(_echo, [STREAMS["chunks that ask for another protocol"]])) == [400]
+    assert _statuses(answers(_echo, [STREAMS["no body that asks for another protocol"]])) == [200, 200]
+
+
+EXPECTED = {
+    "an early error": [401], "an early error in chunks": [401], "an early error without a body": [401, 200],
+    "two hosts": [400], "two keys": [400], "another host": [421], "a page of another host": [403], "plain text": [415],
+    "chunks in HTTP/1.0": [400], "another coding": [400], "nonsense after a request": [200, 400], "HTTP/1.0": [200],
+    "lines before a request": [200, 200], "two requests": [200, 200, 200],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_cannot_be_trusted_ends_the_connection(name: str) -> None:
+    assert _statuses(answers(_direct, [STREAMS[name]])) == EXPECTED[name]

@@ -1,0 +1,115 @@
+"""Attacks on a gateway that is a process of its own: raw requests on many connections, and a ceiling on its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import serving
+
+SCALE = int(os.environ.get("HEADWAY_ATTACK_SCALE", "1"))
+"""Multiplies the number of requests of an attack; `make attack` sets it to 100."""
+_NUM_CONNECTIONS = 16
+_MIB = 1 << 20
+
+
+def resident_mib(pid: int) -> float:
+    return _status_kib(pid, "VmRSS") / 1024
+
+
+def _status_kib(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise AssertionError(f"no {name}")
+
+
+@contextmanager
+def memory_ceiling(process: serving.Process, peak_mib: float, growth_mib: float | None = None) -> Iterator[None]:
+    """Assert that resident memory rises by at most `peak_mib` meanwhile, and by `growth_mib` to the end."""
+    pid = process.process.pid
+    before = resident_mib(pid)
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
+    yield
+    peak, after = _status_kib(pid, "VmHWM") / 1024, resident_mib(pid)
+    told = f"{before:.1f} MiB before, {peak:.1f} at most, {after:.1f} afterwards"
+    print(told)  # noqa: T201  # shown by pytest -s, and if the test fails
+    assert peak - before <= peak_mib, told
+    if growth_mib is not None:
+        assert after - before <= growth_mib, told
+
+
+def attack(process: serving.Process, make: Callable[[int], list[bytes]], num: int) -> Counter[int]:
+    """Send the requests `make(0)` to `make(num - 1)`, each piece by itself; the number of answers by status.
+
+    0 counts requests on connections that were closed without an answer.
+    """
+    return asyncio.run(_attack(process.port, make, num))
+
+
+async def _attack(port: int, make: Callable[[int], list[bytes]], num: int) -> Counter[int]:
+    statuses: Counter[int] = Counter()
+    numbers = iter(range(num))
+
+    async def client() -> None:
+        connection = None
+        for number in numbers:
+            if connection is None:
+                connection = await asyncio.open_connection("127.0.0.1", port, limit=_MIB)
+            status, is_open = await _exchange(*connection, make(number))
+            statuses[status] += 1
+            if not is_open:
+                connection[1].close()
+                connection = None
+        if connection is not None:
+            connection[1].close()
+
+    async with asyncio.timeout(600):
+        await asyncio.gather(*(client() for _ in range(_NUM_CONNECTIONS)))
+    return statuses
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pieces: list[bytes]
+) -> tuple[int, bool]:
+    """The status of the answer, and whether the connection stays open."""
+    with suppress(ConnectionError):  # the gateway may close it meanwhile
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = head.lower().split(b"content-length:")[1].split(b"\r\n")[0]
+        await reader.readexactly(int(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return 0, False
+    return int(head.split(b" ", 2)[1]), b"connection: close" not in head.lower()
+
+
+def answers(process: serving.Process, *pieces: bytes) -> bytes:
+    """All that comes back for these pieces until the gateway closes the connection."""
+
+    async def story() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+        with suppress(ConnectionError):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.002)
+        found = b""
+        with suppress(ConnectionError):
+            while part := await reader.read(_MIB):
+                found += part
+        writer.close()
+        return found
+
+    async def bounded() -> bytes:
+        async with asyncio.timeout(serving.PATIENCE_S):
+            return await story()
+
+    return asyncio.run(bounded())
