@@ -115,6 +115,7 @@ def test_the_gateway_has_every_pod_as_an_endpoint(tmp_path: Path) -> None:
     _, plan = serving.load(file)
     assert plan.pools[0].endpoints == tuple(f"http://chat-{i}.chat.llm.svc:8000" for i in range(3))
     assert made["Service", "chat"]["spec"]["clusterIP"] == "None"
+    assert plan.settings.hosts == ("headway", "headway.llm", "headway.llm.svc", "headway.llm.svc.cluster.local")
     assert ("Role", "headway") not in made, "it asks nothing of the cluster"
     args = _args(made["Deployment", "headway"])
     mount = made["Deployment", "headway"]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPath"]

@@ -13,14 +13,18 @@ from headway.core.errors import HeadwayError
 log = logging.getLogger("headway.gateway")
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Raised while decoding invalid JSON, or JSON of another shape."""
+_MAX_MESSAGE_CHARS = 1000
+"""Messages quote what clients and engines sent, of any length."""
 
 
 class ApiError(Exception):
-    """The error that a client gets in place of an answer."""
+    """The error that a client gets in place of an answer. A long message is cut."""
 
     def __init__(
         self, status: int, message: str, code: str, param: str | None = None, retry_after_s: int | None = None
     ) -> None:
+        if len(message) > _MAX_MESSAGE_CHARS:
+            message = f"{message[:_MAX_MESSAGE_CHARS]}..."
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.retry_after_s = retry_after_s

@@ -20,6 +20,8 @@ BLOCK_BYTES = 1024
 _BLOCK_TOKENS = BLOCK_BYTES // 4
 _MAX_SEGMENTS = 64
 MAX_TOKENS = 1 << 30
+MAX_NAME_CHARS = 512
+"""Of a model's name; of a session's, so many are read."""
 MAX_TIER = (1 << 15) - 1
 MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
 _STATEFUL_OPTIONS = frozenset((
@@ -111,7 +113,7 @@ class ClientRequest(Struct, kw_only=True):
         num_tokens = self.counted_tokens if self.prompt_ids is None else len(self.prompt_ids)
         session_id = None
         if self.session is not None:
-            session_id = _number(hashlib.sha1(_bytes(self.session), usedforsecurity=False).digest())
+            session_id = _number(hashlib.sha1(_bytes(self.session[:MAX_NAME_CHARS]), usedforsecurity=False).digest())
         return Features(
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix() if len(self.text) >= _BLOCK_TOKENS else (),
@@ -167,6 +169,8 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         raise _wrong_type(name, _JSON_TYPES.get(name, "integer")) from None
     if fields.model is None:
         raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
+    if len(fields.model) > MAX_NAME_CHARS:
+        raise ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
     if fields.n is not None:
         _whole("n", fields.n)
     text, prompt_ids = _PROMPT_READERS[path](body)

@@ -61,6 +61,7 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
         HTTPException: _http_error, ClientDisconnect: _disconnected, Exception: _internal_error,
     }  # fmt: skip
     app = _Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a redirect would name the host that the client sent
     app.completions = completions
     return app
 

@@ -21,10 +21,13 @@ _OBJECT: Schema = {"type": "object"}
 _ERRORS = {
     400: "The request is invalid",
     401: "A key is needed, or this key has expired",
+    403: "Without api_keys: the page that sent the request is another host's",
     404: "Not found",
     408: "The request did not come in time",
     409: "In conflict with the present state",
     413: "The body is too long",
+    415: "Without api_keys: the content type is text/plain",
+    421: "Without api_keys: the request is for another host",
     429: "Too many requests: a key's limit, or a full queue",
     431: "The headers are too long",
     500: "A policy failed",

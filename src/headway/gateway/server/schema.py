@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
-from headway.gateway.relay.request import MAX_TIER, MAX_TOKENS
+from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER, MAX_TOKENS
 from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
 from headway.gateway.upstream import sse
 
@@ -46,7 +46,7 @@ class ErrorBody(Struct):
 class EngineRequest(Struct, kw_only=True):
     """The fields that the endpoints share."""
 
-    model: str
+    model: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
     """One of `GET /v1/models`, or the catalog's or the engine's own name for one of them."""
     stream: bool | None = None
     n: int | None = None

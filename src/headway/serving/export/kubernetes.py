@@ -284,6 +284,10 @@ def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: boo
         combos.append(entry | {key: section(entry[key], part, part.replicas * combo.replicas) for key, part in parts})
     if combos:
         document["combos"] = combos
+    gateway = document.get("gateway", {})
+    if not gateway.get("api_keys"):  # then it serves expected hosts only: those of its Service
+        hosts = [GATEWAY, *(f"{GATEWAY}.{namespace}{suffix}" for suffix in ("", ".svc", ".svc.cluster.local"))]
+        document["gateway"] = gateway | {"hosts": [*gateway.get("hosts", ()), *hosts]}
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
 
