@@ -72,7 +72,7 @@ class Load:
             "messages": [{"role": "user", "content": content}],
         }).encode()  # fmt: skip
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
             f"x-session-id: s{draw.randrange(10**6)}\r\nx-headway-region: r{draw.randrange(5)}\r\n\r\n"
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", GATEWAY)
