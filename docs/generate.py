@@ -19,7 +19,7 @@ from headway.config.spec import Spec
 from headway.core.fleet import Engine
 from headway.report.table import render
 from headway.scenario.presets import builtin
-from headway.scenario.run import compare, load
+from headway.scenario.run import compare, load, replicate
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -76,6 +76,9 @@ _HEADWAY_COMPLETE=fish_source headway | source          # fish: a line of ~/.con
 | `results[].total_s` | the same with making the workload before and the metrics after |
 | `results[].calibrated` | whether step times come from measurements of this GPU and engine |
 | `results[].notes` | what was skipped or assumed when the workload was read |
+| `results[].intervals` | with several seeds: of each metric, `mean` and the 95% interval of the mean, `low` to `high` |
+| `results[].verdicts` | with several seeds: of each metric of the table, `best`, `indistinguishable` (from the best) or `worse` |
+| `seeds` | with several seeds: all of them; `metrics` are those of the first |
 | `results[].metrics` | flat, as in `ttft_s.p50` or `tier.0.e2e_s.mean`; null where there is no data |
 
 [metrics.md](metrics.md) defines every metric.
@@ -217,7 +220,9 @@ def readme_page() -> str:
     text = README.read_text(encoding="utf-8")
     head, rest = text.split(BEFORE)
     _, tail = rest.split(AFTER)
-    table = render(compare(load(builtin("chat"))), width=110)
+    scenario = load(builtin("chat"))
+    runs = compare(scenario)
+    table = render(runs, width=110, seeded=replicate(scenario, runs, 5))
     lines = [line.strip().rstrip() for line in table.splitlines() if line.strip()]
     return "".join([head, BEFORE, "```text\n", "\n".join(lines), "\n```\n", AFTER, tail])
 

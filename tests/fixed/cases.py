@@ -45,7 +45,7 @@ def simulated(name: str, document: dict[str, Any], *options: str) -> None:
 
 def compared(name: str, document: dict[str, Any], option: str = "") -> None:
     """Adds a case of one scenario whose variants are compared."""
-    command = f"compare scenario.yaml --out out {JSON} {option}".strip()
+    command = f"compare scenario.yaml --seeds 1 --out out {JSON} {option}".strip()
     case(name, command, files={"scenario.yaml": {"name": name, **document}})
 
 
@@ -88,15 +88,15 @@ SWAP = {**SIMULATED, "preemption": "swap", "host_memory_bytes": 2e9}
 
 case(
     "preset-chat",
-    "compare --builtin chat --num-requests 200 --warmup-s 1 --routing round-robin,jsq-tokens,least-kv "
+    "compare --seeds 1 --builtin chat --num-requests 200 --warmup-s 1 --routing round-robin,jsq-tokens,least-kv "
     f"--ordering fcfs,priority --out out {JSON}",
     "simulate --builtin chat --num-requests 200 --warmup-s 1 --routing power-of-two --ordering fcfs --no-progress "
     "--trace-out trace.json",
-    "compare --builtin chat --num-requests 100 --warmup-s 0 --no-progress",
+    "compare --seeds 1 --builtin chat --num-requests 100 --warmup-s 0 --no-progress",
 )
-case("preset-pascal", f"compare --builtin pascal --num-requests 120 --out out {JSON}")
-case("preset-ktier", f"compare --builtin ktier --num-requests 500 --out out {JSON}")
-case("preset-cauchy", f"compare --builtin cauchy --num-requests 150 --out out {JSON}")
+case("preset-pascal", f"compare --seeds 1 --builtin pascal --num-requests 120 --out out {JSON}")
+case("preset-ktier", f"compare --seeds 1 --builtin ktier --num-requests 500 --out out {JSON}")
+case("preset-cauchy", f"compare --seeds 1 --builtin cauchy --num-requests 150 --out out {JSON}")
 case(
     "preset-cascadia",
     f"simulate --builtin cascadia --num-requests 150 --out out --decisions decisions.jsonl {JSON}",

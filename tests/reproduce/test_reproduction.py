@@ -21,11 +21,11 @@ from scipy.stats import t as student
 import reproduced
 from headway.cli import main
 from headway.core.errors import HeadwayError
+from headway.metrics.interval import interval, quantile
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce import tasks as tasks_module
 from headway.reproduce.claims import AtLeast, AtMost, Between, EverySeed, Rule, Value
-from headway.reproduce.interval import interval, quantile
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
 from headway.reproduce.runner import Runner, processes

@@ -11,9 +11,9 @@ from headway.cli.flags import scenario_file
 from headway.cli.output import counting, print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
+from headway.metrics.interval import interval
 from headway.planning.tiers import rehearsal
 from headway.planning.tiers.search import TierPlan, TierSetting
-from headway.reproduce.interval import interval
 from headway.scenario import Simulator
 
 _path = click.Path(path_type=Path)

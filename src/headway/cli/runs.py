@@ -18,10 +18,11 @@ from headway.cli.output import PATH, console, no_progress_option, print_json
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, read, variants
 from headway.core.errors import HeadwayError
+from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
 from headway.report import html, trace
 from headway.report.run import Run
-from headway.report.table import render
+from headway.report.table import COLUMNS, render
 from headway.scenario.oracle_plan import best_timetable
 from headway.scenario.run import assemble, provenance
 from headway.workload.atomic_file import write_text
@@ -70,7 +71,7 @@ class Outputs(Struct, frozen=True):
         return Outputs(**{name: flags.pop(name) for name in Outputs.__struct_fields__ if name in flags})
 
 
-class RunResult(Struct, frozen=True):
+class RunResult(Struct, frozen=True, omit_defaults=True):
     """One run, as in JSON."""
 
     policies: dict[str, str]
@@ -81,9 +82,13 @@ class RunResult(Struct, frozen=True):
     calibrated: bool
     notes: tuple[str, ...]
     metrics: dict[str, float | int | None]
+    intervals: dict[str, Estimate] = {}
+    """Of metrics over several seeds."""
+    verdicts: dict[str, Verdict] = {}
+    """Of metrics over several seeds, against the best run."""
 
 
-class RunResults(Struct, frozen=True):
+class RunResults(Struct, frozen=True, omit_defaults=True):
     """The output of `--json`."""
 
     version: str
@@ -91,11 +96,14 @@ class RunResults(Struct, frozen=True):
     seed: int
     scenario: str
     results: list[RunResult]
+    seeds: tuple[int, ...] = ()
+    """Of the intervals; `metrics` are those of the first one."""
 
 
-def results(runs: Sequence[Run], scenario: Scenario) -> RunResults:
+def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | None = None) -> RunResults:
     """The runs of a scenario, as in JSON."""
     origin = provenance(scenario)
+    intervals, verdicts = ([{} for _ in runs], [{} for _ in runs]) if seeded is None else _over_seeds(seeded)
     return RunResults(
         version=origin.version,
         name=scenario.spec.name,
@@ -111,10 +119,26 @@ def results(runs: Sequence[Run], scenario: Scenario) -> RunResults:
                 calibrated=run.calibrated,
                 notes=run.notes,
                 metrics=flatten(run.summary),
+                intervals=intervals[i],
+                verdicts=verdicts[i],
             )
-            for run in runs
+            for i, run in enumerate(runs)
         ],
+        seeds=() if seeded is None else seeded.seeds,
     )
+
+
+def _over_seeds(seeded: SeededMetrics) -> tuple[list[dict[str, Estimate]], list[dict[str, Verdict]]]:
+    """By run: the intervals of its metrics, and the verdicts on those of the table."""
+    runs = range(len(seeded.flat))
+    estimates = [{key: seeded.estimate(i, key) for key in seeded.flat[i][0]} for i in runs]
+    intervals = [{key: each for key, each in of_run.items() if each is not None} for of_run in estimates]
+    verdicts: list[dict[str, Verdict]] = [{} for _ in runs]
+    for column in COLUMNS:
+        for i, verdict in enumerate(seeded.verdicts(column.key, column.better) if column.better else ()):
+            if verdict is not None:
+                verdicts[i][column.key] = verdict
+    return intervals, verdicts
 
 
 def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
@@ -126,20 +150,20 @@ def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
     return [replace(run, summary=structs.replace(run.summary, gpu_hours_clairvoyant=hours)) for run in runs]
 
 
-def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs) -> None:
+def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: SeededMetrics | None = None) -> None:
     """Write the requested files, then print."""
     command = " ".join(["headway", *sys.argv[1:]])
     if outputs.out is not None:
-        _write_folder(runs, scenario, outputs.out)
+        _write_folder(runs, scenario, outputs.out, seeded)
     if outputs.html is not None:
-        html.write(runs, provenance(scenario, command), _with_folder(outputs.html))
+        html.write(runs, provenance(scenario, command), _with_folder(outputs.html), seeded)
     if outputs.trace_out is not None:
         trace.write(runs[0], provenance(scenario, command), _with_folder(outputs.trace_out))
     if outputs.as_json:
-        print_json(results(runs, scenario))
+        print_json(results(runs, scenario, seeded))
     else:
         terminal = console()
-        click.echo(render(runs, width=terminal.width, color=sys.stdout.isatty()))
+        click.echo(render(runs, width=terminal.width, color=sys.stdout.isatty(), seeded=seeded))
     for path in (outputs.out, outputs.html, outputs.trace_out):
         if path is not None:
             click.echo(f"wrote {path}", err=True)
@@ -151,10 +175,10 @@ def _with_folder(path: Path) -> Path:
     return path
 
 
-def _write_folder(runs: Sequence[Run], scenario: Scenario, folder: Path) -> None:
+def _write_folder(runs: Sequence[Run], scenario: Scenario, folder: Path, seeded: SeededMetrics | None) -> None:
     """Write `results.json` and the records: of a single run into the folder itself, of several into a folder each."""
     for run, variant in zip(runs, variants(scenario), strict=True):
         own = folder if len(runs) == 1 else folder / re.sub(r"[^\w.-]+", "-", "--".join(run.policies.values()))
         records.save(run.records, own, asdict(provenance(variant)))
-    text = json.format(json.encode(results(runs, scenario)), indent=2).decode()
+    text = json.format(json.encode(results(runs, scenario, seeded)), indent=2).decode()
     write_text(folder / "results.json", text + "\n")

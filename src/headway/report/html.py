@@ -7,12 +7,13 @@ from html import escape
 from pathlib import Path
 
 from headway.core.errors import HeadwayError
+from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import RequestMetrics, flatten
 from headway.report import charts
 from headway.report.describe import DEFINITIONS
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 from headway.report.run import Provenance, Run, named_by_policies
-from headway.report.table import COLUMNS, UNCALIBRATED, compare, seconds, short_number
+from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, seeds_note, short_number
 from headway.workload.atomic_file import write_text
 
 JS = """
@@ -45,12 +46,12 @@ MOST_COLUMNS = 15
 """Most columns of the comparison, so that it fits a laptop screen."""
 
 
-def write(runs: Sequence[Run], provenance: Provenance, path: Path) -> None:
+def write(runs: Sequence[Run], provenance: Provenance, path: Path, seeded: SeededMetrics | None = None) -> None:
     """Write the report to `path` atomically. HeadwayError if the file cannot be written."""
-    write_text(path, page(runs, provenance))
+    write_text(path, page(runs, provenance, seeded))
 
 
-def page(runs: Sequence[Run], provenance: Provenance) -> str:
+def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | None = None) -> str:
     """Return the page. HeadwayError if there are no runs."""
     if not runs:
         raise HeadwayError("a report needs at least one run")
@@ -61,7 +62,7 @@ def page(runs: Sequence[Run], provenance: Provenance) -> str:
     body = "\n".join(
         [
             _header(title, runs, provenance),
-            _comparison(runs),
+            _comparison(runs, seeded),
             _chips(runs),
             _latency(figures),
             _load(figures),
@@ -129,19 +130,29 @@ def _swatch(run: int) -> str:
     return f'<span class="swatch" style="background:{COLORS[run % len(COLORS)]}"></span>'
 
 
-def _comparison(runs: Sequence[Run]) -> str:
-    compared = compare(runs).limited_to(MOST_COLUMNS)
+def _comparison(runs: Sequence[Run], seeded: SeededMetrics | None) -> str:
+    compared = compare(runs, seeded).limited_to(MOST_COLUMNS)
     rows = []
     for index, (label, cells) in enumerate(zip(compared.labels, compared.cells, strict=True)):
         names = "".join(
             f'<td class="name">{_swatch(index) if i == 0 else ""}{escape(text)}</td>' for i, text in enumerate(label)
         )
-        values = "".join(f"{BEST_CELL if cell.best else '<td>'}{escape(cell.text)}</td>" for cell in cells)
+        values = "".join(f"{_cell_tag(cell)}{escape(cell.text)}</td>" for cell in cells)
         rows.append(names + values)
     heads = [*compared.kinds, *(column.title for column in compared.columns)]
-    marked = any(cell.best for row in compared.cells for cell in row)
-    legend = '<p class="quiet">The best value of a column is green.</p>' if marked else ""
+    every = [cell for row in compared.cells for cell in row]
+    words = [seeds_note(seeded)] if seeded is not None else []
+    words += ["The best value of a column is green."] if any(cell.best for cell in every) else []
+    if any(cell.same for cell in every):
+        words.append(
+            "Values that are not distinguishable from the best by their differences seed by seed are underlined."
+        )
+    legend = f'<p class="quiet">{escape(" ".join(words))}</p>' if words else ""
     return f"<section>\n<h2>Summary</h2>\n{legend}{table(heads, len(compared.kinds), rows)}\n</section>"
+
+
+def _cell_tag(cell: Cell) -> str:
+    return BEST_CELL if cell.best else '<td class="same">' if cell.same else "<td>"
 
 
 def _chips(runs: Sequence[Run]) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
 from headway.report.run import Run
 
@@ -100,7 +101,7 @@ UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the
 SAME_WITHIN = 0.005
 """If all runs are within this relative difference, none is marked as best."""
 
-BEST = "*"
+BEST, SAME = "*", "="
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Cell:
 
     text: str
     best: bool
+    same: bool = False
+    """With several seeds: it is not best alone, and not distinguishable from the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +137,18 @@ class Comparison:
         return self.without(present[: max(too_many, 0)])
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    """Compare runs by the metrics with data, and mark the best value of each metric in which runs differ."""
+def compare(runs: Sequence[Run], seeded: SeededMetrics | None = None) -> Comparison:
+    """Compare runs by the metrics with data, and mark the best value of each metric in which runs differ.
+
+    With `seeded`, values are means over seeds with the halves of their 95% intervals, and marks are those of
+    differences that hold.
+    """
     flat = [flatten(run.summary) for run in runs]
     columns = tuple(column for column in COLUMNS if _has_data(column.key, flat))
-    by_column = [_cells(column, [numbers[column.key] for numbers in flat]) for column in columns]
+    if seeded is not None and seeded.varies:
+        by_column = [_seeded_cells(column, seeded, len(runs)) for column in columns]
+    else:
+        by_column = [_cells(column, [numbers[column.key] for numbers in flat]) for column in columns]
     kinds = tuple(dict.fromkeys(kind for run in runs for kind in run.policies)) or ("run",)
     return Comparison(
         kinds=kinds,
@@ -164,23 +174,59 @@ def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
     return [Cell(text, text == winner) for text in texts]
 
 
-def comparison_table(runs: Sequence[Run], *, width: int) -> Table:
+def _seeded_cells(column: Column, seeded: SeededMetrics, num_runs: int) -> list[Cell]:
+    estimates = [seeded.estimate(run, column.key) for run in range(num_runs)]
+    means = [each.mean for each in estimates if each is not None]
+    verdicts: Sequence[Verdict | None] = [None] * num_runs
+    if column.better and means and max(means) - min(means) > SAME_WITHIN * max(map(abs, means)):
+        verdicts = seeded.verdicts(column.key, column.better)
+    return [
+        Cell("-", False) if each is None
+        else Cell(with_half(column, each), verdict == "best", verdict == "indistinguishable")
+        for each, verdict in zip(estimates, verdicts, strict=True)
+    ]  # fmt: skip
+
+
+def with_half(column: Column, each: Estimate) -> str:
+    """A mean and half of its interval in the same unit, as in "412 ms ±13"."""
+    if each.half <= 0:
+        return column.show(each.mean)
+    scale = 100.0 if column.show is percent else 1000.0 if column.show is seconds and abs(each.mean) < 0.9995 else 1.0
+    return f"{column.show(each.mean)} ±{float(f'{each.half * scale:.2g}'):,g}"
+
+
+def comparison_table(runs: Sequence[Run], *, width: int, seeded: SeededMetrics | None = None) -> Table:
     """A table with one row per run for a console of `width` characters. Less important columns are dropped."""
-    compared = compare(runs)
+    compared = compare(runs, seeded)
     console = Console(width=10_000, file=StringIO())
     for num_dropped in range(len(DROPPED_FIRST) + 1):
-        table = _table(runs, compared.without(DROPPED_FIRST[:num_dropped]))
+        table = _table(runs, compared.without(DROPPED_FIRST[:num_dropped]), seeded)
         if console.measure(table).maximum <= width:
             break
     return table
 
 
-def _table(runs: Sequence[Run], compared: Comparison) -> Table:
+def seeds_note(seeded: SeededMetrics) -> str:
+    """What the numbers of several seeds are."""
+    num = len(seeded.seeds)
+    if not seeded.varies:
+        return (
+            f"{num} seeds give the same numbers: workload and policies draw none. They hold for these requests alone."
+        )
+    return f"Means over {num} seeds, ± half of the 95% interval."
+
+
+def _table(runs: Sequence[Run], compared: Comparison, seeded: SeededMetrics | None) -> Table:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     if not all(run.calibrated for run in runs):
         notes.append(UNCALIBRATED)
-    if any(cell.best for row in compared.cells for cell in row):
+    if seeded is not None:
+        notes.append(seeds_note(seeded))
+    marked = [cell for row in compared.cells for cell in row]
+    if any(cell.best for cell in marked):
         notes.append(f"{BEST} best of its column.")
+    if any(cell.same for cell in marked):
+        notes.append(f"{SAME} indistinguishable from the best of its column, by the differences seed by seed.")
     caption = "\n".join(notes) or None
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for kind in compared.kinds:
@@ -188,14 +234,19 @@ def _table(runs: Sequence[Run], compared: Comparison) -> Table:
     for column in compared.columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     for label, cells in zip(compared.labels, compared.cells, strict=True):
-        texts = (f"[bold green]{cell.text}{BEST}[/]" if cell.best else f"{cell.text} " for cell in cells)
-        table.add_row(*map(escape, label), *texts)
+        table.add_row(*map(escape, label), *map(_marked, cells))
     return table
 
 
-def render(runs: Sequence[Run], *, width: int, color: bool = False) -> str:
+def _marked(cell: Cell) -> str:
+    if cell.best:
+        return f"[bold green]{cell.text}{BEST}[/]"
+    return f"[green]{cell.text}{SAME}[/]" if cell.same else f"{cell.text} "
+
+
+def render(runs: Sequence[Run], *, width: int, color: bool = False, seeded: SeededMetrics | None = None) -> str:
     """Render the table as text for a console of `width` characters."""
     console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     with console.capture() as capture:
-        console.print(comparison_table(runs, width=width))
+        console.print(comparison_table(runs, width=width, seeded=seeded))
     return capture.get()

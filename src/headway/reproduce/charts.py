@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from headway.metrics.interval import interval
 from headway.metrics.series import cdf
 from headway.report.charts import Figure, layout, line_style, numbers
 from headway.report.page import COLORS
-from headway.reproduce.interval import interval
 
 Seeds = Sequence[float | None]
 """One value for each seed; None if a seed has none."""

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import msgspec
 
+from headway.metrics.interval import interval
 from headway.report.table import short_number
-from headway.reproduce.interval import interval
 
 Value = float | bool | None
 """The value of one seed; None if the run has none."""

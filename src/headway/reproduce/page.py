@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from headway import __version__
+from headway.metrics.interval import LEVEL
 from headway.report.page import DRAW, document, facts, literal, table
 from headway.report.table import seconds, short_number
 from headway.reproduce.findings import Exhibit, Figure
-from headway.reproduce.interval import LEVEL
 from headway.reproduce.reproduction import ClaimResult, Reproduced
 from headway.reproduce.text import MARKS, WORDS, counted
 

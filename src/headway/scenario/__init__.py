@@ -2,9 +2,9 @@
 
 from headway.config.scenario import Scenario, StepTimes, variant, variants
 from headway.scenario.policies import policies_of
-from headway.scenario.run import Progress, Simulator, assemble, compare, load, provenance, run
+from headway.scenario.run import Progress, Simulator, assemble, compare, load, provenance, replicate, run
 
 __all__ = [
     "Progress", "Scenario", "Simulator", "StepTimes", "assemble", "compare", "load", "policies_of", "provenance",
-    "run", "variant", "variants",
+    "replicate", "run", "variant", "variants",
 ]  # fmt: skip

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import nullcontext
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from headway import __version__
 from headway.config import scenario as config
 from headway.config.fleet import fleet_of
-from headway.config.scenario import Changes, Scenario, StepTimes, only_variant, read, variants
+from headway.config.scenario import Changes, Scenario, StepTimes, only_variant, read, variants, with_seed
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
 from headway.control.decisions import DecisionObserver
@@ -27,12 +26,14 @@ from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.core.record import Outcome, Records
-from headway.metrics.summary import Summary, summarize
+from headway.metrics.seeds import SeededMetrics
+from headway.metrics.summary import Summary, flatten, summarize
 from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.report.run import Provenance, Run
 from headway.scenario import replan
 from headway.scenario.long_term import knows_future
 from headway.scenario.policies import check, labels, policies_of, scaler_of
+from headway.scenario.processes import processes
 from headway.scenario.replan import replanner_of
 from headway.sim.cluster import simulate
 from headway.workload.generate import build
@@ -125,16 +126,47 @@ def compare(
 ) -> list[Run]:  # fmt: skip
     """Simulate every variant, in `jobs` processes or in a pool. All get the same arrivals and lengths."""
     chosen = variants(scenario)
-    if pool is None and jobs == 1:
-        return [run(each, _part(progress, i, len(chosen)), with_bound=with_bound) for i, each in enumerate(chosen)]
-    own = ProcessPoolExecutor(min(jobs, len(chosen)), get_context("spawn")) if pool is None else nullcontext(pool)
+    own = processes(jobs, len(chosen)) if pool is None else nullcontext(pool)
     runs: list[Run] = []
     with own as workers:
+        if workers is None:
+            return [run(each, _part(progress, i, len(chosen)), with_bound=with_bound) for i, each in enumerate(chosen)]
         for done in workers.map(partial(run, with_bound=with_bound), chosen):
             runs.append(done)
             if progress:
                 progress(len(runs) / len(chosen))
     return runs
+
+
+def replicate(
+    scenario: Scenario, runs: Sequence[Run], num_seeds: int, jobs: int = 1, progress: Progress | None = None,
+    pool: Executor | None = None,
+) -> SeededMetrics:  # fmt: skip
+    """The metrics of `compare`'s runs and of the same variants with the following seeds, `num_seeds` in all.
+
+    A variant whose second seed changes nothing (a trace, and policies that draw no random numbers) is not run again.
+    """
+    chosen, first = variants(scenario), scenario.spec.seed
+    seeds = tuple(range(first, first + num_seeds))
+    flat: list[list[dict[str, float | int | None]]] = [[flatten(each.summary)] for each in runs]
+    num_done, expected = 0, len(chosen) * (num_seeds - 1)
+    own = processes(jobs, expected) if pool is None else nullcontext(pool)
+    with own as workers:
+        work = map if workers is None else workers.map
+        for batch in (seeds[1:2], seeds[2:]):
+            varying = [i for i, values in enumerate(flat) if len(values) == 1 or values[1] != values[0]]
+            tasks = [(i, with_seed(chosen[i], seed)) for seed in batch for i in varying]
+            for (i, _), metrics in zip(tasks, work(_metrics, [each for _, each in tasks]), strict=True):
+                flat[i].append(metrics)
+                num_done += 1
+                if progress:
+                    progress(num_done / expected)
+    same = (values + values[:1] * (num_seeds - len(values)) for values in flat)
+    return SeededMetrics(seeds, tuple(map(tuple, same)))
+
+
+def _metrics(scenario: Scenario) -> dict[str, float | int | None]:
+    return flatten(run(scenario).summary)
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:

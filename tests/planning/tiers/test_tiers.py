@@ -17,9 +17,9 @@ from headway import scenario
 from headway.cli import main
 from headway.config.spec import PolicySpecs
 from headway.core.errors import HeadwayError
+from headway.metrics.interval import interval
 from headway.planning.tiers.rehearsal import with_tiers
 from headway.planning.tiers.search import merged, plan
-from headway.reproduce.interval import interval
 
 
 @given(st.integers(1, 12), st.integers(1, 12))

@@ -10,10 +10,10 @@ from typing import Any
 
 from headway import scenario
 from headway.config.strict_yaml import Places
+from headway.metrics.interval import interval
 from headway.planning.tiers import rehearsal, search
 from headway.reproduce import charts
 from headway.reproduce.findings import Exhibit, Figure, Finding, PaperTable, Row
-from headway.reproduce.interval import interval
 from headway.reproduce.ktier import runs
 from headway.reproduce.ktier.runs import INFAAS, LLUMLET, VLLM, ktier_policies
 from headway.reproduce.results import Key, Results, SeedResults, ratios, reductions
