@@ -12,7 +12,7 @@ from headway import serving
 from headway.config.scenario import Scenario, variant, variants
 from headway.core.errors import HeadwayError
 from headway.emulator import tokens
-from headway.emulator.vllm import SurfaceConfig
+from headway.emulator.completion import SurfaceConfig
 from headway.gateway.fleet.specs import Processes
 from headway.scenario.presets import builtin
 from headway.serving.emulated_fleet import emulated, pool_of

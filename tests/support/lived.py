@@ -25,9 +25,10 @@ from headway.core.fleet import Pool
 from headway.core.policy import Ordering
 from headway.core.record import Records
 from headway.emulator import engine as emulated
+from headway.emulator.completion import SurfaceConfig
 from headway.emulator.kv_exchange import KvLink
 from headway.emulator.sglang import SglangSurface, SinglePhase
-from headway.emulator.vllm import SurfaceConfig, VllmSurface
+from headway.emulator.vllm import VllmSurface
 from headway.emulator.vllm import application as emulator
 from headway.gateway import clock
 from headway.gateway.gateway import Gateway

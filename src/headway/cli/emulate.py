@@ -103,10 +103,11 @@ def command(
     It batches as the simulator does, and each step takes its predicted time. Answers are made-up words.
     """
     try:
+        from headway.emulator.completion import SurfaceConfig
         from headway.emulator.engine import EmulatedEngine
         from headway.emulator.kv_exchange import KvLink
         from headway.emulator.sglang import BOOTSTRAP_PORT, SglangSurface, SinglePhase
-        from headway.emulator.vllm import SurfaceConfig, VllmSurface, application
+        from headway.emulator.vllm import VllmSurface, application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
     flags = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}

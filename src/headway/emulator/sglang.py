@@ -14,18 +14,10 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from headway.emulator.bootstrap import FAKE_BOOTSTRAP_HOST, BootstrapRoom, BootstrapServer, wait_for
+from headway.emulator.completion import BadRequestError, Completion, SurfaceConfig
 from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_exchange import KvGoneError
-from headway.emulator.vllm import (
-    BadRequestError,
-    Completion,
-    CompletionsEndpoint,
-    SurfaceConfig,
-    VllmSurface,
-    send_answer,
-    send_failure,
-    send_json,
-)
+from headway.emulator.vllm import CompletionsEndpoint, VllmSurface, send_answer, send_failure, send_json
 
 _NO_ROOM = "Disaggregated request received without bootstrap room id."
 _HANG, _BREAK_TRANSFER = "hang", "transfer"
@@ -122,6 +114,8 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
         host, room, port = (completion.body.get(f"bootstrap_{name}") for name in ("host", "room", "port"))
         if room is None:
             raise BadRequestError(_NO_ROOM)
+        if len(completion.choices) > 1:
+            raise BadRequestError("n: expected 1 with disaggregation")
         if not isinstance(host, str) or type(room) is not int or type(port) is not int:
             raise BadRequestError("bootstrap_host, bootstrap_port, bootstrap_room: expected a host and two numbers")
 
@@ -156,8 +150,8 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
             if generated is not None:
                 engine.abort(generated)
             bootstrap.leave(number, has_failed)
-        completion.output_tokens, completion.finish = 1, "length"
-        await send_answer(completion, _SingleToken(), send)
+        completion.choices[0].truncate(1)
+        await send_answer(completion, [_SingleToken()], send)
 
     async def _decode(self, completion: Completion, send: Send) -> None:
         """Have the other engine compute the prompt, fetch its KV, and decode from there."""
@@ -170,11 +164,12 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
             if completion.fault == _BREAK_TRANSFER and blocks is not None:
                 engine.kv.release(blocks, engine.now)
                 raise KvGoneError("KVTransferError: this failure was asked for")
+        choice = completion.choices[0]
         generated = engine.begin(
-            len(completion.prompt), completion.output_tokens, self.tier(completion), completion.reasoning_left, None,
-            blocks, blocks is not None,
+            len(completion.prompt), choice.output_tokens, self.tier(completion), choice.reasoning_left, None, blocks,
+            blocks is not None,
         )  # fmt: skip
         try:
-            await send_answer(completion, generated, send)
+            await send_answer(completion, [generated], send)
         finally:
             engine.abort(generated)

@@ -61,11 +61,22 @@ def question_hash(prompt: list[int]) -> float:
 
 
 class TokenSequence:
-    """One sequence of tokens: a prompt, and the answer that is generated."""
+    """One sequence of tokens: a prompt, and the answer that is generated.
 
-    def __init__(self, prompt: list[int], output_tokens: int, reasoning_tokens: int) -> None:
+    `script`: the answer's text in tokens, where it is determined; its reasoning is free. `variant`: another answer to
+    the same prompt.
+    """
+
+    def __init__(
+        self, prompt: list[int], output_tokens: int, reasoning_tokens: int, script: list[str] | None = None,
+        variant: int = 0,
+    ) -> None:  # fmt: skip
         self.num = len(prompt)
-        self._last = prompt[-1] if prompt else 0
+        self._last = (prompt[-1] if prompt else 0) + 7_919 * variant
+        self._script = script
+        self._num_scripted = 0
+        self._words: dict[int, str] = {}
+        """Texts of the script's tokens."""
         start = _last_of(prompt, ASSISTANT)
         self.left: int | None = None
         """Tokens until the answer ends by itself; None: it never does."""
@@ -77,6 +88,8 @@ class TokenSequence:
         self.reasoning_left = 0
         if think is not None and not has_reasoned:
             self.reasoning_left = max(reasoning_tokens - (self.num - think - 1), 1)
+        if script is not None:
+            self.left = self.reasoning_left + len(script)
 
     def extend(self, num: int) -> list[int]:
         """Generate the next `num` tokens."""
@@ -84,12 +97,27 @@ class TokenSequence:
         for _ in range(num):
             if self.reasoning_left == 1:
                 self._last = THINK_END
+            elif not self.reasoning_left and self._script is not None:
+                self._last = self._next_of_script(self._script)
             else:
                 self._last = _FIRST + (self._last * 48_271 + self.num * 69_621) % (_VOCABULARY - _FIRST)
             self.reasoning_left = max(self.reasoning_left - 1, 0)
             self.num += 1
             ids.append(self._last)
         return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens of this sequence."""
+        return "".join(self._words[id] if id in self._words else decode([id]) for id in ids)
+
+    def _next_of_script(self, script: list[str]) -> int:
+        """The next token of the script: an id of its own, which names its text."""
+        word = script[self._num_scripted]
+        self._num_scripted += 1
+        id = _VOCABULARY + crc32(word.encode()) % _VOCABULARY
+        while self._words.setdefault(id, word) != word:
+            id += 1
+        return id
 
 
 def _last_of(ids: list[int], wanted: int) -> int | None:
