@@ -11,6 +11,9 @@ from msgspec.structs import asdict
 
 from headway import catalog
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Parallel
+from headway.perf.memory import kept_share, kv_bytes_per_token, plan
+from headway.perf.params import num_windowed_layers, weights_bytes
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -150,3 +153,92 @@ def test_invalid_configs_are_errors(tmp_path: Path) -> None:
 def test_quantised_weights_are_recognised(quantization: object, dtype: str, tmp_path: Path) -> None:
     path = written(tmp_path, LLAMA | {"quantization_config": quantization})
     assert catalog.model_from_config(path).dtype == dtype
+
+
+GEMMA_3_27B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "text_config": {
+        "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
+        "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16, "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}  # fmt: skip
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+}  # fmt: skip
+QWEN_3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1,
+    "full_attention_interval": 4, "head_dim": 256, "hidden_size": 2048, "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "moe_intermediate_size": 512,
+    "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 2, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 151936,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "full", "heads", "billions"),
+    [(GEMMA_3_27B, 1024, 10, (32, 16, 128), 27.0), (GEMMA_3_4B, 1024, 5, (8, 4, 256), 3.9)],
+)
+def test_gemma_3_has_five_windowed_layers_of_six(
+    config: Any, window: int, full: int, heads: tuple[int, int, int], billions: float, tmp_path: Path
+) -> None:
+    """The published configs leave out the pattern, and the smaller one the heads."""
+    model = catalog.model_from_config(written(tmp_path, config))
+    assert (model.sliding_window_tokens, model.num_layers - num_windowed_layers(model)) == (window, full)
+    assert (model.num_heads, model.num_kv_heads, model.head_dim) == heads and model.tie_embeddings
+    assert weights_bytes(model) / 2e9 == pytest.approx(billions, rel=0.03)
+
+
+def test_layer_types_and_patterns_say_the_same(tmp_path: Path) -> None:
+    text = GEMMA_3_27B["text_config"]
+    kinds = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(62)]
+    listed = catalog.model_from_config(written(tmp_path, {**text, "layer_types": kinds}))  # type: ignore[dict-item]
+    assert listed == catalog.model_from_config(written(tmp_path, {**text, "_sliding_window_pattern": 6}))  # type: ignore[dict-item]
+
+
+def test_gemma_3_keeps_windows(tmp_path: Path) -> None:
+    """62 layers of full KV were a quarter of what an H100 holds of long sequences."""
+    model = catalog.model_from_config(written(tmp_path, GEMMA_3_27B))
+    h100, vllm = catalog.gpu("h100"), catalog.engine("vllm-v1")
+    full = plan(model, h100, vllm, Parallel()).kv_capacity_tokens
+    long = plan(model, h100, vllm, Parallel(), mean_sequence_tokens=16_384).kv_capacity_tokens
+    assert long / full == pytest.approx(62 / (10 + 52 * 1024 / 16_384), rel=0.01)
+    assert plan(model, h100, vllm, Parallel(), mean_sequence_tokens=600).kv_capacity_tokens == full
+
+
+def test_linear_attention_keeps_a_state(tmp_path: Path) -> None:
+    """One layer of four has a KV cache, and the others 2 MiB of state for each sequence."""
+    model = catalog.model_from_config(written(tmp_path, QWEN_3_NEXT))
+    assert model.window_is_state and model.num_layers - num_windowed_layers(model) == 12
+    state_bytes = 4 * 32 * 128 * 128 + 2 * 3 * (2 * 16 * 128 + 32 * 128)
+    assert model.sliding_window_tokens == pytest.approx(state_bytes / (2 * 2 * 2 * 256), abs=1)
+    assert kv_bytes_per_token(model) == 12 * 2 * 2 * 256 * 2
+    assert weights_bytes(model) / 2e9 == pytest.approx(80, rel=0.03)
+    assert kept_share(model, 262_144) == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+            "model_type is 'bert', an encoder, which generates",
+        ),
+        (
+            {"architectures": ["BertModel"], "model_type": "bert"},
+            "an encoder, which generates no tokens; expected a dec",
+        ),
+        ({"architectures": ["XLMRobertaForMaskedLM"], "model_type": ""}, "an encoder"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, r"layers that Headway does not model \(mamba_d_state\)"),
+    ],
+)
+def test_what_is_no_decoder_is_refused(config: dict[str, Any], what: str, tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match=f"config.json: model_type is .*{what}|{what}"):
+        catalog.model_from_config(written(tmp_path, {**LLAMA, **config}))

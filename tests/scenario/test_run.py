@@ -280,3 +280,17 @@ def test_slos_of_the_scenario_hold_for_requests_without_their_own() -> None:
     workload = {"arrivals": 5, "num_requests": 50, "prompt_tokens": 100, "output_tokens": 20}
     strict, lax = (run(scenario(workload=workload, slo={"ttft_s": s})).summary for s in (1e-6, 100.0))
     assert (strict.slo_attainment, lax.slo_attainment) == (0.0, 1.0)
+
+
+def test_windowed_layers_keep_a_part_of_long_sequences() -> None:
+    """Half of the layers of gpt-oss keep 128 tokens, so that a replica holds nearly twice as many of long sequences."""
+
+    def capacity(prompt_tokens: int, **pool: float) -> int:
+        workload = {"arrivals": 5, "num_requests": 20, "prompt_tokens": prompt_tokens, "output_tokens": 20}
+        fleet = [{"model": "gpt-oss-20b", "gpu": "h100", **pool}]
+        made = run(assemble({"name": "windows", "workload": workload, "fleet": fleet}, Places(), Path()))
+        return made.records.replicas[0].kv_capacity_tokens
+
+    full = capacity(100)
+    assert capacity(8000) == pytest.approx(full / (0.5 + 0.5 * 128 / 8010), rel=0.01)
+    assert capacity(100, mean_sequence_tokens=8010) == capacity(8000)

@@ -15,9 +15,10 @@ def model_from_config(path: str | Path, name: str | None = None) -> Model:
     """Return the model that a Hugging Face config.json describes.
 
     Supports dense transformers of the Llama kind (Llama, Mistral, Qwen, Yi, ...), Bloom, and the mixtures of experts of
-    Mixtral, Qwen, DeepSeek-V2/V3 (with latent attention), Llama 4 and GPT-OSS. Of a multimodal model only the text part
-    counts. `name` defaults to the config's `_name_or_path`, else to the folder. HeadwayError names the file and the key
-    that is missing or invalid.
+    Mixtral, Qwen, DeepSeek-V2/V3 (with latent attention), Llama 4 and GPT-OSS, with layers of sliding windows (Gemma)
+    or of linear attention (Qwen3-Next). Of a multimodal model only the text part counts. `name` defaults to the
+    config's `_name_or_path`, else to the folder. HeadwayError names the file and the key that is missing or invalid,
+    and refuses encoders and state-space layers.
     """
     file = Path(path)
     config = _read(file)
@@ -25,10 +26,51 @@ def model_from_config(path: str | Path, name: str | None = None) -> Model:
     if isinstance(text, dict):
         inherited = {k: v for k, v in config.items() if k not in text and k != "text_config"}
         config = ConfigKeys(file, {**inherited, **text})
+    _check_decoder(config)
+    config = ConfigKeys(file, {**_DEFAULTS.get(str(config.get("model_type")), {}), **config})
     shown = name or str(config.get("_name_or_path") or "") or file.resolve().parent.name
     if config.get("model_type") == "bloom":
         return _bloom(config, shown)
     return _transformer(config, shown)
+
+
+_GEMMA_3: dict[str, Any] = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+    "max_position_embeddings": 131_072, "sliding_window": 4096, "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 2},
+    "gemma3": _GEMMA_3, "gemma3_text": _GEMMA_3,
+    "gpt_oss": {"sliding_window_pattern": 2},
+    "cohere2": {"sliding_window_pattern": 4, "tie_word_embeddings": True},
+    "qwen3_next": {"full_attention_interval": 4},
+}  # fmt: skip
+"""Keys that published configs of a family leave out, with the values of `transformers`."""
+_ENCODERS = (
+    "bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "deberta", "deberta-v2", "distilbert", "mpnet",
+    "modernbert", "nomic_bert", "eurobert", "ernie", "clip", "siglip", "vit", "wav2vec2", "hubert",
+)  # fmt: skip
+_STATE_SPACE_KEYS = (
+    "mamba_d_state", "mamba_expand", "ssm_state_size", "ssm_cfg", "state_size", "hybrid_override_pattern",
+    "layers_block_type", "attn_layer_period", "attn_type_list", "linear_attn_config",
+)  # fmt: skip
+
+
+def _check_decoder(config: ConfigKeys) -> None:
+    """HeadwayError for a model that generates no tokens, or whose layers have no keys and values."""
+    kind, architectures = str(config.get("model_type") or ""), config.get("architectures") or []
+    what = ""
+    if kind.lower() in _ENCODERS or any("MaskedLM" in str(name) for name in architectures):
+        what = "an encoder, which generates no tokens"
+    elif config.get("is_encoder_decoder"):
+        what = "an encoder with a decoder"
+    elif state_space := [key for key in _STATE_SPACE_KEYS if config.get(key) is not None]:
+        what = f"with layers that Headway does not model ({state_space[0]})"
+    if what:
+        shown = kind or ", ".join(map(str, architectures))
+        raise HeadwayError(f"{config.file}: model_type is {shown!r}, {what}; expected a decoder of the Llama kind")
 
 
 class ConfigKeys(dict[str, Any]):
@@ -95,6 +137,9 @@ def _transformer(config: ConfigKeys, name: str) -> Model:
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     mla = _mla(config)
     window, every = _window(config)
+    is_state = False
+    if window is None and (state_every := _linear_layers(config)):
+        window, every, is_state = _state_tokens(config), state_every, True
     return Model(
         name=name,
         hf_id=str(config.get("_name_or_path") or ""),
@@ -112,6 +157,7 @@ def _transformer(config: ConfigKeys, name: str) -> Model:
         mla=mla,
         sliding_window_tokens=window,
         sliding_window_every=every,
+        window_is_state=is_state,
         source=str(config.file),
     )
 
@@ -172,7 +218,31 @@ def _window(config: ConfigKeys) -> tuple[int | None, int]:
         return (None, 1) if full == len(kinds) else (window, round(len(kinds) / full) if full else 1)
     if config.get("attention_chunk_size") is not None:
         return window, config.count("no_rope_layer_interval", default=4)
-    return window, 2 if config.get("model_type") == "gpt_oss" else 1
+    return window, config.count("sliding_window_pattern", "_sliding_window_pattern", default=1)
+
+
+def _linear_layers(config: ConfigKeys) -> int:
+    """n, where every n-th layer has full attention and the others linear attention; 0: none is linear."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        full = kinds.count("full_attention")
+        return round(len(kinds) / full) if full and "linear_attention" in kinds else 0
+    return config.count("full_attention_interval") if config.get("full_attention_interval") is not None else 0
+
+
+def _state_tokens(config: ConfigKeys) -> int:
+    """The state of a layer of gated linear attention (Qwen3-Next), as tokens whose KV cache is as large.
+
+    The state is a matrix of key by value dimension for each value head, with 32 bits, and the last inputs of the
+    convolution.
+    """
+    heads, keys = config.count("linear_num_value_heads"), config.count("linear_key_head_dim")
+    values, key_heads = config.count("linear_value_head_dim"), config.count("linear_num_key_heads")
+    inputs = config.count("linear_conv_kernel_dim", default=4) - 1
+    state_bytes = 4 * heads * keys * values + 2 * inputs * (2 * key_heads * keys + heads * values)
+    hidden, query_heads = config.count("hidden_size"), config.count("num_attention_heads")
+    kv_heads = config.count("num_key_value_heads", default=query_heads)
+    return -(-state_bytes // (4 * kv_heads * _head_dim(config, hidden, query_heads)))
 
 
 def _dtype(config: ConfigKeys) -> str:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from headway import catalog
-from headway.cli.output import PATH, POSITIVE, json_option, print_json, print_table
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.memory import plan
@@ -116,10 +116,12 @@ for _name, _kind in KINDS.items():
 @click.option("--tp", type=POSITIVE, default=1, show_default=True, help="Tensor parallel ranks.")
 @click.option("--pp", type=POSITIVE, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--engine", default="simulated", show_default=True, help="An engine profile of the catalog.")
+@click.option("--sequence-tokens", type=ABOVE_0, help="Mean length of sequences, of which windowed layers keep a part.")
 @json_option
 def memory(
-    model: str | None, model_config: Path | None, gpu: str, tp: int, pp: int, engine: str, as_json: bool
-) -> None:
+    model: str | None, model_config: Path | None, gpu: str, tp: int, pp: int, engine: str,
+    sequence_tokens: float | None, as_json: bool,
+) -> None:  # fmt: skip
     """Plan the GPU memory of one replica: weights, activations, and how many tokens the KV cache holds."""
     if model_config is not None and model is None:
         shape = catalog.model_from_config(model_config)
@@ -127,7 +129,7 @@ def memory(
         shape = catalog.model(model)
     else:
         raise HeadwayError("--model, --model-config: expected one of them")
-    planned = plan(shape, catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp, pp=pp))
+    planned = plan(shape, catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp, pp=pp), sequence_tokens)
     if as_json:
         print_json(planned)
         return

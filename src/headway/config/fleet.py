@@ -101,6 +101,7 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, un
         region=spec.region,
         usd_per_gpu_hour=spec.usd_per_gpu_hour,
         kv_capacity_tokens=spec.kv_capacity_tokens,
+        mean_sequence_tokens=spec.mean_sequence_tokens,
         network_bytes_per_s=spec.network_bytes_per_s,
         min_replicas=spec.min_replicas,
         max_replicas=spec.max_replicas,

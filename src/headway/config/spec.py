@@ -56,6 +56,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Price of a GPU. Without one: the catalog's."""
     kv_capacity_tokens: Count | None = None
     """Limit of the KV cache of a replica, for experiments under memory pressure."""
+    mean_sequence_tokens: Positive | None = None
+    """Mean tokens of a request in the KV cache, of which layers with a sliding window keep a window. Without it: that
+    of the workload in simulations; elsewhere such layers count as if they kept all tokens."""
     coefficients: str | None = None
     """A file of step-time coefficients that `headway calibrate` wrote. Without one: the catalog's."""
     network_bytes_per_s: Annotated[float, Meta(gt=0)] = 12.5e9

@@ -81,6 +81,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     sliding_window_tokens: int | None = None
     sliding_window_every: int = 1
     """With a window: 1 = every layer is windowed, 2 = every second, 4 = three of four."""
+    window_is_state: bool = False
+    """The windowed layers have linear attention: a state as large as the KV of a window, whatever the length."""
     aliases: tuple[str, ...] = ()
     source: str = ""
 
@@ -182,6 +184,8 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """Upper limit of scaling; None: no limit."""
     start_s: float | None = None
     """Seconds from the request for a replica until it serves; None: from the times to load and start an engine."""
+    mean_sequence_tokens: float | None = None
+    """Mean tokens of a request in the KV cache, of which windowed layers keep a part; None: they keep all."""
     role: Role = "mixed"
     handover: Handover = field(default_factory=Handover)
     """How KV caches leave the pool's replicas."""

@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
-from headway.perf.params import kv_bytes_per_token_layer, linear_bytes, routed_bytes, weights_bytes
+from headway.perf.params import (
+    kv_bytes_per_token_layer,
+    linear_bytes,
+    num_windowed_layers,
+    routed_bytes,
+    weights_bytes,
+)
 
 GIB = 2**30
 
@@ -40,16 +46,20 @@ class MemoryPlan(Struct, frozen=True, forbid_unknown_fields=True):
     kv_blocks: int
 
 
-def plan(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> MemoryPlan:
+def plan(
+    model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, mean_sequence_tokens: float | None = None
+) -> MemoryPlan:
     """Plan the memory of one replica.
 
-    Layers with a sliding window count as if they kept every token: an upper bound, exact for engines that give all
-    layers the same block table. HeadwayError if the shape is impossible or no memory is left for the cache.
+    Layers with a sliding window keep a window of each sequence, which is `mean_sequence_tokens` long; None: they count
+    as if they kept every token, as in engines that give all layers the same block table. HeadwayError if the shape is
+    impossible or no memory is left for the cache.
     """
     check_shape(model, parallel)
     weights = _weights_bytes_gpu(model, parallel)
     activations = _activation_bytes_gpu(model, engine, parallel)
-    per_token = _kv_bytes_per_token_gpu(model, engine, parallel)
+    kept = kept_share(model, mean_sequence_tokens)
+    per_token = _kv_bytes_per_token_gpu(model, engine, parallel) * kept
     available = gpu.memory_bytes * engine.gpu_memory_utilization
     blocks = int((available - weights - activations) // (per_token * engine.block_size_tokens)) * parallel.dp
     if blocks < 1:
@@ -61,7 +71,8 @@ def plan(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> MemoryPl
         kv_bytes_per_token_gpu=per_token,
         kv_bytes_per_token_replica=_kv_bytes_per_token_layer_gpu(model, engine, parallel.tp)
         * parallel.tp
-        * model.num_layers,
+        * model.num_layers
+        * kept,
         kv_capacity_tokens=blocks * engine.block_size_tokens,
         kv_blocks=blocks,
     )
@@ -69,7 +80,26 @@ def plan(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> MemoryPl
 
 def kv_bytes_per_token(model: Model, kv_dtype_bytes: float = 2.0) -> float:
     """Bytes of KV cache of one token over all layers, unreplicated."""
-    return model.num_layers * kv_bytes_per_token_layer(model, kv_dtype_bytes)
+    layers = model.num_layers - (num_windowed_layers(model) if model.window_is_state else 0)
+    return layers * kv_bytes_per_token_layer(model, kv_dtype_bytes)
+
+
+_STATE_SEQUENCE_TOKENS = 4096.0
+"""Length of sequences, where it is unknown, over which the states of linear attention are spread."""
+
+
+def kept_share(model: Model, mean_sequence_tokens: float | None) -> float:
+    """The share of the KV cache of sequences this long that the model keeps: windowed layers keep a window."""
+    if model.sliding_window_tokens is None:
+        return 1.0
+    if mean_sequence_tokens is None:
+        if not model.window_is_state:
+            return 1.0
+        mean_sequence_tokens = _STATE_SEQUENCE_TOKENS
+    window = float(model.sliding_window_tokens)
+    held = window if model.window_is_state else min(window, mean_sequence_tokens)
+    share = num_windowed_layers(model) / model.num_layers
+    return 1.0 - share + share * held / max(mean_sequence_tokens, 1.0)
 
 
 def check_shape(model: Model, parallel: Parallel) -> None:

@@ -36,7 +36,7 @@ from headway.scenario.policies import check, labels, policies_of, scaler_of
 from headway.scenario.processes import processes
 from headway.scenario.replan import replanner_of
 from headway.sim.cluster import simulate
-from headway.workload.generate import build
+from headway.workload.generate import build, generate
 from headway.workload.sources import RequestSource
 
 Progress = Callable[[float], None]
@@ -54,7 +54,7 @@ class Simulator:
 
     def records(self, scenario: Scenario) -> Records:
         chosen = _with_empty_pools(only_variant(scenario))
-        return _simulate(chosen, policies_of(chosen), _source(chosen), StepTimes(chosen))
+        return _simulate(_with_sequence_lengths(chosen), policies_of(chosen), _source(chosen), StepTimes(chosen))
 
     def policies(self, scenario: Scenario) -> Policies:
         return policies_of(_with_empty_pools(scenario))
@@ -95,6 +95,7 @@ def run(
     spec, policies, step_times = chosen.spec, policies_of(chosen), StepTimes(chosen)
     began = time.perf_counter()
     source = _source(chosen)
+    chosen = _with_sequence_lengths(chosen)
     started = time.perf_counter()
     records = _simulate(chosen, policies, source, step_times, progress, decisions)
     simulated = time.perf_counter()
@@ -180,6 +181,27 @@ def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
 def _source(scenario: Scenario) -> RequestSource:
     with scenario.places.at("workload"):
         return build(scenario.spec.workload, scenario.spec.seed, scenario.base_dir)
+
+
+def _with_sequence_lengths(scenario: Scenario) -> Scenario:
+    """The scenario, in which pools of models with windowed layers know how long the workload's sequences are."""
+    fleet = scenario.fleet
+    if all(pool.model.sliding_window_tokens is None for pool in fleet.all_pools):
+        return scenario
+    with scenario.places.at("workload"):
+        rows = generate(scenario.spec.workload, scenario.spec.seed, scenario.base_dir)
+    prompt, output = rows.prompt_tokens.astype(float), rows.output_tokens.astype(float)
+    steps = float(output.sum())
+    # A request is in the cache for as long as it generates, and half of its output is there on average.
+    mean = float((output * (prompt + output / 2)).sum() / steps) if steps else None
+
+    def known(pool: Pool) -> Pool:
+        is_known = pool.mean_sequence_tokens is not None or pool.model.sliding_window_tokens is None
+        return pool if is_known else replace(pool, mean_sequence_tokens=mean)
+
+    combos = tuple(replace(combo, parts=tuple(map(known, combo.parts))) for combo in fleet.combos)
+    fleet = replace(fleet, pools=tuple(map(known, fleet.pools)), combos=combos)
+    return dataclasses.replace(scenario, fleet=fleet)
 
 
 def _simulate(

@@ -27,7 +27,7 @@ def start_up_s(pool: Pool) -> float:
 
 def kv_blocks(pool: Pool) -> int:
     """KV blocks of one replica: the memory's limit, or the pool's cap if that is lower."""
-    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, pool.mean_sequence_tokens)
     tokens = plan.kv_capacity_tokens
     if pool.kv_capacity_tokens is not None:
         tokens = min(tokens, pool.kv_capacity_tokens)

@@ -48,7 +48,9 @@ def lower_bounds(
     `own`: step-time coefficients in place of the catalog's.
     """
     try:
-        kv_tokens = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_capacity_tokens
+        kv_tokens = memory.plan(
+            pool.model, pool.gpu, pool.engine, pool.parallel, pool.mean_sequence_tokens or pool.model.max_context_tokens
+        ).kv_capacity_tokens
         step = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own)
     except HeadwayError as error:
         return CandidateBounds(reason=str(error))
