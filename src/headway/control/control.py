@@ -7,7 +7,6 @@ reports one more thing that can happen to a request or to a replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heappop
 from operator import attrgetter
 from random import Random
 from typing import cast
@@ -76,6 +75,8 @@ class Control:
             service.hold(live, now)
             self.release_held(service, now)
         elif (replica := service.choose(live, now, exclude)) is not None:
+            if service.shares_service:
+                service.hold_queue.started(live, now)
             self.effects.start(live, replica, now)
         elif service.should_reject(live, now, exclude):
             self.end(live, now, Outcome.REJECTED)
@@ -84,11 +85,13 @@ class Control:
 
     def release_held(self, service: Service, now: float) -> None:
         """Place held requests in the order of their ranks while a replica has room."""
-        while (live := service.first_held(now)) is not None:
+        queue = service.hold_queue
+        while (live := queue.first(now)) is not None:
             replica = service.choose(live, now)
             if replica is None:
                 return
-            heappop(service.hold_queue)
+            queue.pop(now)
+            queue.started(live, now)
             self.effects.start(live, replica, now)
 
     def on_finished(self, live: Live, now: float) -> None:
@@ -159,9 +162,11 @@ class Control:
         record = Ended(
             live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first,
             end_s, live.prompt_tokens, live.generated_tokens, live.slo_ttft_s, live.slo_tpot_s, live.slo_e2e_s,
+            live.tenant,
         )  # fmt: skip
         for learner in service.learners:
             learner.learn(record)
+        service.hold_queue.rerank(live, end_s)
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
         if outcome is not _FINISHED:
@@ -383,7 +388,7 @@ class Control:
 
     def held_requests(self) -> list[Live]:
         """Requests in hold queues and those that admission policies hold."""
-        held = [live for service in self.services for live in service.held_requests()]
+        held = [live for service in self.services for live in service.hold_queue.requests()]
         return held + [live for admissions in self.admissions.values() for live in admissions.held]
 
     def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:

@@ -67,7 +67,7 @@ class PoolState:
     @property
     def num_queued(self) -> int:
         """Requests in the hold queue of the model, for any of its pools."""
-        return len(self.service.held_requests())
+        return len(self.service.hold_queue.requests())
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 
 from headway.control.decisions import DecisionObserver
+from headway.control.hold_queue import hold_queue
 from headway.control.live import HELD, Live
 from headway.control.observe import MutableFleetView
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Role
-from headway.core.policy import Learner, MovingOrdering, Ordering, Router
+from headway.core.policy import Learner, Ordering, Router, SharingOrdering
 from headway.core.view import ReplicaView
 
 
@@ -95,12 +95,13 @@ class Service:
         self.learners: list[Learner] = []
         """Policies that learn from every ended request."""
         self.add_learner(router)
-        self.ordering = hold_ordering
+        self.shares_service = isinstance(hold_ordering, SharingOrdering)
+        """The hold queue's ordering counts the service of all requests, also of those that never waited."""
+        self.add_learner(hold_ordering)
         self.window = window
         self.view = view
         self._observer = observer
-        self.hold_queue: list[tuple[object, int, Live]] = []
-        """Heap of held requests: (rank, id, request). May contain requests that are no longer held."""
+        self.hold_queue = hold_queue(hold_ordering)
         self.longest_tokens = self._shortest_tokens = sys.maxsize
         """Prompt plus output tokens of the longest request that a member can hold, or that the last member could.
         Unlimited until a replica exists or is announced: no length is known to be too long."""
@@ -260,8 +261,7 @@ class Service:
         if self._observer is not None:
             self._observer.note_hold(live, now, self._hold_reason(exclude))
         live.enter(HELD)
-        live.rank = self.ordering.rank(live, now)
-        heappush(self.hold_queue, (live.rank, live.id, live))
+        self.hold_queue.push(live, now)
 
     def _hold_reason(self, exclude: int | None) -> str:
         opened = self._open if exclude is None else self._open_without(exclude)
@@ -269,29 +269,12 @@ class Service:
             return "no replica is up"
         return "others come first" if self.hold_queue else "no replica has room"
 
-    def first_held(self, now: float) -> Live | None:
-        """The held request that ranks first."""
-        if self.hold_queue and isinstance(self.ordering, MovingOrdering):
-            lives = [entry[2] for entry in self.hold_queue]
-            self.hold_queue = [(self.ordering.rank(live, now), live.id, live) for live in lives]
-            heapify(self.hold_queue)
-        while self.hold_queue:
-            live = self.hold_queue[0][2]
-            if live.stage is HELD:
-                return live
-            heappop(self.hold_queue)
-        return None
-
     def has_placeable_waiter(self, now: float) -> bool:
         """Whether a replica that is up could hold the first held request if it had room."""
-        live = self.first_held(now)
+        live = self.hold_queue.first(now)
         if live is None:
             return False
         return bool(self._open.fitting(live.prompt_tokens + live.output_tokens))
-
-    def held_requests(self) -> list[Live]:
-        """The held requests, in no order."""
-        return [entry[2] for entry in self.hold_queue if entry[2].stage is HELD]
 
 
 def _complete(members: list[Member]) -> list[Member]:

@@ -6,7 +6,7 @@ an oracle knows. Drivers that cannot know it refuse such a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -76,6 +76,21 @@ class QueuedOrdering(Protocol):
 
     def queue(self, request: RequestView) -> int:
         """The request's queue, 0 to `num_queues - 1`."""
+
+
+@runtime_checkable
+class SharingOrdering(Protocol):
+    """An ordering of the gateway's queue that shares service, for example between tenants.
+
+    Ranks of one share's requests differ by their arrival only. They change when the share is given service, which the
+    ordering is told by `started` and, if it is a `Learner`, by `learn`.
+    """
+
+    def share(self, request: RequestView) -> Hashable:
+        """The share that the request belongs to."""
+
+    def started(self, request: RequestView, now: float) -> None:
+        """A request starts at a replica, from the queue or without having waited."""
 
 
 class Migration(Protocol):

@@ -139,6 +139,7 @@ class Ended(Struct, frozen=True, gc=False):
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     slo_e2e_s: float | None = None
+    tenant: str = ""
 
 
 class Prefixes(Struct, frozen=True):
@@ -159,6 +160,7 @@ class Records(Struct):
     models: tuple[str, ...]
     """Model names by the workload's `model` codes."""
     regions: tuple[str, ...]
+    """Region names by the workload's `region` codes."""
     requests: Columns
     segments: Columns
     stretches: Columns
@@ -171,6 +173,8 @@ class Records(Struct):
     """Price of judging one answer of a cascade."""
     moves: Columns = field(default_factory=dict)
     """Empty if no request could move."""
+    tenants: tuple[str, ...] = ()
+    """Tenants' names by the workload's `tenant` codes."""
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:

@@ -55,3 +55,5 @@ class Request(Struct, frozen=True, gc=False):
     """(model, score) pairs: the quality of each model's answer, 0 to 100."""
     lengths: tuple[tuple[str, int], ...] = ()
     """(model, output tokens) pairs: the length of each model's answer where it is not `output_tokens`."""
+    tenant: str = ""
+    """Who sends the request: at a gateway, the name of its API key; "": unknown."""

@@ -43,6 +43,10 @@ class RequestView(Protocol):
         """Region that the request comes from; "" = unknown."""
 
     @property
+    def tenant(self) -> str:
+        """Who sends the request: at a gateway, the name of its API key; "" = unknown."""
+
+    @property
     def session_id(self) -> int | None:
         """Session of a multi-turn request; None = no session."""
 

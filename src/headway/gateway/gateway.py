@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from heapq import heapify
 from itertools import count
 from time import time
 from typing import TYPE_CHECKING
 
 from headway.control.decisions import Decision, DecisionObserver
-from headway.control.live import HELD, Live
+from headway.control.live import Live
 from headway.control.service import Service
 from headway.core.errors import unknown
 from headway.core.record import Outcome, Records
@@ -284,8 +283,7 @@ class Gateway:
 
     def _is_hold_queue_full(self, service: Service) -> bool:
         """Remove requests that have ended from the hold queue, and count the rest."""
-        service.hold_queue[:] = [entry for entry in service.hold_queue if entry[2].stage is HELD]
-        heapify(service.hold_queue)
+        service.hold_queue.remove_ended()
         return len(service.hold_queue) >= self.settings.max_held
 
     def _live(self, features: Features, model: str, deadline_s: float | None, longest: int) -> Live:
@@ -338,7 +336,7 @@ class Gateway:
             in_flight.append((labels, replica.num_in_flight))
             up.append((labels, float(self.health.is_up(replica))))
         services = self.driver.control.services
-        held: list[Sample] = [({"model": each.model}, len(each.held_requests())) for each in services]
+        held: list[Sample] = [({"model": each.model}, len(each.hold_queue.requests())) for each in services]
         failed: list[Sample] = [({"pool": pool}, float(num)) for pool, num in self.fleet.num_failed.items()]
         return self.request_metrics.page([
             ("requests_in_flight", "Requests at a replica", in_flight),

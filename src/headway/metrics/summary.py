@@ -66,7 +66,7 @@ class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
 
 
 class Summary(ReplicaMetrics, frozen=True, kw_only=True):
-    """Metrics of a run. Breakdowns by tier, model and region are empty if there is only one of them."""
+    """Metrics of a run. Breakdowns by tier, model, region and tenant are empty if there is only one of them."""
 
     warmup_s: float
     window_s: float
@@ -85,6 +85,7 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     """By the model that served a request, or the requested model if none did."""
     regions: dict[str, RequestMetrics]
     """By region of origin."""
+    tenants: dict[str, RequestMetrics]
     replicas: dict[str, ReplicaMetrics]
     """By the last replica of a request. Requests that were never placed are not included."""
 
@@ -101,10 +102,15 @@ def summarize(
     chosen = sample(records, warmup_s, slo, pacer or Pacer())
     used = usage(records, warmup_s)
     window_s = max(records.end_s - warmup_s, 0.0)
-    breakdowns = [_tiers(records, chosen), _models(records, chosen), _regions(records, chosen)]
+    breakdowns = [
+        _tiers(records, chosen),
+        _models(records, chosen),
+        _named(records, chosen, "region", records.regions),
+        _named(records, chosen, "tenant", records.tenants),
+    ]
     itl = _itl(records, chosen, breakdowns)
     overall = _request_metrics(chosen, itl.groups.get((ALL_REQUESTS, 0)), window_s)
-    tiers, models, regions = (
+    tiers, models, regions, tenants = (
         {
             name: _request_metrics(chosen.subset(rows), itl.groups.get((which, position)), window_s)
             for position, (name, rows) in enumerate(groups.items())
@@ -131,6 +137,7 @@ def summarize(
             for name, found in models.items()
         },
         regions=regions,
+        tenants=tenants,
         replicas=_replicas(records, chosen, itl, used, window_s),
     )
 
@@ -247,12 +254,12 @@ def _models(records: Records, chosen: Sample) -> Groups:
     return _several({names[c]: rows for c, rows in rows_by_code(code).items() if c >= 0 and names[c]})
 
 
-def _regions(records: Records, chosen: Sample) -> Groups:
-    code = records.workload.get("region")
-    if code is None or len(records.regions) < 2:
+def _named(records: Records, chosen: Sample, column: str, names: tuple[str, ...]) -> Groups:
+    code = records.workload.get(column)
+    if code is None or len(names) < 2:
         return {}
     rows = rows_by_code(code[chosen.id])
-    return _several({records.regions[c] or "none": found for c, found in rows.items() if c >= 0})
+    return _several({names[c] or "none": found for c, found in rows.items() if c >= 0})
 
 
 def _several(groups: Groups) -> Groups:
@@ -275,7 +282,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "replicas": "replica"}
+BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "tenants": "tenant", "replicas": "replica"}
 """A summary's field -> the first word of its flat keys."""
 
 

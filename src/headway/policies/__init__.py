@@ -12,6 +12,7 @@ from headway.policies.migration.headway import HeadwayMigration
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
 from headway.policies.ordering.deadlines import DeadlinePriorityOrdering, EdfOrdering
+from headway.policies.ordering.fair import FairOrdering
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.oracle import ShortestRemainingOrdering, ShortestToAnswerOrdering
 from headway.policies.ordering.phases import PascalOrdering, TiersAndPhasesOrdering
@@ -60,6 +61,7 @@ ORDERINGS: dict[str, type[Ordering]] = {
     "round-robin": RoundRobinOrdering,
     "fewest-quanta": FewestQuantaOrdering,
     "priority": PriorityOrdering,
+    "fair": FairOrdering,
     "edf": EdfOrdering,
     "priority-first": PriorityFirstOrdering,
     "deadline-priority": DeadlinePriorityOrdering,

@@ -20,11 +20,10 @@ from pyarrow import parquet
 from headway.core.errors import HeadwayError
 from headway.core.record import REQUEST_COLUMNS, Columns, Prefixes, Records, ReplicaRecord
 from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
+from headway.workload.table import NAMED
 
 METADATA = b"headway"
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")
-NAMES = {"model": "models", "region": "regions"}
-"""Columns of codes, stored as names."""
 
 
 class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,6 +33,8 @@ class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
     regions: tuple[str, ...]
     num_rows: dict[str, int]
     judge_usd: float = 0.0
+    tenants: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Left out of the file where no request names its tenant."""
 
 
 def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
@@ -50,7 +51,10 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
         "replicas": _replicas_table(records.replicas),
     }
     num_rows = {name: table.num_rows for name, table in tables.items()}
-    run = RunMetadata(dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd)
+    run = RunMetadata(
+        dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd,
+        records.tenants or msgspec.UNSET,
+    )  # fmt: skip
     metadata = {METADATA: msgspec.json.encode(run)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +80,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
             raise HeadwayError(f"{folder}: {name}.parquet and requests.parquet are not of the same run")
     requests = tables["requests"]
     workload = {
-        name: _codes(requests[name], getattr(run, NAMES[name])) if name in NAMES else _numpy(requests[name])
+        name: _codes(requests[name], getattr(run, NAMED[name]) or ()) if name in NAMED else _numpy(requests[name])
         for name in requests.column_names
         if name not in REQUEST_COLUMNS and name not in PREFIX_COLUMNS
     }
@@ -85,6 +89,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
         workload=workload,
         models=run.models,
         regions=run.regions,
+        tenants=run.tenants or (),
         requests=_outcomes(requests),
         segments={name: _numpy(tables["segments"][name]) for name in tables["segments"].column_names},
         stretches={name: _numpy(tables["stretches"][name]) for name in tables["stretches"].column_names},
@@ -101,7 +106,7 @@ def _requests_table(records: Records) -> pa.Table:
     """The workload's columns and the outcomes; null for rows that were never issued."""
     arrays: dict[str, pa.Array] = {}
     for name, column in records.workload.items():
-        names = getattr(records, NAMES[name]) if name in NAMES else ()
+        names = getattr(records, NAMED[name]) if name in NAMED else ()
         codes = pa.array(column.astype(np.int32)) if names else pa.array(column)
         arrays[name] = pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())) if names else codes
     if records.prefixes is not None:

@@ -147,6 +147,7 @@ BREAKDOWNS: dict[str, str] = {
         "model's replicas, if there is more than one model."
     ),
     "region.NAME": "Requests by region of origin, if there is more than one region.",
+    "tenant.NAME": "Requests by tenant, if there is more than one tenant.",
     "replica.N": "Requests by their last replica, with that replica's cost and use.",
 }
 """First words of a key -> the requests that it covers."""

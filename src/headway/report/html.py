@@ -207,7 +207,7 @@ def _breakdowns(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
     shown = "".join(
         chart(name, title, "By tier; 0 is the most urgent.") for name, title in bars.items() if name in figures
     )
-    for kind, title in (("tiers", "Tiers"), ("models", "Models"), ("regions", "Regions")):
+    for kind, title in (("tiers", "Tiers"), ("models", "Models"), ("regions", "Regions"), ("tenants", "Tenants")):
         groups = list(dict.fromkeys(name for run in runs for name in getattr(run.summary, kind)))
         if not groups:
             continue

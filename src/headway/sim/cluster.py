@@ -327,6 +327,7 @@ class Cluster:
             workload=table.columns,
             models=table.models,
             regions=table.regions,
+            tenants=table.tenants,
             requests=self._recorder.requests.columns(),
             segments=self._recorder.segments.columns(),
             stretches=self._recorder.stretch_columns(),

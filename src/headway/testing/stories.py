@@ -11,6 +11,7 @@ from headway.core.record import Ended, Outcome
 from headway.core.request import Phase, Segment
 
 _REGIONS = ("", "east", "west")
+_TENANTS = ("", "acme", "globex")
 _POOLS = ("main", "batch")
 
 
@@ -27,6 +28,7 @@ def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
         "model": "",
         "tier": rng.randrange(4),
         "region": rng.choice(_REGIONS),
+        "tenant": rng.choice(_TENANTS),
         "session_id": rng.choice((None, rng.randrange(12))),
         "prefix": tuple(Segment(rng.randrange(6), rng.randrange(1, 900)) for _ in range(rng.randrange(4))),
         "slo_ttft_s": rng.choice((None, rng.uniform(0.1, 5))),

@@ -1,9 +1,9 @@
 """Headway's own workload files, Parquet and CSV: write and read. Writes are atomic.
 
 Parquet has one column per column of the table, names as dictionary columns, and prefixes as two list columns. A run's
-records are such a file. CSV has columns named as in the table, an empty cell for none, `model` and `region` as names,
-and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`, or have `arrival_ms` or `timestamp` in
-its place. Epochs and dates are read as seconds from the first arrival.
+records are such a file. CSV has columns named as in the table, an empty cell for none, `model`, `region` and `tenant`
+as names, and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`, or have `arrival_ms` or
+`timestamp` in its place. Epochs and dates are read as seconds from the first arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ from headway.workload.readers import csv_table
 from headway.workload.readers.arrival_times import from_first_arrival
 from headway.workload.readers.csv_table import CellType, CsvTable, header_of, read_table
 from headway.workload.readers.shared import NO_ARRIVALS, ReadOptions, first_line, open_unpacked
-from headway.workload.table import DTYPES, LENGTH, QUALITY, REQUIRED, Prefix, Workload, default_of, dtype_of, is_column
+from headway.workload.table import (
+    DTYPES,
+    LENGTH,
+    NAMED,
+    QUALITY,
+    REQUIRED,
+    Prefix,
+    Workload,
+    default_of,
+    dtype_of,
+    is_column,
+)
 
 NOTES = b"headway.notes"
 PREFIX_COLUMNS = ("prefix_ids", "prefix_tokens")
@@ -38,7 +49,7 @@ CELL_TYPES: dict[str, CellType] = {
     "arrival_s": csv_table.SECONDS,
     "tier": csv_table.SMALL,
     **dict.fromkeys(("prompt_tokens", "output_tokens", "reasoning_tokens"), csv_table.TOKENS),
-    **dict.fromkeys(("model", "region", "prefix"), csv_table.TEXT),
+    **dict.fromkeys((*NAMED, "prefix"), csv_table.TEXT),
     **dict.fromkeys(("session_id", "output_id"), csv_table.ID),
 }
 
@@ -64,15 +75,14 @@ def from_parquet(path: Path) -> Workload:
     except pa.ArrowException as error:
         raise HeadwayError(f"{path}: not readable as Parquet: {error}") from None
     columns = {n: table[n] for n in table.column_names if is_column(n)}
-    named = {n: _decode(columns.pop(n)) for n in ("model", "region") if n in columns}
+    named = {n: _decode(columns.pop(n)) for n in NAMED if n in columns}
     arrays = {n: _numbers(c, n) for n, c in columns.items()} | {n: codes for n, (codes, _) in named.items()}
     notes = (file.schema_arrow.metadata or {}).get(NOTES, b"").decode().split("\n")
     return Workload(
         arrays,
-        named["model"][1] if "model" in named else (),
-        named["region"][1] if "region" in named else (),
-        read_prefix(table),
-        tuple(note for note in notes if note),
+        prefix=read_prefix(table),
+        notes=tuple(note for note in notes if note),
+        **{NAMED[column]: names for column, (_, names) in named.items()},
     )
 
 
@@ -116,8 +126,8 @@ def to_csv(workload: Workload, path: Path) -> None:
 def _arrow(workload: Workload, empty_for_none: bool = False) -> pa.Table:
     arrays = {}
     for name, column in workload.columns.items():
-        if name in ("model", "region"):
-            names = workload.models if name == "model" else workload.regions
+        if name in NAMED:
+            names = workload.names(name)
             coded = pa.DictionaryArray.from_arrays(pa.array(column.astype("i4")), pa.array(names, pa.string()))
             arrays[name] = coded.cast(pa.string()) if empty_for_none else coded
         elif empty_for_none and name.endswith("_id"):
@@ -201,10 +211,9 @@ def read_csv(path: Path, options: ReadOptions) -> Workload:
     arrival_s = table.columns.pop(arrivals[0]) / per_s if arrivals else np.zeros(len(table))
     workload = Workload(
         {"arrival_s": arrival_s, **table.columns},
-        table.names.get("model", ()),
-        table.names.get("region", ()),
-        None if codes is None else _parse_prefix(path, table, codes.tolist()),
-        tuple(table.notes) if timed else (*table.notes, NO_ARRIVALS),
+        prefix=None if codes is None else _parse_prefix(path, table, codes.tolist()),
+        notes=tuple(table.notes) if timed else (*table.notes, NO_ARRIVALS),
+        **{attribute: table.names.get(column, ()) for column, attribute in NAMED.items()},
     )
     ordered = workload.sorted() if options.sort else workload
     return from_first_arrival(ordered).validate(str(path))

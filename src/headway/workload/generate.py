@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from headway.workload.random_streams import draw, stream
 from headway.workload.sessions import Sessions, SessionTurns, flattened
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.spec import MixPart, WorkloadSpec, resolved
-from headway.workload.table import MAX_TOKENS, Floats, Longs, Prefix, Workload
+from headway.workload.table import MAX_TOKENS, NAMED, Floats, Longs, Prefix, Workload
 from headway.workload.tiers import SloSpec, TierSpec
 
 
@@ -146,14 +147,14 @@ def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str, sp
         if format_name.startswith("headway") or (spec.models is not None and set(_factors(spec)) <= set(rows.models)):
             return rows
         note = f"the trace's models ({', '.join(rows.models)}) are left out; trace.models would keep them"
-        return Workload(rows.with_columns({"model": None}).columns, (), rows.regions, rows.prefix, (*rows.notes, note))
+        return replace(rows.with_columns({"model": None}), models=(), notes=(*rows.notes, note))
     for name in rows.models:
         if name not in models:
             raise HeadwayError(f"workload: trace.models: the trace's model {name!r} is missing")
     targets = tuple(dict.fromkeys(models[name] for name in rows.models))
     codes = np.array([targets.index(models[name]) for name in rows.models], "i2")
     columns = {**rows.columns, "model": codes[rows.columns["model"].astype("i8")]}
-    return Workload(columns, targets, rows.regions, rows.prefix, rows.notes)
+    return replace(rows, columns=columns, models=targets)
 
 
 def _arrival_times(spec: WorkloadSpec, seed: int, num: int | None, base_dir: Path) -> Floats:
@@ -255,7 +256,7 @@ def _with_prefixes(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
 
 
 def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
-    """Add the tiers, objectives, models, regions and timeouts of the spec."""
+    """Add the tiers, objectives, models, regions, tenants and timeouts of the spec."""
     if spec.slo is not None:
         rows = transform.with_slo(rows, **_objectives(spec.slo))
     if spec.timeout_s is not None:
@@ -265,16 +266,18 @@ def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
             rows = transform.retier(rows, {t.tier: t.share for t in spec.tiers}, seed)
         for tier in spec.tiers:
             rows = transform.with_slo(rows, tier=tier.tier, timeout_s=tier.timeout_s, **_objectives(tier))
+    mixes = {"model": spec.models, "region": spec.regions, "tenant": spec.tenants}
     if spec.demand is not None:  # Demand sets models and regions itself.
-        return rows
-    if spec.models is not None and "model" in rows.columns:
+        mixes = {"tenant": spec.tenants}
+    elif spec.models is not None and "model" in rows.columns:
         rows = _only_models(rows, _factors(spec), seed)
-    models, regions, columns = rows.models, rows.regions, dict(rows.columns)
-    if spec.models is not None and "model" not in columns:
-        models, columns["model"] = _mixed(spec.models, len(rows), seed, "models")
-    if spec.regions is not None:
-        regions, columns["region"] = _mixed(spec.regions, len(rows), seed, "regions")
-    return Workload(columns, models, regions, rows.prefix, rows.notes)
+        del mixes["model"]
+    for column, mix in mixes.items():
+        if mix is not None:
+            names, codes = _mixed(mix, len(rows), seed, NAMED[column])
+            changes: dict[str, Any] = {"columns": {**rows.columns, column: codes}, NAMED[column]: names}
+            rows = replace(rows, **changes)
+    return rows
 
 
 def _factors(spec: WorkloadSpec) -> dict[str, float]:

@@ -257,6 +257,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     regions: str | dict[str, float] | None = None
     """Origin of the requests: a region, or several with their shares. With demand: keep only these regions, with
     their rates multiplied by these factors."""
+    tenants: str | dict[str, float] | None = None
+    """The sender of the requests, or several with their shares, for the ordering `fair`."""
     demand: DemandSpec | None = None
     """Demand by tier, model and region that varies over the week, in place of prompt_tokens and output_tokens:
     synthetic populations with `arrivals` requests per second on average, or a file of series."""

@@ -33,6 +33,7 @@ DTYPES: dict[str, str] = {
     "slo_e2e_s": "f8",
     "deadline_s": "f8",
     "timeout_s": "f8",
+    "tenant": "i2",
 }
 """NumPy types of the columns, in the order of `core.request.Request`.
 
@@ -42,6 +43,8 @@ A table may also have a prefix and the columns `quality:MODEL` (f8) and `output_
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 QUALITY, LENGTH = "quality:", "output_tokens:"
+NAMED = {"model": "models", "region": "regions", "tenant": "tenants"}
+"""Columns of codes -> the attribute of `Workload` with the names that the codes stand for."""
 MAX_TOKENS = 10_000_000
 """The longest prompt or output allowed. It exceeds every model's context, so a larger value is a mistake in a file."""
 CHUNK_ROWS = 8192
@@ -53,7 +56,7 @@ FIELD_PREFIXES = {"quality": QUALITY, "lengths": LENGTH}
 
 
 def default_of(name: str) -> float | int:
-    """The value of an absent column: NaN or -1 for none, or code 0, which is the model or region ""."""
+    """The value of an absent column: NaN or -1 for none, or code 0, which is the model, region or tenant ""."""
     if name.endswith("_s") or name.startswith(QUALITY):
         return float("nan")
     return -1 if name.endswith("_id") or name.startswith(LENGTH) else 0
@@ -95,8 +98,9 @@ class Workload:
     """Requests as columns. `columns` holds all of `REQUIRED` and any of `DTYPES` and `quality:MODEL`.
 
     `arrival_s` counts from 0 and does not fall. `output_tokens` includes `reasoning_tokens`. A missing column has its
-    default: tier 0, no session (-1), no SLO (NaN). `model` and `region` are codes into `models` and `regions`.
-    `deadline_s` is absolute. `notes` list what a reader skipped or assumed. Slices share arrays: do not write to them.
+    default: tier 0, no session (-1), no SLO (NaN). `model`, `region` and `tenant` are codes into `models`, `regions`
+    and `tenants`. `deadline_s` is absolute. `notes` list what a reader skipped or assumed. Slices share arrays: do not
+    write to them.
     """
 
     columns: dict[str, npt.NDArray[Any]]
@@ -104,6 +108,7 @@ class Workload:
     regions: tuple[str, ...] = ()
     prefix: Prefix | None = None
     notes: tuple[str, ...] = field(default=())
+    tenants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in REQUIRED:
@@ -142,6 +147,11 @@ class Workload:
         if not is_column(name):
             raise unknown("workload column", name, [*DTYPES, f"{QUALITY}MODEL"])
         return np.full(len(self), default_of(name), dtype_of(name))
+
+    def names(self, column: str) -> tuple[str, ...]:
+        """The names that the codes of a column of `NAMED` stand for."""
+        names: tuple[str, ...] = getattr(self, NAMED[column])
+        return names
 
     def _columns_of(self, prefix: str) -> list[str]:
         """The columns with a value for each model: `prefix` is `QUALITY` or `LENGTH`."""
@@ -183,8 +193,8 @@ class Workload:
         for key, (is_valid, expected) in CHECKS:
             for name in self._columns_of(key) if key.endswith(":") else [key] * (key in self.columns):
                 _require(is_valid(self.columns[name], self), name, self.columns[name], expected, where)
-        for name, names in (("model", self.models), ("region", self.regions)):
-            codes = self.columns.get(name)
+        for name in NAMED:
+            codes, names = self.columns.get(name), self.names(name)
             if codes is not None:
                 _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where)
         if self.prefix is not None:
@@ -206,13 +216,14 @@ def concat(parts: Sequence[Workload]) -> Workload:
     if not parts:
         raise HeadwayError("concat: no workloads given")
     names = list(dict.fromkeys(n for part in parts for n in part.columns))
-    models = _merged([p.models if "model" in p.columns else ("",) for p in parts])
-    regions = _merged([p.regions if "region" in p.columns else ("",) for p in parts])
-    recoded = [_recoded(_recoded(p, "model", models), "region", regions) for p in parts]
+    named = {c: _merged([p.names(c) if c in p.columns else ("",) for p in parts]) for c in NAMED}
+    recoded = list(parts)
+    for column, merged in named.items():
+        recoded = [_recoded(part, column, merged) for part in recoded]
     prefix = _concat_prefix(parts) if any(p.prefix is not None for p in parts) else None
     notes = tuple(dict.fromkeys(n for p in parts for n in p.notes))
     columns = {n: np.concatenate([p.column(n) for p in recoded]) for n in names}
-    return Workload(columns, models, regions, prefix, notes)
+    return Workload(columns, prefix=prefix, notes=notes, **{NAMED[c]: merged for c, merged in named.items()})
 
 
 def _merged(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -224,7 +235,7 @@ def _recoded(part: Workload, column: str, names: tuple[str, ...]) -> Workload:
     """Renumber the codes of `column` so that they index `names`."""
     if not names:
         return part
-    own = part.models if column == "model" else part.regions
+    own = part.names(column)
     if column not in part.columns:
         return part.with_columns({column: np.full(len(part), names.index(""), "i2")})
     codes = np.array([names.index(n) for n in own] or [0], "i2")
@@ -260,8 +271,8 @@ def _field_values(workload: Workload, name: str, a: int, b: int) -> Any:
     if column is None:
         return repeat(FIELD_DEFAULTS.get(name))
     part: npt.NDArray[Any] = column[a:b]
-    if name == "model" or name == "region":
-        names = workload.models if name == "model" else workload.regions
+    if name in NAMED:
+        names = workload.names(name)
         return [names[code] for code in part.tolist()]
     if name.endswith("_id"):
         return _none_where(part, part < 0)

@@ -51,7 +51,7 @@ class LiveControl(Control):
         try:
             super().release_held(service, now)
         except Exception as error:
-            live = service.first_held(now)
+            live = service.hold_queue.first(now)
             if live is None:
                 raise
             log.error("request %d is rejected: %s", live.id, error, exc_info=not isinstance(error, HeadwayError))

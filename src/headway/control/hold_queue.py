@@ -1,0 +1,154 @@
+"""A service's hold queue: requests that wait in front of the replicas, in the order of an ordering."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
+from typing import Any
+
+from headway.control.live import HELD, Live
+from headway.core.policy import MovingOrdering, Ordering, SharingOrdering
+
+_MIN_STALE = 64
+"""Outdated ranks that are kept at least, so that few shares do not cause frequent rebuilds."""
+
+
+def hold_queue(ordering: Ordering) -> HoldQueue:
+    """An empty queue in this order."""
+    return SharedHoldQueue(ordering) if isinstance(ordering, SharingOrdering) else HoldQueue(ordering)
+
+
+class HoldQueue:
+    """A heap of held requests. May contain requests that are no longer held; `first` removes those before it."""
+
+    def __init__(self, ordering: Ordering) -> None:
+        self._ordering = ordering
+        self._has_moving_ranks = isinstance(ordering, MovingOrdering)
+        self._heap: list[tuple[Any, int, Live]] = []
+
+    def __len__(self) -> int:
+        """Number of requests, some of which may not be held any more."""
+        return len(self._heap)
+
+    def push(self, live: Live, now: float) -> None:
+        live.rank = self._ordering.rank(live, now)
+        heappush(self._heap, (live.rank, live.id, live))
+
+    def first(self, now: float) -> Live | None:
+        """The held request that ranks first."""
+        if self._has_moving_ranks and self._heap:
+            self._heap = [(self._ordering.rank(live, now), live.id, live) for _, _, live in self._heap]
+            heapify(self._heap)
+        while self._heap:
+            live = self._heap[0][2]
+            if live.stage is HELD:
+                return live
+            heappop(self._heap)
+        return None
+
+    def pop(self, now: float) -> None:
+        """Remove the request that `first` has returned."""
+        heappop(self._heap)
+
+    def started(self, live: Live, now: float) -> None:
+        """A request starts at a replica, from this queue or without having waited."""
+
+    def rerank(self, live: Live, now: float) -> None:
+        """The ordering has learnt from the end of a request."""
+
+    def requests(self) -> list[Live]:
+        """The held requests, in no order."""
+        return [live for _, _, live in self._heap if live.stage is HELD]
+
+    def remove_ended(self) -> None:
+        """Remove the requests that are not held any more."""
+        self._heap = [entry for entry in self._heap if entry[2].stage is HELD]
+        heapify(self._heap)
+
+
+class SharedHoldQueue(HoldQueue):
+    """One line of requests for each share, in order of arrival; the heads of the lines are ranked.
+
+    Each operation takes time that grows with the logarithm of the number of requests, whatever the number of ranks
+    that a start changes.
+    """
+
+    _ordering: Any
+
+    def __init__(self, ordering: Ordering) -> None:
+        super().__init__(ordering)
+        self._lines: dict[Hashable, list[tuple[float, int, Live]]] = {}
+        """By share, a heap of (arrival, id, request)."""
+        self._heads: list[tuple[Any, int, Hashable]] = []
+        """Heap of (rank, id, share), which also has outdated entries."""
+        self._ranked: dict[Hashable, tuple[Any, int, Hashable]] = {}
+        """By share, its present entry in `_heads`."""
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def push(self, live: Live, now: float) -> None:
+        share = self._ordering.share(live)
+        line = self._lines.setdefault(share, [])
+        heappush(line, (live.arrival_s, live.id, live))
+        self._num += 1
+        if line[0][2] is live:
+            self._rank(share, line, now)
+
+    def _rank(self, share: Hashable, line: list[tuple[float, int, Live]], now: float) -> None:
+        """Rank the head of a line, anew if it was ranked."""
+        live = line[0][2]
+        live.rank = self._ordering.rank(live, now)
+        self._ranked[share] = entry = (live.rank, live.id, share)
+        if len(self._heads) > 2 * len(self._ranked) + _MIN_STALE:
+            self._heads = list(self._ranked.values())
+            heapify(self._heads)
+        else:
+            heappush(self._heads, entry)
+
+    def first(self, now: float) -> Live | None:
+        while self._heads:
+            entry = self._heads[0]
+            share = entry[2]
+            if self._ranked.get(share) is not entry:
+                heappop(self._heads)
+                continue
+            live = self._lines[share][0][2]
+            if live.stage is HELD:
+                return live
+            self.pop(now)
+        return None
+
+    def pop(self, now: float) -> None:
+        share = heappop(self._heads)[2]
+        line = self._lines[share]
+        heappop(line)
+        self._num -= 1
+        if line:
+            self._rank(share, line, now)
+        else:
+            del self._lines[share], self._ranked[share]
+
+    def started(self, live: Live, now: float) -> None:
+        self._ordering.started(live, now)
+        self.rerank(live, now)
+
+    def rerank(self, live: Live, now: float) -> None:
+        share = self._ordering.share(live)
+        if (line := self._lines.get(share)) is not None:
+            self._rank(share, line, now)
+
+    def requests(self) -> list[Live]:
+        return [live for line in self._lines.values() for _, _, live in line if live.stage is HELD]
+
+    def remove_ended(self) -> None:
+        held = {share: [entry for entry in line if entry[2].stage is HELD] for share, line in self._lines.items()}
+        self._lines = {share: line for share, line in held.items() if line}
+        self._num = sum(map(len, self._lines.values()))
+        for line in self._lines.values():
+            heapify(line)
+        # The head of a line may have gone; its successors have the same rank but for their arrival.
+        self._ranked = {share: (self._ranked[share][0], line[0][1], share) for share, line in self._lines.items()}
+        self._heads = sorted(self._ranked.values(), key=itemgetter(0, 1))

@@ -1,0 +1,109 @@
+"""Fair sharing between tenants."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.core.record import Ended
+from headway.core.view import RequestView
+from headway.policies.arguments import require_above, require_at_least
+
+MAX_IDLE = 4096
+"""Tenants without a request in flight whose service is remembered. Of more, the one idle for longest is forgotten."""
+_MEAN_OVER = 100
+"""Requests over which the mean of output tokens is taken."""
+
+
+@dataclass
+class _Tenant:
+    """One tenant's service in one tier."""
+
+    weight: float
+    finish: float = 0.0
+    """Virtual time at which the service so far ends: the start of the tenant's next request, unless it is past."""
+    num_in_flight: int = 0
+
+
+class FairOrdering:
+    """By tier, and within a tier the tenant with the least service first; by arrival within a tenant.
+
+    Service is counted in tokens: `prompt_weight` for a token of the prompt and `output_weight` for one of the answer,
+    divided by the tenant's weight in `weights` (1 if it has none there). A tenant whose weight is 2 gets twice the
+    service of one whose weight is 1 while both have requests waiting.
+
+    This is start-time fair queueing (Goyal, Vin and Cheng, 1996) in each tier, with the service of the virtual token
+    counter (Sheng et al., 2024, whose weights are the defaults). A request begins at virtual time S = max(v, F): F is
+    where its tenant's service ends, v the latest S of the requests that have started. So a tenant that was idle begins
+    at v, with no credit for that time. The length of an answer is unknown at the start: the mean of the last answers
+    is charged then, and the difference when the request has ended.
+
+    While two tenants wait, their services, divided by their weights, differ by no more than one request of each and the
+    errors of the charges of their requests in flight. After a tenant's request has come to the head of its line, each
+    other tenant starts at most one request that begins later in virtual time, so none starves. Tiers are strict:
+    requests of a lower tier wait as long as there are others.
+
+    It orders the gateway's queue only. Without tenants it is `priority`.
+    """
+
+    quantum: int | None = None
+    preemptive = False
+
+    def __init__(
+        self, weights: Mapping[str, float] | None = None, prompt_weight: float = 1.0, output_weight: float = 2.0
+    ) -> None:
+        require_above(0, prompt_weight=prompt_weight)
+        require_at_least(0, output_weight=output_weight)
+        self._weights = dict(weights or {})
+        for tenant, weight in self._weights.items():
+            require_above(0, **{f"weights: {tenant}": weight})
+        self._prompt_weight, self._output_weight = prompt_weight, output_weight
+        self._tenants: dict[tuple[int, str], _Tenant] = {}
+        self._idle: OrderedDict[tuple[int, str], None] = OrderedDict()
+        """Tenants without a request in flight, the one idle for longest first."""
+        self._virtual: dict[int, float] = {}
+        """By tier, the latest start of a request in virtual time."""
+        self._charged: dict[int, tuple[tuple[int, str], float]] = {}
+        """By request in flight, its share and what its tenant was charged."""
+        self._mean_output_tokens, self._num_ended = 0.0, 0
+
+    def share(self, request: RequestView) -> tuple[int, str]:
+        return request.tier, request.tenant
+
+    def rank(self, request: RequestView, now: float) -> tuple[int, float, float]:
+        return request.tier, self._start(self.share(request)), request.arrival_s
+
+    def _start(self, share: tuple[int, str]) -> float:
+        """Virtual time at which the next request of the share begins."""
+        tenant, virtual = self._tenants.get(share), self._virtual.get(share[0], 0.0)
+        return virtual if tenant is None else max(virtual, tenant.finish)
+
+    def started(self, request: RequestView, now: float) -> None:
+        if request.id in self._charged:
+            return  # placed again
+        share = self.share(request)
+        start = self._virtual[share[0]] = self._start(share)
+        if share not in self._tenants:
+            self._tenants[share] = _Tenant(self._weights.get(share[1], 1.0))
+        self._idle.pop(share, None)
+        tenant = self._tenants[share]
+        tenant.num_in_flight += 1
+        charge = self._prompt_weight * request.prompt_tokens + self._output_weight * self._mean_output_tokens
+        tenant.finish = start + charge / tenant.weight
+        self._charged[request.id] = share, charge
+
+    def learn(self, record: Ended) -> None:
+        if record.id not in self._charged:
+            return  # it never started
+        share, charge = self._charged.pop(record.id)
+        tenant, output_tokens = self._tenants[share], record.generated_tokens
+        service = self._prompt_weight * record.prompt_tokens + self._output_weight * output_tokens
+        tenant.finish += (service - charge) / tenant.weight
+        self._num_ended = min(self._num_ended + 1, _MEAN_OVER)
+        self._mean_output_tokens += (output_tokens - self._mean_output_tokens) / self._num_ended
+        tenant.num_in_flight -= 1
+        if not tenant.num_in_flight:
+            self._idle[share] = None
+            if len(self._idle) > MAX_IDLE:
+                del self._tenants[self._idle.popitem(last=False)[0]]
