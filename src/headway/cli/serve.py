@@ -146,7 +146,6 @@ def _where(served: ServedPool) -> str:
 
 
 def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> None:
-    policies = chosen.spec.policies
     click.echo(f"headway serves {chosen.spec.name} on {address}")
     if workers > 1:
         click.echo(f"  {workers} workers, and a scheduler for all of them")
@@ -155,7 +154,8 @@ def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> No
         if not (pool.replicas or served.endpoints):
             continue  # a shape for later plans
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")
-    where = f" at the {policies.ordering_at}" if policies.ordering_at != "both" else " at gateway and replica"
+    at = plan.policies.ordering_at
+    where = f" at the {at}" if at != "both" else " at gateway and replica"
     window = plan.policies.window
     held = f", at most {window} requests at a replica" if window is not None else ""
     click.echo(f"  routing {plan.policies.router}, ordering {plan.policies.ordering}{where}{held}")

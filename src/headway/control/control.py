@@ -52,7 +52,7 @@ class Control:
         self.scaling: Scaling | None = None
         self.cascade: CascadeStages | None = None
         self._only: Service | None = None
-        self._has_entry_steps = False
+        self._has_entry_steps = self._has_prompt_window = False
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
 
@@ -75,7 +75,7 @@ class Control:
             service.hold(live, now)
             self.release_held(service, now)
         elif (replica := service.choose(live, now, exclude)) is not None:
-            if service.shares_service:
+            if service.sharing is not None:
                 service.hold_queue.started(live, now)
             self.effects.start(live, replica, now)
         elif service.should_reject(live, now, exclude):
@@ -222,6 +222,11 @@ class Control:
         if chosen >= 0 and chosen != live.replica:
             self.effects.hand_over(live, chosen, now)
 
+    def on_prompt_computed(self, live: Live, now: float) -> None:
+        """A replica has computed a prompt: it may have room for a request that was held for unfinished prompts."""
+        if self._has_prompt_window and (service := self.service_of(live)).hold_queue:
+            self.release_held(service, now)
+
     def on_moved(self, live: Live, now: float) -> None:
         """A request has moved to another replica."""
         live.moves += 1
@@ -335,11 +340,19 @@ class Control:
 
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
+        self._has_prompt_window = policies.prompt_window is not None
         hold_ordering = policies.ordering if policies.ordering_at != "replica" else FcfsOrdering
         for model in members:
             view = MutableFleetView(Random(f"{seed}/router/{model}"))
             service = Service(
-                model, members[model], policies.router(), hold_ordering(), policies.window, view, observer
+                model,
+                members[model],
+                policies.router(),
+                hold_ordering(),
+                policies.window,
+                view,
+                observer,
+                policies.prompt_window,
             )
             self.services.append(service)
             for name in names[model]:

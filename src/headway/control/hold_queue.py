@@ -61,7 +61,14 @@ class HoldQueue:
         """The held requests, in no order."""
         return [live for _, _, live in self._heap if live.stage is HELD]
 
-    def remove_ended(self) -> None:
+    def is_full(self, live: Live, most: int) -> bool:
+        """Whether `most` requests are held, so that this one must not be."""
+        if len(self) < most:
+            return False
+        self._remove_ended()
+        return len(self) >= most
+
+    def _remove_ended(self) -> None:
         """Remove the requests that are not held any more."""
         self._heap = [entry for entry in self._heap if entry[2].stage is HELD]
         heapify(self._heap)
@@ -143,7 +150,14 @@ class SharedHoldQueue(HoldQueue):
     def requests(self) -> list[Live]:
         return [live for line in self._lines.values() for _, _, live in line if live.stage is HELD]
 
-    def remove_ended(self) -> None:
+    def is_full(self, live: Live, most: int) -> bool:
+        """As above, but a share whose line has less than an equal part of `most` may add to it."""
+        if not super().is_full(live, most):
+            return False
+        line = self._lines.get(self._ordering.share(live), [])
+        return len(line) * (len(self._lines) + (not line)) >= most
+
+    def _remove_ended(self) -> None:
         held = {share: [entry for entry in line if entry[2].stage is HELD] for share, line in self._lines.items()}
         self._lines = {share: line for share, line in held.items() if line}
         self._num = sum(map(len, self._lines.values()))

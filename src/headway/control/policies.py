@@ -39,6 +39,9 @@ class Policies(Struct, frozen=True):
     """Queues that use the ordering. The others are first come, first served."""
     window: int | None = None
     """Most requests in flight at one replica; the others are held. None = no limit."""
+    prompt_window: int | None = None
+    """Where the hold queue shares service: tokens of unfinished prompts, from which a replica with a queue of its own
+    gets no more requests of shares that have their part. None = no limit."""
     migration: Callable[[], Migration] | None = None
     """One policy per model; None = no migration."""
     admission: Callable[[], Admission] | None = None

@@ -14,6 +14,9 @@ from headway.core.fleet import Role
 from headway.core.policy import Learner, Ordering, Router, SharingOrdering
 from headway.core.view import ReplicaView
 
+Limits = tuple[int | None, int | None]
+"""Requests in flight at a replica, and tokens of unfinished prompts while requests wait there; None = no limit."""
+
 
 class Member:
     """One replica of a service, as control knows it."""
@@ -86,6 +89,7 @@ class Service:
         window: int | None,
         view: MutableFleetView,
         observer: DecisionObserver | None = None,
+        prompt_window: int | None = None,
     ) -> None:
         self.model = model
         self.members = list(members)
@@ -95,10 +99,10 @@ class Service:
         self.learners: list[Learner] = []
         """Policies that learn from every ended request."""
         self.add_learner(router)
-        self.shares_service = isinstance(hold_ordering, SharingOrdering)
-        """The hold queue's ordering counts the service of all requests, also of those that never waited."""
+        self.sharing = hold_ordering if isinstance(hold_ordering, SharingOrdering) else None
+        """The hold queue's ordering, if it counts the service of all requests, also of those that never waited."""
         self.add_learner(hold_ordering)
-        self.window = window
+        self.window, self.prompt_window = window, prompt_window
         self.view = view
         self._observer = observer
         self.hold_queue = hold_queue(hold_ordering)
@@ -163,7 +167,7 @@ class Service:
         opened = self._open if exclude is None else self._open_without(exclude)
         candidates, ids = opened.views, opened.ids
         if self._is_limited or tokens > self._shortest_tokens:
-            candidates = self._with_room(opened, tokens)
+            candidates = self._with_room(opened, tokens, self._limits(live))
             ids = {candidate.id for candidate in candidates}
         if live.release_region:
             candidates, ids = _in_region(candidates, ids, live.release_region)
@@ -193,17 +197,26 @@ class Service:
     def _open_without(self, exclude: int) -> _OpenMembers:
         return _OpenMembers([m for m in self.members if m.view.id != exclude], self.names_decoder)
 
-    def _with_room(self, opened: _OpenMembers, tokens: int) -> Sequence[ReplicaView]:
+    def _limits(self, live: Live) -> Limits:
+        """The limits of a replica's load for this request."""
+        window, sharing = self.window, self.sharing
+        if window is None or sharing is None or sharing.is_below_share(live):
+            return window, None
+        return window - int(sharing.headroom * window), self.prompt_window
+
+    def _with_room(self, opened: _OpenMembers, tokens: int, limits: Limits) -> Sequence[ReplicaView]:
         """Replicas that have room for a request of this length now."""
-        able = [member for member in opened.fitting(tokens) if self._has_room(member)]
+        able = [member for member in opened.fitting(tokens) if self._has_room(member, limits)]
         if opened.has_single_phase:
-            complete = _complete([m for m in opened.all if tokens <= m.max_tokens and self._has_room(m)])
+            complete = _complete([m for m in opened.all if tokens <= m.max_tokens and self._has_room(m, limits)])
             able = [member for member in able if member in complete]
         return [member.view for member in able]
 
-    def _has_room(self, member: Member) -> bool:
-        view = member.view
-        if self.window is not None and view.num_in_flight >= self.window:
+    def _has_room(self, member: Member, limits: Limits) -> bool:
+        view, (window, prompt_window) = member.view, limits
+        if window is not None and view.num_in_flight >= window:
+            return False
+        if prompt_window is not None and view.prefill_tokens_left >= prompt_window and view.num_waiting:
             return False
         return member.max_num_waiting is None or view.num_waiting < member.max_num_waiting
 

@@ -86,11 +86,17 @@ class SharingOrdering(Protocol):
     ordering is told by `started` and, if it is a `Learner`, by `learn`.
     """
 
+    headroom: float
+    """Part of a replica's window that only requests of shares below their part of those in flight may use."""
+
     def share(self, request: RequestView) -> Hashable:
         """The share that the request belongs to."""
 
     def started(self, request: RequestView, now: float) -> None:
         """A request starts at a replica, from the queue or without having waited."""
+
+    def is_below_share(self, request: RequestView) -> bool:
+        """Whether the request's share has fewer requests in flight than its part."""
 
 
 class Migration(Protocol):

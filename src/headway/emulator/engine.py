@@ -197,6 +197,9 @@ class EmulatedEngine:
         answer = self._answers.pop(live.id)
         answer.publish(answer.num_published, True)
 
+    def on_prompt_computed(self, live: Live, now: float) -> None:
+        """Do nothing: no request is held."""
+
     def on_phase_changed(self, live: Live, now: float) -> None:
         """Do nothing: an engine does not act on phases."""
 

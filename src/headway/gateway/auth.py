@@ -38,7 +38,8 @@ class Caller:
     """A client with its key's tier and limits. Without a key, there are no limits."""
 
     def __init__(self, key: Key, clock: Callable[[], float]) -> None:
-        self.owner, self.tier, self.expires, self._clock = key.sha256, key.tier, key.expires, clock
+        self.owner, self.tenant, self.tier, self._clock = key.sha256, key.tenant, key.tier, clock
+        self.expires = key.expires
         requests, tokens = key.requests_per_minute, key.tokens_per_minute
         self._requests = None if requests is None else TokenBucket(requests, clock())
         self._tokens = None if tokens is None else TokenBucket(tokens, clock())

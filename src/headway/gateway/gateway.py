@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -124,7 +125,7 @@ class Gateway:
             return None
         from headway.gateway.batch.service import BatchService
 
-        return BatchService(self.settings, self.relay, self.end, lambda owner: self.keys.caller_of(owner).tier)
+        return BatchService(self.settings, self.relay, self.end, self.keys.caller_of)
 
     @property
     def replicas(self) -> list[LiveReplica]:
@@ -182,11 +183,11 @@ class Gateway:
         return self._relay(client_request, request, writer)
 
     def relay(
-        self, client_request: ClientRequest, writer: ResponseWriter, request_id: str, deadline_s: float | None = None
+        self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, deadline_s: float
     ) -> Relay:
-        """Admit a request of a batch, which has no caller's limits. `deadline_s`: seconds from now."""
+        """Admit a request of a batch, within its caller's limits. `deadline_s`: seconds from now."""
         features = client_request.features(self.clock.now)
-        request = self._admit(features, lambda live: InFlightRequest(live, request_id), deadline_s)
+        request = self.admit(features, lambda live: InFlightRequest(live, request_id), caller, deadline_s)
         return self._relay(client_request, request, writer)
 
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
@@ -199,15 +200,19 @@ class Gateway:
         self.settle(relay.in_flight, len(client_request.text), relay.prompt_tokens, relay.used_tokens)
 
     def admit(
-        self, features: Features, new_request: Callable[[Live], InFlightRequest], caller: Caller
+        self,
+        features: Features,
+        new_request: Callable[[Live], InFlightRequest],
+        caller: Caller,
+        deadline_s: float | None = None,
     ) -> InFlightRequest:
         """Reserve the request's tokens in its caller's limits, and hand it to control. ApiError if it is refused."""
         if not caller.is_limited:
-            return self._admit(features, new_request)
+            return self._admit(features, new_request, caller.tenant, deadline_s)
         tokens = self.prompt_tokens(features) + (features.max_tokens or 0)
         caller.reserve(tokens)
         try:
-            request = self._admit(features, new_request)
+            request = self._admit(features, new_request, caller.tenant, deadline_s)
         except BaseException:
             caller.settle(tokens, 0)
             raise
@@ -229,7 +234,7 @@ class Gateway:
         return max(1, round(features.num_chars * self._tokens_per_char))
 
     def _admit(
-        self, features: Features, new_request: Callable[[Live], InFlightRequest], deadline_s: float | None = None
+        self, features: Features, new_request: Callable[[Live], InFlightRequest], tenant: str, deadline_s: float | None
     ) -> InFlightRequest:
         if self.is_closing:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
@@ -237,12 +242,12 @@ class Gateway:
         cascade = self.driver.cascade
         stages = cascade.stages if cascade is not None and model == cascade.config.name else ()
         longest = max([service.longest_tokens, *(stage.service.longest_tokens for stage in stages)])
-        live = self._live(features, model, deadline_s, longest)
+        live = self._live(features, model, tenant, deadline_s, longest)
         if live.prompt_tokens + live.output_tokens > longest:
             prompt = "a prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
             wanted = f"{prompt} and {live.output_tokens:,} tokens to come"
             raise ApiError(400, f"{wanted} are more than {longest:,}", "context_length_exceeded")
-        if len(service.hold_queue) >= self.settings.max_held and self._is_hold_queue_full(service):
+        if service.hold_queue.is_full(live, self.settings.max_held):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
         request = new_request(live)
         self.driver.arrived(request)
@@ -281,12 +286,7 @@ class Gateway:
             if replica.reported_model is not None:
                 self.driver.services.setdefault(replica.reported_model, self.driver.services[replica.model])
 
-    def _is_hold_queue_full(self, service: Service) -> bool:
-        """Remove requests that have ended from the hold queue, and count the rest."""
-        service.hold_queue.remove_ended()
-        return len(service.hold_queue) >= self.settings.max_held
-
-    def _live(self, features: Features, model: str, deadline_s: float | None, longest: int) -> Live:
+    def _live(self, features: Features, model: str, tenant: str, deadline_s: float | None, longest: int) -> Live:
         """The request as control sees it. An estimate of its prompt is at most what fits into `longest` tokens."""
         prompt_tokens, output_tokens = self.prompt_tokens(features), features.max_tokens or 1
         if features.prompt_tokens is None:  # an estimate does not refuse the request: the engine may
@@ -298,7 +298,7 @@ class Gateway:
             output_tokens=output_tokens, model=model, tier=features.tier, region=features.region,
             session_id=features.session_id, prefix=features.prefix, slo_ttft_s=features.slo_ttft_s,
             slo_tpot_s=features.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
-            deadline_s=None if deadline_s is None else now + deadline_s,
+            deadline_s=None if deadline_s is None else now + deadline_s, tenant=tenant,
         )  # fmt: skip
         if self._reasons.get(model):
             live.phase = Phase.REASONING
@@ -337,12 +337,15 @@ class Gateway:
             up.append((labels, float(self.health.is_up(replica))))
         services = self.driver.control.services
         held: list[Sample] = [({"model": each.model}, len(each.hold_queue.requests())) for each in services]
+        waiting = Counter(live.tenant for live in self.driver.control.held_requests() if live.tenant)
         failed: list[Sample] = [({"pool": pool}, float(num)) for pool, num in self.fleet.num_failed.items()]
         return self.request_metrics.page([
             ("requests_in_flight", "Requests at a replica", in_flight),
             ("replica_up", "Whether requests are sent to a replica", up),
             ("replicas_failed", "Wanted replicas that fail to start", failed),
             ("requests_held", "Requests held in the gateway", held),
+            ("tenant_requests_held", "Requests held in the gateway, by tenant",
+             [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]),
             ("batch_requests_open", "Batch requests that are held or at an engine",
              [] if self.batches is None else [({}, self.batches.num_open)]),
         ])  # fmt: skip

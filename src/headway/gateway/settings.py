@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 Api = Literal["vllm", "sglang", "llama.cpp", "openai"]
 """The API that an engine serves."""
 _Seconds = Annotated[float, Meta(gt=0)]
+_NAME_DIGITS = 12
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -18,6 +19,11 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     sha256: _Sha256
     """The key's SHA-256 in hexadecimal."""
+    name: str = ""
+    """The tenant, in records, metrics and the ordering `fair`. Keys of one name are one tenant. Without one: the first
+    digits of the sum."""
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    """The tenant's share of the service while several tenants have requests waiting, relative to the others."""
     tier: Annotated[int, Meta(ge=0)] = 0
     """The most urgent tier that requests with the key may have; more urgent ones are reduced to it."""
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
@@ -26,6 +32,11 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The same for tokens of prompts and answers together."""
     expires: date | None = None
     """The last day (UTC) on which the key is valid."""
+
+    @property
+    def tenant(self) -> str:
+        """The name of the requests' tenant."""
+        return self.name or self.sha256[:_NAME_DIGITS]
 
 
 class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,6 +48,9 @@ class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Tier of batch requests, until the admission policy changes it."""
     max_file_bytes: Annotated[int, Meta(ge=1)] = 100 << 20
     """Largest file."""
+    max_stored_bytes: Annotated[int, Meta(ge=1)] = 10 << 30
+    """Most bytes of files that one key stores; the file of a batch that has not ended counts once more. Answers are
+    stored in any case. Further uploads and batches get a 429 until files are deleted."""
     max_lines: Annotated[int, Meta(ge=1)] = 50_000
     """Largest number of requests in a batch."""
     max_open: Annotated[int, Meta(ge=1)] = 256

@@ -7,7 +7,7 @@ from headway.config.spec import PolicySpec
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet
-from headway.core.policy import Scaler
+from headway.core.policy import Scaler, SharingOrdering
 from headway.core.task import TaskFactory
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
@@ -62,6 +62,8 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         order = resolve.ordering(ordering, load)
         if spec.ordering_at != "gateway":
             _check_engines(scenario.fleet, ordering)
+            if isinstance(order(), SharingOrdering):
+                raise HeadwayError(f"{order.name} orders the gateway's queue only; expected `ordering_at: gateway`")
     with places.at("policies", "migration"):
         migration = None if spec.migration is None else resolve.migration(spec.migration, load)
     with places.at("policies", "scaling"):
@@ -71,6 +73,7 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
     policies = Policies(
         router, order, spec.ordering_at, _window(scenario), migration=migration, admission=admission,
         cascade=_cascade(scenario), scaler=scaler,
+        prompt_window=_prompt_window(scenario) if isinstance(order(), SharingOrdering) else None,
     )  # fmt: skip
     if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return policies
@@ -83,6 +86,11 @@ def _window(scenario: Scenario) -> int | None:
     if spec.window is not None or spec.ordering_at == "replica":
         return spec.window
     return min(pool.engine.max_num_seqs for pool in scenario.fleet.all_pools)
+
+
+def _prompt_window(scenario: Scenario) -> int:
+    """The prompt tokens of one iteration: with so many to compute, an engine needs no more."""
+    return min(pool.engine.max_num_batched_tokens for pool in scenario.fleet.all_pools)
 
 
 def _cascade(scenario: Scenario) -> CascadeConfig | None:

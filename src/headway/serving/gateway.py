@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from headway import scenario
-from headway.config.scenario import Scenario
+from headway.config.scenario import Scenario, listed, with_policies
 from headway.config.scenario import read as read_document
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
@@ -19,7 +21,7 @@ from headway.control.policies import Policies
 from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
-from headway.gateway.settings import Judge, Settings
+from headway.gateway.settings import Judge, Key, Settings
 from headway.gateway.workers.planner_process import PlannerProcesses
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
@@ -53,6 +55,7 @@ def load(
 
 def plan(scenario: Scenario) -> ServingPlan:
     """The gateway's plan. HeadwayError if engines cannot do what the scenario asks for."""
+    scenario = _with_tenants(scenario)
     spec, places = scenario.spec, scenario.places
     judge = _checked_judge(spec, places)
     declared = pools.declared_pools(scenario)
@@ -71,7 +74,7 @@ def plan(scenario: Scenario) -> ServingPlan:
     _check_oracles(policies, places)
     _check_forecasts(policies, places)
     if spec.policies.ordering_at != "gateway":
-        _check_ordering(pools.ordering_name(spec), declared, places)
+        _check_ordering(pools.ordering_name(spec.policies), declared, places)
     if policies.migration is not None:
         _check_migration(declared, places)
     pools.check_phases(declared, policies, places)
@@ -102,6 +105,38 @@ def plan(scenario: Scenario) -> ServingPlan:
 
 
 # Settings.
+
+
+def _with_tenants(scenario: Scenario) -> Scenario:
+    """The scenario with the tenants' weights in the ordering `fair`.
+
+    This ordering, at the gateway, is the default where there are keys: requests of all tenants would else wait in the
+    engines' queues, in order of arrival.
+    """
+    keys = [key for key in scenario.spec.gateway.api_keys if isinstance(key, Key)]
+    weights: dict[str, float] = {}
+    for key in keys:
+        if weights.setdefault(key.tenant, key.weight) != key.weight:
+            what = f"{key.tenant!r} has keys of weights {weights[key.tenant]:g} and {key.weight:g}; expected one weight"
+            raise scenario.places.error(("gateway", "api_keys"), what)
+    policies = scenario.spec.policies
+    if scenario.spec.gateway.api_keys and _has_default_order(scenario):
+        policies = replace(policies, ordering="fair", ordering_at="gateway")
+    if pools.ordering_name(policies) == "fair":
+        (ordering,) = listed(policies.ordering)
+        arguments: dict[str, Any] = {"name": ordering} if isinstance(ordering, str) else dict(ordering)
+        weights = {tenant: weight for tenant, weight in weights.items() if weight != 1}
+        if given := {**weights, **arguments.get("weights", {})}:
+            arguments["weights"] = given
+        policies = replace(policies, ordering=arguments)
+    return with_policies(scenario, policies)
+
+
+def _has_default_order(scenario: Scenario) -> bool:
+    """Whether the file leaves the order of requests, and where it applies, to the gateway."""
+    given: list[Mapping[str, Any]] = [scenario.document.get("policies") or {}]
+    given += [structs.asdict(variant) for variant in scenario.spec.variants]
+    return not any(each.get("ordering") or each.get("ordering_at") in ("replica", "both") for each in given)
 
 
 def _checked_judge(spec: Spec, places: Places) -> Judge | None:

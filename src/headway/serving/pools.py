@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway.config.scenario import Scenario
-from headway.config.spec import PoolSpec, Spec
+from headway.config.spec import PolicySpecs, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
@@ -232,10 +232,10 @@ def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> N
 
 def uses_engine_priority(spec: Spec) -> bool:
     """Whether the engines order their own queues by tier."""
-    return spec.policies.ordering_at != "gateway" and ordering_name(spec) == "priority"
+    return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) == "priority"
 
 
-def ordering_name(spec: Spec) -> str:
-    ordering = spec.policies.ordering
+def ordering_name(policies: PolicySpecs) -> str:
+    ordering = policies.ordering
     one = ordering[0] if isinstance(ordering, list) else ordering
     return one if isinstance(one, str) else str(one.get("name"))

@@ -39,6 +39,7 @@ class Listener(Protocol):
     def on_cancelled(self, live: Live, now: float) -> None: ...
     def on_phase_changed(self, live: Live, now: float) -> None: ...
     def on_prefilled(self, live: Live, now: float) -> None: ...
+    def on_prompt_computed(self, live: Live, now: float) -> None: ...
 
 
 class Replica:
@@ -352,6 +353,7 @@ class Replica:
             self._check(live, now)
             if live.decode_replica >= 0 and live.stage is DECODING and live.move is None:
                 self._listener.on_prefilled(live, now)
+            self._listener.on_prompt_computed(live, now)
 
     def _sends_first(self, live: Live) -> bool:
         """Whether the request's first token is sent with its KV cache, and is not the only one."""

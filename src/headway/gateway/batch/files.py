@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headway.gateway.batch.objects import FileList, FileObject, Page
-from headway.gateway.batch.store import FILES, PARTS, BatchStore
+from headway.gateway.batch.store import ACTIVE, BATCHES, FILES, PARTS, BatchStore
+from headway.gateway.errors import ApiError
 
 PART_BYTES = 1 << 20
 
@@ -58,6 +59,19 @@ def _file_object(row: Any) -> FileObject:
         id=row["id"], object="file", bytes=row["bytes"], created_at=row["created_ns"] // 10**9,
         filename=row["filename"], purpose=row["purpose"], status="processed",
     )  # fmt: skip
+
+
+async def require_room(connection: AsyncConnection, owner: str, num_bytes: int, max_bytes: int) -> None:
+    """ApiError if the owner would store more than `max_bytes` with so many more.
+
+    The lines of a batch that has not ended are a copy of its file.
+    """
+    files = select(func.coalesce(func.sum(FILES.c.bytes), 0)).where(FILES.c.owner == owner)
+    lines = files.join(BATCHES, BATCHES.c.input_file_id == FILES.c.id).where(BATCHES.c.status.in_(ACTIVE))
+    stored = sum([int((await connection.execute(query)).scalar_one()) for query in (files, lines)])
+    if stored + num_bytes > max_bytes:
+        what = f"this key stores {stored:,} bytes, and may store {max_bytes:,}: delete files, or wait for batches"
+        raise ApiError(429, what, "insufficient_quota")
 
 
 async def find_file(store: BatchStore, owner: str, id: str) -> FileObject | None:

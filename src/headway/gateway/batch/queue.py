@@ -14,10 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headway.gateway.batch.files import FileWriter
 from headway.gateway.batch.objects import BatchError, BatchErrorList, BatchList, BatchObject, Page, RequestCounts
-from headway.gateway.batch.store import ANSWERED, BATCHES, FAILED, LINES, OPEN, BatchStore
+from headway.gateway.batch.store import ACTIVE, ANSWERED, BATCHES, FAILED, LINES, OPEN, BatchStore
 from headway.gateway.errors import DECODE_ERRORS
 
-_ACTIVE = ("validating", "in_progress", "cancelling")
 _ROWS_PER_READ = 200
 _UNANSWERED = {
     "expired": ("batch_expired", "the completion window ended before this request was answered"),
@@ -138,7 +137,7 @@ async def cancel_batch(store: BatchStore, owner: str, id: str) -> None:
 async def active_batches(store: BatchStore) -> list[ActiveBatch]:
     """Batches that have not ended, in order of their deadlines."""
     num_ended = (BATCHES.c.num_completed + BATCHES.c.num_failed).label("num_ended")
-    query = select(BATCHES, num_ended).where(BATCHES.c.status.in_(_ACTIVE))
+    query = select(BATCHES, num_ended).where(BATCHES.c.status.in_(ACTIVE))
     async with store.begin() as connection:
         rows = await connection.execute(query.order_by(BATCHES.c.expires_at, BATCHES.c.created_ns))
         return [msgspec.convert(row, ActiveBatch, from_attributes=True) for row in rows]
@@ -210,7 +209,7 @@ async def finish_batch(store: BatchStore, batch: ActiveBatch, status: str) -> No
                 await writer.write((entry or _unanswered_entry(custom_id, status)) + b"\n")
             if writer.num_bytes:
                 values[column] = (await writer.close()).id
-        change = update(BATCHES).where(BATCHES.c.id == batch.id, BATCHES.c.status.in_(_ACTIVE))
+        change = update(BATCHES).where(BATCHES.c.id == batch.id, BATCHES.c.status.in_(ACTIVE))
         if (await connection.execute(change.values(values))).rowcount:
             await connection.execute(delete(LINES).where(LINES.c.batch == batch.id))
         else:  # another gateway has ended it meanwhile

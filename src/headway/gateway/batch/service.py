@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.core.errors import HeadwayError
+from headway.gateway.auth import Caller
 from headway.gateway.batch import queue
 from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
 from headway.gateway.batch.store import UNAVAILABLE, BatchStore
@@ -28,7 +29,7 @@ log = logging.getLogger("headway.gateway")
 _PASS_S, _IDLE_S = 0.05, 1.0
 """Shortest and longest time between two passes over the database."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_NO_CAPACITY = frozenset(("no_capacity", "queue_full", "shutting_down"))
+_NO_CAPACITY = frozenset(("no_capacity", "queue_full", "shutting_down", "rate_limit_exceeded"))
 
 
 class _CollectedAnswer:
@@ -41,6 +42,8 @@ class _CollectedAnswer:
         self.body = b""
         self.lacked_capacity = False
         """No engine was tried."""
+        self.retry_after_s = 0.0
+        """Least time until another attempt."""
 
     def start(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -53,7 +56,7 @@ class _CollectedAnswer:
 
     def fail(self, error: ApiError) -> None:
         self.status, self.body = error.status, error.json()
-        self.lacked_capacity = error.code in _NO_CAPACITY
+        self.lacked_capacity, self.retry_after_s = error.code in _NO_CAPACITY, float(error.retry_after_s or 0)
 
     @property
     def is_retryable(self) -> bool:
@@ -64,14 +67,14 @@ class BatchService:
     """Runs the batches of one database, in the one of the gateways on it that holds the database's lock."""
 
     def __init__(
-        self, settings: Settings, relay: Callable[[ClientRequest, ResponseWriter, str, float], Relay],
-        end: Callable[[ClientRequest, Relay], None], tier_of: Callable[[str], int],
+        self, settings: Settings, relay: Callable[[ClientRequest, Caller, ResponseWriter, str, float], Relay],
+        end: Callable[[ClientRequest, Relay], None], caller_of: Callable[[str], Caller],
     ) -> None:  # fmt: skip
-        """`relay` and `end` are those of the gateway. `tier_of`: the most urgent tier that an owner may use."""
+        """`relay` and `end` are those of the gateway. `caller_of`: the caller with this `owner`."""
         assert settings.batches is not None
         self.settings, self._max_line_bytes = settings.batches, settings.max_body_bytes
         self.body_timeout_s = settings.body_timeout_s
-        self._relay, self._end, self._tier_of = relay, end, tier_of
+        self._relay, self._end, self._caller_of = relay, end, caller_of
         self.store = BatchStore(self.settings.store)
         self._open: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Lines that are being answered, by batch and number."""
@@ -174,7 +177,7 @@ class BatchService:
             num_attempts += not answer.lacked_capacity
             if not answer.is_retryable or num_attempts >= self.settings.max_attempts:
                 break
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(max(pause_s, answer.retry_after_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         entry = queue.encode_entry(line.custom_id, answer.status, request_id, answer.body)
         self._results.append(LineResult(line.batch, line.line, answer.status < 300, entry))
@@ -187,9 +190,10 @@ class BatchService:
             request = read_request(batch.endpoint, line.body, {})
             if request.stream:
                 raise ApiError(400, "a batch cannot stream", "invalid_value", "stream")
-            request.tier = max(self.settings.tier, self._tier_of(batch.owner))
+            caller = self._caller_of(batch.owner)
+            request.tier = max(self.settings.tier, caller.tier)
             seconds_left = max(batch.expires_at - time.time(), 0.001)
-            relay = self._relay(request, answer, request_id, seconds_left)
+            relay = self._relay(request, caller, answer, request_id, seconds_left)
             await relay.run()
             self._end(request, relay)
             answer.lacked_capacity = answer.status == 503 and b'"no_capacity"' in answer.body

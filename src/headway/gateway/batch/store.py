@@ -63,6 +63,8 @@ LINES = Table(
 Index("headway_files_by_owner", FILES.c.owner, FILES.c.created_ns)
 Index("headway_batches_by_owner", BATCHES.c.owner, BATCHES.c.created_ns)
 Index("headway_batch_lines_by_status", LINES.c.batch, LINES.c.status, LINES.c.line)
+ACTIVE = ("validating", "in_progress", "cancelling")
+"""The status of batches that have not ended."""
 OPEN, ANSWERED, FAILED = range(3)
 """The status of a line."""
 _LOCK = 0x68656164

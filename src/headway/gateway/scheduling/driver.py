@@ -59,6 +59,7 @@ class Driver:
         self.replicas = list(replicas)
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
+        self._has_prompt_window = policies.prompt_window is not None
         self.control = LiveControl(self, recorder, notify=True)
         members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
         self.control.configure(policies, members, names, seed, make_scaling, decisions)
@@ -351,6 +352,8 @@ class Driver:
         live.enter(WAITING)
         request.reservation = reservation = endpoint.reserve(live)
         reservation.on_slot = request.wake
+        if self._has_prompt_window:
+            reservation.on_prompt = lambda: self.control.on_prompt_computed(live, self.now)
         request.wake()
 
     def _start_dual_dispatch(self, live: Live, prefill: int, now: float) -> None:

@@ -16,13 +16,17 @@ from headway.gateway.upstream.engine import EngineEndpoint
 from headway.sim.lifetime import Lifetime
 
 
+def _ignore() -> None:
+    """For events that nobody waits for."""
+
+
 class ReplicaReservation:
     """A request's share of a replica's counts: made before anything is sent, freed once on every path.
 
     Satisfies `in_flight.Reservation`.
     """
 
-    __slots__ = ("_replica", "live", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
+    __slots__ = ("_replica", "live", "on_prompt", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
 
     def __init__(self, replica: LiveReplica, live: Live) -> None:
         self._replica: LiveReplica | None = replica
@@ -31,17 +35,21 @@ class ReplicaReservation:
         self.queue = 0
         self.slot: int | None = None
         self.waits_for_slot = False
-        self.on_slot: Callable[[], None] = lambda: None
+        self.on_slot: Callable[[], None] = _ignore
+        self.on_prompt: Callable[[], None] = _ignore
+        """Called when the prompt is computed."""
 
     def count_tokens(self, tokens: int) -> None:
         """Add generated tokens, and update the queue. The first call, also with 0, marks the prompt as computed."""
         replica = self._replica
         if replica is not None:
             replica.tokens_generated += tokens
-            replica.prefill_tokens_left -= self.prompt_left
-            self.prompt_left = 0
+            prompt_left, self.prompt_left = self.prompt_left, 0
+            replica.prefill_tokens_left -= prompt_left
             if len(replica.queue_lengths) > 1:
                 replica.requeue(self)
+            if prompt_left:
+                self.on_prompt()
 
     def free(self) -> None:
         """Remove the request from the replica's counts. Later calls do nothing."""

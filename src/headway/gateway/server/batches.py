@@ -97,6 +97,7 @@ async def _upload(request: Request, service: BatchService, owner: str) -> FileOb
             if (upload.size or 0) > max_bytes:
                 raise _too_long(max_bytes)
             async with service.store.begin() as connection:
+                await files.require_room(connection, owner, upload.size or 0, service.settings.max_stored_bytes)
                 name = (upload.filename or "file").replace("\0", "")[:255]
                 writer = FileWriter(connection, owner, name, purpose)
                 while data := await upload.read(PART_BYTES):
@@ -169,6 +170,8 @@ async def _create_batch(request: Request, service: BatchService, owner: str) -> 
         raise ApiError(400, what, "invalid_value", "completion_window")
     window_s = int(window[:-1]) * _UNIT_S[window[-1]]
     file = await _find(files.find_file, service, owner, new.input_file_id, "file", "input_file_id")
+    async with service.store.begin() as connection:
+        await files.require_room(connection, owner, file.bytes, service.settings.max_stored_bytes)
     batch = await queue.create_batch(service.store, owner, file.id, new.endpoint, window, window_s, new.metadata)
     service.wake()
     return batch
@@ -213,13 +216,14 @@ def _endpoint(method: str, path: str, summary: str, handler: _Handler, returns: 
 
 
 ENDPOINTS = [
-    _endpoint("POST", "/v1/files", "Upload a file", _upload, FileObject, form=_UPLOAD),
+    _endpoint("POST", "/v1/files", "Upload a file", _upload, FileObject, form=_UPLOAD, errors=(429,)),
     _endpoint("GET", "/v1/files", "The newest files", _list_files, FileList, parameters=(*PAGE, _PURPOSE)),
     _endpoint("GET", "/v1/files/{id}", "A file", _get_file, FileObject, parameters=_ONE),
     _endpoint("DELETE", "/v1/files/{id}", "Delete a file", _delete_file, DeletedFile, parameters=_ONE),
     _endpoint("GET", "/v1/files/{id}/content", "The content of a file", _get_content, str, parameters=_ONE,
               media_types=("application/jsonl",)),
-    _endpoint("POST", "/v1/batches", "Create a batch", _create_batch, BatchObject, accepts=NewBatch, errors=(404,)),
+    _endpoint("POST", "/v1/batches", "Create a batch", _create_batch, BatchObject, accepts=NewBatch,
+              errors=(404, 429)),
     _endpoint("GET", "/v1/batches", "The newest batches", _list_batches, BatchList, parameters=PAGE),
     _endpoint("GET", "/v1/batches/{id}", "A batch", _get_batch, BatchObject, parameters=_ONE),
     _endpoint("POST", "/v1/batches/{id}/cancel", "Cancel a batch: no more of its requests are started", _cancel_batch,

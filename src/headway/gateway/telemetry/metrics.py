@@ -33,6 +33,8 @@ _COUNTERS = {
     "tokens_total": ("kind", "Tokens of requests that have ended"),
     "judgements_total": ("outcome", "Answers of a cascade's models, by the judgement on them"),
     "prefills_total": ("outcome", "Prompts to be computed by another replica, by the result"),
+    "tenant_requests_total": ("tenant", "Requests that have ended, by the tenant of their key"),
+    "tenant_tokens_total": ("tenant", "Prompt and output tokens of these requests"),
 }
 """Counters by model and by one more label."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -107,6 +109,10 @@ class PrometheusMetrics:
         tokens = self._by_model["tokens_total"]
         tokens[live.model, "input"] += live.prompt_tokens
         tokens[live.model, "output"] += live.generated_tokens
+        if live.tenant:
+            self._by_model["tenant_requests_total"][live.model, live.tenant] += 1
+            total_tokens = live.prompt_tokens + live.generated_tokens
+            self._by_model["tenant_tokens_total"][live.model, live.tenant] += total_tokens
         if outcome is not Outcome.FINISHED:
             return
         series.histograms["hold_seconds", ""].observe(live.placed_s - live.arrival_s)

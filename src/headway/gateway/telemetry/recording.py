@@ -19,6 +19,7 @@ _ByModel = tuple[tuple[str, float], ...]
 _ROW = (
     ("arrival_s", "f8"), ("prompt_tokens", "i4"), ("output_tokens", "i4"), ("model", "i2"), ("tier", "i2"),
     ("reasoning_tokens", "i4"), ("region", "i2"), ("session_id", "i8"), ("slo_ttft_s", "f8"), ("slo_tpot_s", "f8"),
+    ("tenant", "i2"),
 )  # fmt: skip
 _MAX_REGIONS = 1 << 15
 
@@ -34,6 +35,7 @@ class Recording:
         """Each cascade request's scores and answer lengths, by model."""
         self._models: dict[str, int] = {}
         self._regions: dict[str, int] = {}
+        self._tenants: dict[str, int] = {}
         if not enabled:
             self.recorder.requests.write = self.recorder.segments.write = lambda row: None
 
@@ -56,6 +58,7 @@ class Recording:
             self._region(live.region),
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
+            self._tenants.setdefault(live.tenant, len(self._tenants)),
         )))  # fmt: skip
 
     def _region(self, name: str) -> int:
@@ -73,7 +76,10 @@ class Recording:
         columns["arrival_s"] = columns["arrival_s"] - first_s
         ids = np.array([id for id, _ in self._rows], dtype=np.int64)
         columns |= self._cascade_columns(ids)
-        workload = Workload(columns, tuple(self._models), tuple(self._regions)).validate()
+        if not any(self._tenants):
+            del columns["tenant"]
+        tenants = tuple(self._tenants) if "tenant" in columns else ()
+        workload = Workload(columns, tuple(self._models), tuple(self._regions), tenants=tenants).validate()
         requests = self.recorder.requests.columns()
         segments = self.recorder.segments.columns()
         has_ended = np.isin(segments["request"], ids)
@@ -85,6 +91,7 @@ class Recording:
                     rows[name] = rows[name].astype(np.float64) - first_s
         return Records(
             workload=workload.columns, models=workload.models, regions=workload.regions, requests=requests,
+            tenants=workload.tenants,
             segments=segments, stretches=self.recorder.stretch_columns(),
             replicas=tuple(replicas), end_s=end_s - first_s,
             moves=self.recorder.moves.columns(), judge_usd=judge_usd,

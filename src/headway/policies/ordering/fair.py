@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from headway.core.record import Ended
 from headway.core.view import RequestView
-from headway.policies.arguments import require_above, require_at_least
+from headway.policies.arguments import require_above, require_at_least, require_between
 
 MAX_IDLE = 4096
 """Tenants without a request in flight whose service is remembered. Of more, the one idle for longest is forgotten."""
 _MEAN_OVER = 100
 """Requests over which the mean of output tokens is taken."""
+_Share = tuple[int, str]
+"""Tier and tenant."""
 
 
 @dataclass
@@ -22,7 +24,7 @@ class _Tenant:
 
     weight: float
     finish: float = 0.0
-    """Virtual time at which the service so far ends: the start of the tenant's next request, unless it is past."""
+    """Where the tenant's service so far ends in virtual time."""
     num_in_flight: int = 0
 
 
@@ -34,15 +36,19 @@ class FairOrdering:
     service of one whose weight is 1 while both have requests waiting.
 
     This is start-time fair queueing (Goyal, Vin and Cheng, 1996) in each tier, with the service of the virtual token
-    counter (Sheng et al., 2024, whose weights are the defaults). A request begins at virtual time S = max(v, F): F is
-    where its tenant's service ends, v the latest S of the requests that have started. So a tenant that was idle begins
-    at v, with no credit for that time. The length of an answer is unknown at the start: the mean of the last answers
-    is charged then, and the difference when the request has ended.
+    counter (Sheng et al., 2024, whose weights are the defaults). A request starts at virtual time max(v, F - B): F is
+    where its tenant's service ends, v the latest start so far, and B is `burst_tokens` over the tenant's weight. So a
+    tenant that was idle starts at v, with no credit for that time but B: requests that come together are not spaced.
+    The length of an answer is unknown at its start: the mean of the last answers is charged then, and the difference
+    when the request has ended.
 
-    While two tenants wait, their services, divided by their weights, differ by no more than one request of each and the
-    errors of the charges of their requests in flight. After a tenant's request has come to the head of its line, each
-    other tenant starts at most one request that begins later in virtual time, so none starves. Tiers are strict:
-    requests of a lower tier wait as long as there are others.
+    While two tenants wait, their services over their weights differ by no more than B, one request of each, and the
+    errors of the charges of their requests in flight. While the head of a tenant's line waits, each other tenant starts
+    at most one request whose virtual start is later, so none starves. Tiers are strict: requests of a lower tier wait
+    as long as there are others.
+
+    A share `headroom` of each replica's window is kept for tenants that have less than their share of the requests in
+    flight, so that these need not wait for a place. With 0, no place is free while a request waits.
 
     It orders the gateway's queue only. Without tenants it is `priority`.
     """
@@ -51,33 +57,49 @@ class FairOrdering:
     preemptive = False
 
     def __init__(
-        self, weights: Mapping[str, float] | None = None, prompt_weight: float = 1.0, output_weight: float = 2.0
+        self,
+        weights: Mapping[str, float] | None = None,
+        prompt_weight: float = 1.0,
+        output_weight: float = 2.0,
+        burst_tokens: float = 8192.0,
+        headroom: float = 1 / 32,
     ) -> None:
         require_above(0, prompt_weight=prompt_weight)
-        require_at_least(0, output_weight=output_weight)
+        require_at_least(0, output_weight=output_weight, burst_tokens=burst_tokens)
+        require_between(0, 0.5, headroom=headroom)
         self._weights = dict(weights or {})
         for tenant, weight in self._weights.items():
             require_above(0, **{f"weights: {tenant}": weight})
-        self._prompt_weight, self._output_weight = prompt_weight, output_weight
-        self._tenants: dict[tuple[int, str], _Tenant] = {}
-        self._idle: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._prompt_weight, self._output_weight, self._burst_tokens = prompt_weight, output_weight, burst_tokens
+        self.headroom = headroom
+        self._tenants: dict[_Share, _Tenant] = {}
+        self._idle: OrderedDict[_Share, None] = OrderedDict()
         """Tenants without a request in flight, the one idle for longest first."""
         self._virtual: dict[int, float] = {}
         """By tier, the latest start of a request in virtual time."""
-        self._charged: dict[int, tuple[tuple[int, str], float]] = {}
+        self._charged: dict[int, tuple[_Share, float]] = {}
         """By request in flight, its share and what its tenant was charged."""
+        self._weight_in_flight = 0.0
+        """The weights of all tenants with requests in flight."""
         self._mean_output_tokens, self._num_ended = 0.0, 0
 
-    def share(self, request: RequestView) -> tuple[int, str]:
+    def share(self, request: RequestView) -> _Share:
         return request.tier, request.tenant
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float, float]:
         return request.tier, self._start(self.share(request)), request.arrival_s
 
-    def _start(self, share: tuple[int, str]) -> float:
-        """Virtual time at which the next request of the share begins."""
+    def _start(self, share: _Share) -> float:
+        """Where the next request of the share starts in virtual time."""
         tenant, virtual = self._tenants.get(share), self._virtual.get(share[0], 0.0)
-        return virtual if tenant is None else max(virtual, tenant.finish)
+        return virtual if tenant is None else max(virtual, tenant.finish - self._burst_tokens / tenant.weight)
+
+    def is_below_share(self, request: RequestView) -> bool:
+        share = self.share(request)
+        tenant = self._tenants.get(share)
+        if tenant is None or not tenant.num_in_flight:
+            return True
+        return tenant.num_in_flight * self._weight_in_flight < len(self._charged) * tenant.weight
 
     def started(self, request: RequestView, now: float) -> None:
         if request.id in self._charged:
@@ -88,9 +110,10 @@ class FairOrdering:
             self._tenants[share] = _Tenant(self._weights.get(share[1], 1.0))
         self._idle.pop(share, None)
         tenant = self._tenants[share]
+        self._weight_in_flight += 0.0 if tenant.num_in_flight else tenant.weight
         tenant.num_in_flight += 1
         charge = self._prompt_weight * request.prompt_tokens + self._output_weight * self._mean_output_tokens
-        tenant.finish = start + charge / tenant.weight
+        tenant.finish = max(tenant.finish, start) + charge / tenant.weight
         self._charged[request.id] = share, charge
 
     def learn(self, record: Ended) -> None:
@@ -103,7 +126,9 @@ class FairOrdering:
         self._num_ended = min(self._num_ended + 1, _MEAN_OVER)
         self._mean_output_tokens += (output_tokens - self._mean_output_tokens) / self._num_ended
         tenant.num_in_flight -= 1
-        if not tenant.num_in_flight:
-            self._idle[share] = None
-            if len(self._idle) > MAX_IDLE:
-                del self._tenants[self._idle.popitem(last=False)[0]]
+        if tenant.num_in_flight:
+            return
+        self._weight_in_flight = self._weight_in_flight - tenant.weight if self._charged else 0.0
+        self._idle[share] = None
+        if len(self._idle) > MAX_IDLE:
+            del self._tenants[self._idle.popitem(last=False)[0]]
