@@ -14,6 +14,7 @@ pytest.importorskip("uvicorn")
 
 from headway.control.decisions import Decision
 from headway.core.record import Outcome, Records
+from keys import digest
 from lived import both
 from serving import MODEL
 
@@ -60,10 +61,22 @@ def combos(routing: Any, replicas: int = 1, engine: Any = PROMPT) -> dict[str, A
 
 HELD = {"ordering_at": "gateway", "window": 2}
 STRICT = {"name": "cauchy", "within": "strict"}
+TENANTS = {"flood": 10, "quiet": 1}
+
+
+def tenants(num_requests: int = 100, **policies: Any) -> dict[str, Any]:
+    """Requests of two keys, one of which sends many more than three replicas can serve."""
+    day = pool("least-loaded", ordering={"name": "fair", "weights": {"quiet": 2}}, ordering_at="gateway", **policies)
+    keys = [{"sha256": digest(tenant), "name": tenant} for tenant in TENANTS]
+    load = {**workload(200.0, 100), "num_requests": num_requests, "tenants": TENANTS}
+    return {**day, "gateway": {**STALE["gateway"], "api_keys": keys}, "workload": load}
+
+
 DAYS = {
     **{routing: pool(routing) for routing in ("least-loaded", "power-of-two", "headway")},
     "little room": pool("least-kv", room_tokens=3_000),
     "held": pool("least-loaded", ordering="priority", **HELD),
+    "shared": tenants(window=2),
     "urgent": pool("least-loaded", room_tokens=3_000, ordering={"name": "priority", "preemptive": False}),
     "patient": pool("least-kv", admission={"name": "queue-manager", "interval_s": 0.05}),
     "pair": combos(STRICT),

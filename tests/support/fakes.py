@@ -37,6 +37,7 @@ class FakeRequest:
     replica: int = -1
     output_tokens: int = 100
     reasoning_tokens: int = 0
+    tenant: str = ""
 
 
 @dataclass

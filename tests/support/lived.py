@@ -106,7 +106,7 @@ async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: s
 
 
 async def _ask(
-    app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int
+    app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int, tenant: str
 ) -> None:  # fmt: skip
     """One request, in time."""
     await asyncio.sleep(arrival_s - asyncio.get_running_loop().time())
@@ -118,7 +118,8 @@ async def _ask(
         return messages.pop() if messages else await asyncio.Event().wait()
 
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"x-request-id", b"%d" % id)],
+        "type": "http", "method": "POST", "path": "/v1/completions",
+        "headers": [(b"x-request-id", b"%d" % id), (b"authorization", f"Bearer {tenant}".encode())],
         "query_string": b"", "root_path": "", "app": app,
     }  # fmt: skip
     await app(scope, receive, reply.send)
@@ -137,7 +138,7 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     async with AsyncExitStack() as stack:
         for served in plan.pools:
             for url in served.endpoints:
-                ordering = FcfsOrdering() if chosen.spec.policies.ordering_at == "gateway" else plan.policies.ordering()
+                ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
                 await _emulate(stack, served.pool, ordering, url)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):
@@ -146,10 +147,12 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     return gateways[0].records(), told
 
 
-def _rows(ran: Records) -> Iterator[tuple[float, int, int, int]]:
+def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str]]:
+    """Arrival, prompt, answer, tier, and the tenant, whose key is its name."""
     columns = [ran.workload[name].tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")]
     tiers = ran.workload["tier"].tolist() if "tier" in ran.workload else [0] * len(columns[0])
-    return zip(*columns, tiers, strict=True)
+    tenants = [ran.tenants[code] for code in ran.workload["tenant"]] if ran.tenants else [""] * len(tiers)
+    return zip(*columns, tiers, tenants, strict=True)
 
 
 def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], Records, list[Decision]]:

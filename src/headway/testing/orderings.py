@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import combinations
 from random import Random
 from typing import Any
 
-from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
+from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SharingOrdering, SteppedOrdering
 from headway.testing.stories import draw_request, progress
 from headway.testing.strict_views import BrokenPolicyError, PolicyCall, request_view
 from headway.testing.trial import Conformance, Make, Trial, common_checks, is_oracle, pickled
 
 _NOW = 1000.0
+_MOST_STARTS = 500
+"""Starts within which each share of the most urgent tier has to come first once."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,37 @@ def ranks_by_its_queues(make: Make, seed: int) -> None:
             raise BrokenPolicyError(f"rank {rank!r} of a request in queue {queue} does not begin with its queue")
 
 
+def shares_service(make: Make, seed: int) -> None:
+    """Ranks of one share differ by their arrival only. A share whose request starts ranks no better than before, and a
+    share that waits is soon first, however many requests of others start."""
+    ordering: Ordering = make()
+    if not isinstance(ordering, SharingOrdering):
+        return
+    requests = _requests(seed)
+    first_of = {_share(ordering, values): values for values in reversed(requests)}
+    for values in requests:
+        first = first_of[_share(ordering, values)]
+        if _rank(ordering, {**values, "arrival_s": first["arrival_s"]}, _NOW) != _rank(ordering, first, _NOW):
+            raise BrokenPolicyError("requests of one share rank differently at the same arrival")
+    never = set(first_of)
+    for started in range(_MOST_STARTS):
+        share = min(first_of, key=lambda share: _rank(ordering, first_of[share], _NOW))
+        values = {**first_of[share], "id": len(requests) + started}
+        before = _rank(ordering, values, _NOW)
+        ordering.started(request_view(values, PolicyCall(is_oracle(ordering))), _NOW)
+        if _rank(ordering, values, _NOW) < before:
+            raise BrokenPolicyError(f"the share {share!r} ranks better after a request of it has started")
+        never.discard(share)
+    tier = min(values["tier"] for values in requests)
+    if starved := [share for share in never if first_of[share]["tier"] == tier]:
+        raise BrokenPolicyError(f"the share {starved[0]!r} waited while {_MOST_STARTS} requests of others started")
+
+
 ORDERINGS = Conformance(
     OrderingTrial,
     (
         states_how_it_preempts, ranks_compare, ranks_repeat, announces_changes_with_time,
-        announces_changes_with_tokens, ranks_by_its_queues, *common_checks(OrderingTrial),
+        announces_changes_with_tokens, ranks_by_its_queues, shares_service, *common_checks(OrderingTrial),
     ),
 )  # fmt: skip
 
@@ -143,6 +172,10 @@ def _requests(seed: int) -> list[dict[str, Any]]:
 
 def _rank(ordering: Ordering, values: dict[str, Any], now: float) -> Any:
     return ordering.rank(request_view(values, PolicyCall(is_oracle(ordering))), now)
+
+
+def _share(ordering: SharingOrdering, values: dict[str, Any]) -> Hashable:
+    return ordering.share(request_view(values, PolicyCall()))
 
 
 def _next_change(ordering: Ordering, values: dict[str, Any], now: float) -> float:

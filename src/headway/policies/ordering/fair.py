@@ -39,6 +39,7 @@ class FairOrdering:
     counter (Sheng et al., 2024, whose weights are the defaults). A request starts at virtual time max(v, F - B): F is
     where its tenant's service ends, v the latest start so far, and B is `burst_tokens` over the tenant's weight. So a
     tenant that was idle starts at v, with no credit for that time but B: requests that come together are not spaced.
+    At equal starts the least F goes first.
     The length of an answer is unknown at its start: the mean of the last answers is charged then, and the difference
     when the request has ended.
 
@@ -86,8 +87,10 @@ class FairOrdering:
     def share(self, request: RequestView) -> _Share:
         return request.tier, request.tenant
 
-    def rank(self, request: RequestView, now: float) -> tuple[int, float, float]:
-        return request.tier, self._start(self.share(request)), request.arrival_s
+    def rank(self, request: RequestView, now: float) -> tuple[int, float, float, float]:
+        share = self.share(request)
+        tenant, start = self._tenants.get(share), self._start(share)
+        return request.tier, start, start if tenant is None else tenant.finish, request.arrival_s
 
     def _start(self, share: _Share) -> float:
         """Where the next request of the share starts in virtual time."""
