@@ -60,7 +60,8 @@ async def _one(gateway: Gateway, i: int) -> bytes:
         told.append(message.get("body", b""))
 
     asked = read_request(CHAT, json.dumps({**body, "stream": True}).encode(), headers)
-    await gateway.relay(asked, AsgiWriter(_nobody, send), f"id-{i}").run()
+    caller = gateway.keys.caller_of("")
+    await gateway.relay(asked, caller, AsgiWriter(_nobody, send), f"id-{i}").run()
     return b"".join(told)
 
 

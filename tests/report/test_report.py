@@ -97,7 +97,7 @@ def test_seconds(value: float, text: str) -> None:
 
 def test_every_metric_is_defined() -> None:
     flat = flatten(make(0).summary)
-    keys = {key for key in flat if key.split(".")[0] not in ("tier", "model", "region", "replica")}
+    keys = {key for key in flat if key.split(".")[0] not in ("tier", "model", "region", "tenant", "replica")}
     defined = {f"{name}.{last}" for name, part in PARTS.items() for last in part.__struct_fields__}
     assert keys == defined | (set(describe.DEFINITIONS) - set(PARTS))
     assert {key.split(".")[0] for key in flat} - {key.split(".")[0] for key in keys} == {

@@ -224,6 +224,7 @@ class Run:
             "model": np.array([rng.randrange(2) for _ in jobs], dtype="i2"),
             "tier": np.array([rng.randrange(3) for _ in jobs], dtype="i2"),
             "region": np.array([rng.randrange(2) for _ in jobs], dtype="i2"),
+            "tenant": np.array([j.prompt % 2 for j in jobs], dtype="i2"),
             "slo_ttft_s": np.array([rng.choice([NAN, 0.5, 5.0]) for _ in jobs]),
             "slo_e2e_s": np.array([rng.choice([NAN, 1.0, 20.0]) for _ in jobs]),
         }
@@ -239,6 +240,7 @@ class Run:
             workload=workload,
             models=("llama-a", "llama-b"),
             regions=("east", "west"),
+            tenants=("ann", "bob"),
             requests=columns(REQUEST_COLUMNS, self.requests),
             segments=columns(SEGMENT_COLUMNS, self.segments),
             stretches=columns(STRETCH_COLUMNS, self.stretches),

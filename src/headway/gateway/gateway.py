@@ -183,7 +183,12 @@ class Gateway:
         return self._relay(client_request, request, writer)
 
     def relay(
-        self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, deadline_s: float
+        self,
+        client_request: ClientRequest,
+        caller: Caller,
+        writer: ResponseWriter,
+        request_id: str,
+        deadline_s: float | None = None,
     ) -> Relay:
         """Admit a request of a batch, within its caller's limits. `deadline_s`: seconds from now."""
         features = client_request.features(self.clock.now)
