@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast lint format bench bench-gateway soak docs site gallery lock clean
+.PHONY: demo test test-fast lint format bench bench-gateway soak docs site gallery clients lock clean
 
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
@@ -49,6 +49,10 @@ site: .venv/ready  ## Build the documentation site in out/site
 
 gallery: .venv/ready  ## Take the pictures of the documentation anew; needs Chromium
 	$(BIN)/python docs/gallery.py
+
+clients:  ## Public clients of OpenAI's API, for tests/gateway/test_clients.py: 1.4 GB, three minutes
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install --quiet litellm langchain-openai aiperf
 
 lock:  ## Pin the newest versions that fit, in constraints.txt
 	$(PYTHON) -m venv --clear .venv-lock
