@@ -46,6 +46,15 @@ def chromium() -> str:
 # The table.
 
 
+def test_the_note_names_the_pools_and_what_is_missing() -> None:
+    run = make(0, calibrated=False)
+    several = [replace(run, uncalibrated=("a (l4: generic kernels)", "b (h100: generic overhead of tgi)"))]
+    text = " ".join(table.render(several, width=220).split())
+    expected = "Step times are not calibrated for a (l4: generic kernels), b (h100: generic overhead of tgi): trust"
+    assert expected in text and expected in html.page(several, PROVENANCE)
+    assert "not calibrated" not in table.render([make(0)], width=220)
+
+
 def test_table_has_a_row_per_run_and_marks_the_best(runs: list[Run]) -> None:
     text = table.render(runs, width=220)
     lines = [line for line in text.splitlines() if " fcfs " in line]

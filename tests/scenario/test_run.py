@@ -282,6 +282,12 @@ def test_slos_of_the_scenario_hold_for_requests_without_their_own() -> None:
     assert (strict.slo_attainment, lax.slo_attainment) == (0.0, 1.0)
 
 
+def test_uncalibrated_pools_are_named() -> None:
+    fleet = [*pool(name="known", gpu="h100", engine="vllm-v1"), *pool(name="small", gpu="l4", engine="vllm-v1")]
+    (note,) = run(scenario(fleet=fleet)).uncalibrated
+    assert note.startswith("small (l4: kernels of l40s, generic overhead of vllm-v1)")
+
+
 def test_windowed_layers_keep_a_part_of_long_sequences() -> None:
     """Half of the layers of gpt-oss keep 128 tokens, so that a replica holds nearly twice as many of long sequences."""
 

@@ -88,6 +88,8 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     overhead: Overhead
     calibrated: bool = False
     """True: both were measured on this very GPU and engine. False: from GPUs of the same silicon, or generic."""
+    estimated: tuple[str, ...] = ()
+    """If not calibrated: what was not measured, and where it is from."""
 
 
 class CoefficientFile(Struct, frozen=True, forbid_unknown_fields=True):

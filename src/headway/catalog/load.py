@@ -104,11 +104,12 @@ def _resolved(data: CoefficientFile, measured: bool, engine_name: str) -> Coeffi
     generic = _coefficient_file(GENERIC)
     moe = {**generic.kernels.moe, **data.kernels.moe}
     kernels = msgspec.structs.replace(data.kernels, moe=moe)
+    estimated = [] if measured else [f"kernels of {data.gpus[0]}" if data.gpus else "generic kernels"]
     overhead = data.engines.get(engine_name)
-    if overhead is not None:
-        return Coefficients(kernels, overhead, calibrated=measured)
-    overhead = generic.engines.get(engine_name, generic.engines[GENERIC])
-    return Coefficients(kernels, overhead, calibrated=False)
+    if overhead is None:
+        estimated.append(f"generic overhead of {engine_name}")
+        overhead = generic.engines.get(engine_name, generic.engines[GENERIC])
+    return Coefficients(kernels, overhead, calibrated=not estimated, estimated=tuple(estimated))
 
 
 def _named(entries: Sequence[T], name: str, kind: str) -> T:

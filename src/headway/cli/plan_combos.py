@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from headway import catalog
 from headway.cli.flags import gpu_offer
 from headway.cli.output import print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write
@@ -92,7 +93,7 @@ def combos(
             file = output.out if len(services) == 1 else output.out / f"{each.service.name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             write(file, scenario_yaml(answer, each))
-    print_json(answer) if output.as_json else _show(answer, options)
+    print_json(answer) if output.as_json else _show(answer, options, services[0].service.engine.name)
     click.echo(f"profiles: {answer.num_simulated} simulations, {answer.num_found} combos found in the cache", err=True)
     return INFEASIBLE if answer.plan.status == "short" else 0
 
@@ -109,7 +110,7 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
     return rates
 
 
-def _show(answer: ComboAnswer, options: ComboOptions) -> None:
+def _show(answer: ComboAnswer, options: ComboOptions, engine: str) -> None:
     heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned"]
     rows = []
     for each in answer.selection.candidates:
@@ -124,6 +125,10 @@ def _show(answer: ComboAnswer, options: ComboOptions) -> None:
         click.echo(f"{name}: {_summary(other)}")
     for bind in answer.plan.binding:
         click.echo(f"binds: {bind.kind} {bind.name}, {bind.used:g} of {bind.limit:g}")
+    for offer in options.offers:
+        if estimated := catalog.coefficients(offer.gpu.name, engine).estimated:
+            what = f"step times of {offer.gpu.name} are not calibrated ({', '.join(estimated)})"
+            click.echo(f"{what}: trust the order, not the numbers")
     for note in (answer.plan.why, *answer.plan.notes):
         if note:
             click.echo(note)

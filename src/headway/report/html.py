@@ -13,7 +13,7 @@ from headway.report import charts
 from headway.report.describe import DEFINITIONS
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 from headway.report.run import Provenance, Run, named_by_policies
-from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, seeds_note, short_number
+from headway.report.table import COLUMNS, Cell, compare, seconds, seeds_note, short_number, uncalibrated_note
 from headway.workload.atomic_file import write_text
 
 JS = """
@@ -95,8 +95,8 @@ def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
     if first.summary.warmup_s:
         about["Warm-up left out"] = _span(first.summary.warmup_s)
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
-    if not all(run.calibrated for run in runs):
-        notes.insert(0, UNCALIBRATED)
+    if (uncalibrated := uncalibrated_note(runs)) is not None:
+        notes.insert(0, uncalibrated)
     return "\n".join(
         [
             '<header>\n<div class="brand">Headway</div>',

@@ -23,6 +23,8 @@ class Run:
     calibrated: bool
     """Whether the step times come from measurements of this GPU and engine."""
     notes: tuple[str, ...] = ()
+    uncalibrated: tuple[str, ...] = ()
+    """The pools without such measurements, and what stands in for them."""
 
 
 @dataclass(frozen=True, slots=True)

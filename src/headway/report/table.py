@@ -98,6 +98,18 @@ DROPPED_FIRST = (
 
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
+
+def uncalibrated_note(runs: Sequence[Run]) -> str | None:
+    """The pools whose step times are not calibrated, and why; None: all are."""
+    if all(run.calibrated for run in runs):
+        return None
+    pools = list(dict.fromkeys(pool for run in runs for pool in run.uncalibrated))
+    if not pools:
+        return UNCALIBRATED
+    shown = ", ".join(pools[:4]) + (f" and {len(pools) - 4} more pools" if len(pools) > 4 else "")
+    return f"Step times are not calibrated for {shown}: trust the order, not the numbers."
+
+
 SAME_WITHIN = 0.005
 """If all runs are within this relative difference, none is marked as best."""
 
@@ -218,8 +230,8 @@ def seeds_note(seeded: SeededMetrics) -> str:
 
 def _table(runs: Sequence[Run], compared: Comparison, seeded: SeededMetrics | None) -> Table:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
-    if not all(run.calibrated for run in runs):
-        notes.append(UNCALIBRATED)
+    if (uncalibrated := uncalibrated_note(runs)) is not None:
+        notes.append(uncalibrated)
     if seeded is not None:
         notes.append(seeds_note(seeded))
     marked = [cell for row in compared.cells for cell in row]

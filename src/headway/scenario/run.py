@@ -111,6 +111,11 @@ def run(
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
         calibrated=all(each.calibrated for each in step_times.coefficients.values()),
+        uncalibrated=tuple(
+            f"{pool.name} ({pool.gpu.name}: {', '.join(estimated)})"
+            for pool in chosen.fleet.all_pools
+            if (estimated := step_times.coefficients[pool.name].estimated)
+        ),
         notes=(
             *source.table().notes,
             *_rejections(records, chosen.fleet.all_pools),

@@ -261,6 +261,18 @@ def test_routers_are_compared_at_the_plans_cost(capsys: pytest.CaptureFixture[st
     assert min(worst, key=lambda name: worst[name]) in ties and chosen in ties
 
 
+def test_uncalibrated_options_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b --engine vllm-v1 "
+             "--gpus h100,l4 --tp 1 --ttft-p99 5 --no-cache --what-if").split()  # fmt: skip
+    code, text, _ = run(capsys, *small, "")
+    marked = [line for line in text.splitlines() if line.startswith(("h100", "l4"))]
+    assert code == 0 and ["not calibrated: kernels of l40s" in line for line in marked] == [
+        line.startswith("l4") for line in marked
+    ]
+    chosen = marked[0].split()[0]
+    assert (f"Step times of {chosen} are not calibrated (kernels of l40s, generic" in text) == chosen.startswith("l4")
+
+
 def test_policies_that_do_the_same_tie(capsys: pytest.CaptureFixture[str]) -> None:
     """On one replica, every router is the same."""
     small = ("--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b "

@@ -48,7 +48,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], names: Sequence[
 
 def _cell(value: str, head: str, kind: str) -> str:
     if head in ("", "why"):
-        return f'<td class="{"best" if value == "the plan" else ""} text">{escape(value)}</td>'
+        return f'<td class="{"best" if value.startswith("the plan") else ""} text">{escape(value)}</td>'
     return f'<td class="{kind}">{escape(value)}</td>'
 
 

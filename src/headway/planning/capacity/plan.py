@@ -83,7 +83,8 @@ def plan(
     )
     best = cheapest_fleet(problem, bounds, rehearsal, progress)
     if best.choice is not None and not (best.measured and best.measured.calibrated):
-        notes.append("step times of the plan's GPU are not calibrated: trust the order, not the numbers")
+        what = f"step times of {best.choice.candidate.gpu} are not calibrated ({', '.join(best.choice.uncalibrated)})"
+        notes.append(f"{what}: trust the order, not the numbers")
     return structs.replace(best, notes=tuple(notes)), rehearsal
 
 
@@ -165,7 +166,8 @@ def _bounds(rehearsal: CapacityRehearsal, candidate: CapacityCandidate, requests
     own = None if file is None else coefficients_in(rehearsal.base_dir / file, pool.gpu.name, pool.engine.name)
     if not pool.engine.prefix_caching:
         requests = with_(requests, computed_tokens=requests.prompt_tokens)
-    return lower_bounds(pool, requests, rehearsal.targets, own)
+    used = own or catalog.coefficients(pool.gpu.name, pool.engine.name)
+    return structs.replace(lower_bounds(pool, requests, rehearsal.targets, own), uncalibrated=used.estimated)
 
 
 def _raise_common_reason(bounds: list[CandidateBounds]) -> None:

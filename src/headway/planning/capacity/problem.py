@@ -96,6 +96,8 @@ class CandidateBounds(Struct, frozen=True, forbid_unknown_fields=True):
     """Fewer cannot finish the work in time."""
     reason: str | None = None
     """Why no number of replicas meets the targets; None: some number may."""
+    uncalibrated: tuple[str, ...] = ()
+    """What of its step times was not measured on its GPU and engine."""
     ttft_p99_s: float | None = None
     """Of an unloaded replica, as the next two; None: unknown."""
     tpot_p99_s: float | None = None
@@ -129,6 +131,8 @@ class CandidateResult(Struct, frozen=True, forbid_unknown_fields=True):
     """Its least cost; None: infeasible."""
     reason: str
     points: tuple[RehearsedSize, ...]
+    uncalibrated: tuple[str, ...] = ()
+    """What of its step times was not measured on its GPU and engine."""
 
 
 class PolicyResult(Struct, frozen=True, forbid_unknown_fields=True):

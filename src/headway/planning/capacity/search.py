@@ -327,6 +327,7 @@ def _result(each: _CandidateSearch) -> CandidateResult:
         bound_usd_per_hour=None if bound == inf else bound,
         reason=reason,
         points=sizes,
+        uncalibrated=each.bounds.uncalibrated,
     )
 
 

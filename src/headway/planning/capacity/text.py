@@ -22,7 +22,8 @@ from headway.planning.capacity.problem import (
 from headway.report.table import dollars, percent, seconds, short_number
 
 NAMES = SLO_NAMES | {"attainment": "SLO met"}
-UNCALIBRATED = "Step times are not calibrated for the plan's GPU and engine: trust the order, not the numbers."
+NOT_CALIBRATED = "not calibrated"
+"""Marks candidates whose step times were not measured."""
 
 
 def shown(name: str, value: float | None) -> str:
@@ -67,9 +68,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         yield from _policies(plan)
         if plan.monotone is False:
             yield "More replicas did not always do better around the answer, as the search assumes: look at the points."
-        if plan.measured is not None and not plan.measured.calibrated:
-            yield UNCALIBRATED
-    yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes if "calibrated" not in note)
+    yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes)
 
 
 def _policies(plan: CapacityPlan) -> Iterator[str]:
@@ -123,7 +122,9 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
     for result in (plan.choice, *plan.runners_up):
         number = result.replicas
         planned = next((point.measured for point in result.points if point.replicas == number), None)
-        note = "the plan" if result is plan.choice else result.reason
+        notes = ["the plan" if result is plan.choice else result.reason]
+        notes += [f"{NOT_CALIBRATED}: {', '.join(result.uncalibrated)}"] if result.uncalibrated else []
+        note = "; ".join(filter(None, notes))
         rows.append([
             result.candidate.gpu, str(result.candidate.parallel.tp), result.candidate.policy,
             "-" if number is None else str(number),
