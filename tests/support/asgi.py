@@ -37,6 +37,7 @@ class Engine:
         self.num_open = 0
         """Completions in progress."""
         self.bodies: list[dict[str, Any]] = []
+        self.keeps_bodies = True
         self.num_prompt_tokens: int | None = None
         """What /tokenize counts; None: there is no such path."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -67,7 +68,8 @@ class Engine:
 
     async def _answer(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer a completion. True if the connection ends with it."""
-        self.bodies.append(json.loads(body))
+        if self.keeps_bodies:
+            self.bodies.append(json.loads(body))
         self.num_open += 1
         try:
             for piece in self.says:

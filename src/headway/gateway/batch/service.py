@@ -187,7 +187,7 @@ class BatchService:
     async def _send(self, batch: ActiveBatch, line: Line, request_id: str) -> _CollectedAnswer:
         answer = _CollectedAnswer()
         try:
-            request = read_request(batch.endpoint, line.body, {})
+            request = await asyncio.to_thread(read_request, batch.endpoint, line.body, {})
             if request.stream:
                 raise ApiError(400, "a batch cannot stream", "invalid_value", "stream")
             caller = self._caller_of(batch.owner)

@@ -175,7 +175,7 @@ class Relay:
         if self.in_flight.prefill_leg is not None:
             await self._dispatch_to_pair(self.in_flight.prefill_leg, replica, path, body)
         else:
-            await self._exchange(replica, path, request.raw if body == request.body else msgspec.json.encode(body))
+            await self._exchange(replica, path, request.encoded(body))
 
     def _engine_request(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any] | None]:
         """Path and body for this replica. No body: the answer is complete but for the end of its stream."""

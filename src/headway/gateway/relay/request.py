@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from headway.core.request import Segment
 from headway.gateway.errors import DECODE_ERRORS, ApiError
+from headway.gateway.relay import json_body
+from headway.gateway.relay.json_body import Fields
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
@@ -76,6 +78,8 @@ class ClientRequest(Struct, kw_only=True):
     body: dict[str, Any]
     raw: bytes
     """The body as it came."""
+    sent_fields: Fields | None
+    """The fields of a long body as they came."""
     model: str
     stream: bool
     wants_usage: bool
@@ -108,6 +112,10 @@ class ClientRequest(Struct, kw_only=True):
         is_single = self.is_chat or self.prompt_ids is not None or isinstance(body.get("prompt"), str)
         return is_single and body.get("n") in (None, 1) and body.get("best_of") in (None, 1)
 
+    def encoded(self, body: dict[str, Any]) -> bytes:
+        """`body` as JSON, which is this request's body with changes."""
+        return self.raw if body == self.body else json_body.encode(body, self.body, self.sent_fields)
+
     def features(self, arrival_s: float) -> Features:
         """What control reads of the request, which arrived at `arrival_s`."""
         num_tokens = self.counted_tokens if self.prompt_ids is None else len(self.prompt_ids)
@@ -122,7 +130,7 @@ class ClientRequest(Struct, kw_only=True):
 
     def prefix(self) -> tuple[Segment, ...]:
         """The prompt's leading segments. A segment's id is a hash of all text up to its end."""
-        data = memoryview(_bytes(self.text))
+        data = memoryview(_bytes(self.text[: _MAX_SEGMENTS * BLOCK_BYTES]))
         chained, segments = hashlib.sha1(usedforsecurity=False), []
         for i in range(min(len(data) // BLOCK_BYTES, _MAX_SEGMENTS)):
             chained.update(data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
@@ -157,7 +165,7 @@ class _Fields(Struct):
 def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
     """Read a request's body and headers (names in lower case). ApiError if they are invalid."""
     try:
-        body = msgspec.json.decode(raw)
+        body, sent_fields = json_body.decode(raw)
     except DECODE_ERRORS as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(body, dict):
@@ -181,7 +189,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
             engine_headers += f"{name}: {headers[name]}\r\n"
     return ClientRequest(
         path=path, is_chat=path == CHAT, is_passthrough=path not in (CHAT, COMPLETIONS),
-        can_resume=_can_resume(path, body, prompt_ids), body=body, raw=raw,
+        can_resume=_can_resume(path, body, prompt_ids), body=body, raw=raw, sent_fields=sent_fields,
         model=fields.model, stream=bool(fields.stream),
         wants_usage=fields.stream_options is not None and bool(fields.stream_options.get("include_usage")),
         max_tokens=_max_tokens(fields), text=text, prompt_ids=prompt_ids, tier=_tier(fields, headers),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -14,6 +16,7 @@ from headway.core.errors import HeadwayError
 from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, internal_error, policy_error
+from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, ResponseWriter, write_error
@@ -48,6 +51,8 @@ class CompletionsApp:
 
     def __init__(self, gateway: Callable[[], RequestGateway]) -> None:
         self._gateway = gateway
+        self._reader = ThreadPoolExecutor(max_workers=1)
+        """Reads long bodies, one at a time: each competes with the event loop for the interpreter."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         """ASGI, with one more argument for a server that can write to the connection directly."""
@@ -76,7 +81,10 @@ class CompletionsApp:
         if body is None:
             return
         received_s = gateway.clock.now
-        request = read_request(path, body, headers)
+        if len(body) <= LONG_BYTES:
+            request = read_request(path, body, headers)
+        else:
+            request = await asyncio.get_running_loop().run_in_executor(self._reader, read_request, path, body, headers)
         request.received_s = received_s
         request.tier = max(request.tier, caller.tier)
         relay = await gateway.begin(request, caller, writer, request_id)

@@ -1,0 +1,175 @@
+"""JSON bodies, decoded within limits on what they hold, and in short steps if they are long.
+
+A long body is decoded in a thread. A call of the decoder holds the interpreter's lock, so that one call for the whole
+body would delay all streams as long as a decoder in the event loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from headway.gateway.errors import ApiError
+
+MAX_DEPTH = 100
+"""Of arrays and objects in each other."""
+MAX_PARTS = 50_000
+"""Of arrays, objects and strings, keys included."""
+MAX_VALUES = 1 << 21
+"""Of all values: token ids, mostly."""
+LONG_BYTES = 64 << 10
+"""Longer bodies are decoded in steps."""
+_STEP_BYTES = 256 << 10
+_SCAN_BYTES = 64 << 10
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_BRACKET = re.compile(rb"[\[\]{}]")
+_END_OF_KEY = re.compile(rb"[ \t\r\n]*:")
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+Fields = dict[str, Raw]
+"""The top level of a body, as it was sent."""
+
+
+def decode(raw: bytes) -> tuple[Any, Fields | None]:
+    """A body's value and, if it is long, its fields as they were sent.
+
+    The value of a long body that is no object is None. ApiError beyond the limits; raises one of `DECODE_ERRORS` if the
+    body is invalid.
+    """
+    if len(raw) <= LONG_BYTES:
+        if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+            _check(raw)
+        return msgspec.json.decode(raw), None
+    _check(raw)
+    if not raw.lstrip().startswith(b"{"):
+        return None, None
+    fields = msgspec.json.decode(raw, type=Fields)
+    return {name: _decode(bytes(value)) for name, value in fields.items()}, fields
+
+
+def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields | None) -> bytes:
+    """`body` as JSON. Values that are still those `read` from `fields` are copied from there, and not encoded."""
+    if fields is None:
+        return msgspec.json.encode(body)
+    return msgspec.json.encode({
+        name: fields[name] if name in fields and read.get(name) is value else value for name, value in body.items()
+    })  # fmt: skip
+
+
+# Limits.
+
+
+def _check(raw: bytes) -> None:
+    """ApiError if the body is beyond a limit. It need not be valid."""
+    num_parts = num_values = depth = 0
+    for outside, num_strings in _outside_strings(raw):
+        num_parts += num_strings + outside.count(b"[") + outside.count(b"{")
+        num_values += outside.count(b",")
+        if num_parts > MAX_PARTS or num_values > MAX_VALUES:
+            raise _beyond(f"more than {MAX_PARTS:,} arrays, objects and strings, or {MAX_VALUES:,} values")
+        for bracket in outside.translate(None, _NO_BRACKETS):
+            depth += 1 if bracket in b"[{" else -1
+            if depth > MAX_DEPTH:
+                raise _beyond(f"arrays or objects more than {MAX_DEPTH} deep")
+
+
+def _outside_strings(raw: bytes) -> Iterator[tuple[bytes, int]]:
+    """Slice by slice, what is outside strings, and the number of strings that begin. ApiError for an endless key."""
+    start = string_start = 0
+    is_inside = False
+    while start < len(raw):
+        text = raw[start : start + _SCAN_BYTES]
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # it would end between a backslash and what that escapes
+            text = raw[start : start + _SCAN_BYTES + 1]
+        pieces = text.replace(b"\\\\", b"__").replace(b'\\"', b"__").split(b'"')
+        if is_inside and len(pieces) > 1:
+            end = start + len(pieces[0])
+            if end - string_start > _SCAN_BYTES and _END_OF_KEY.match(raw, end + 1):
+                raise _beyond(f"a key of more than {_SCAN_BYTES:,} bytes")
+        yield b"".join(pieces[is_inside::2]), (len(pieces) - is_inside) // 2
+        is_inside ^= len(pieces) % 2 == 0
+        start += len(text)
+        if is_inside and len(pieces) > 1:
+            string_start = start - len(pieces[-1])
+
+
+def _check_elements(raw: bytes) -> None:
+    """ApiError if an array that is not all numbers has too many elements to be divided by one call."""
+    num_elements = depth = 0
+    for outside, _ in _outside_strings(raw):
+        start = 0
+        for bracket in _BRACKET.finditer(outside):
+            num_elements += outside.count(b",", start, bracket.start()) if depth == 1 else 0
+            depth += 1 if bracket[0] in b"[{" else -1
+            start = bracket.end()
+        num_elements += outside.count(b",", start) if depth == 1 else 0
+        if num_elements > MAX_PARTS:
+            raise _beyond(f"an array of more than {MAX_PARTS:,} values that are not all numbers")
+
+
+def _beyond(what: str) -> ApiError:
+    return ApiError(400, f"the body has {what}", "body_too_complex")
+
+
+# Steps. What they get has been divided by the decoder, so that its structure is valid.
+
+
+def _decode(raw: bytes) -> Any:
+    """The value, decoded by calls for at most `_STEP_BYTES` or `MAX_PARTS` each."""
+    if len(raw) <= _STEP_BYTES:
+        return msgspec.json.decode(raw)
+    match raw[:1]:
+        case b'"':
+            return _decode_string(raw)
+        case b"{":
+            fields = msgspec.json.decode(raw, type=Fields)
+            return {name: _decode(bytes(value)) for name, value in fields.items()}
+        case b"[" if b'"' in raw or b"{" in raw or raw.find(b"[", 1) > 0:
+            if raw.count(b",") > MAX_PARTS:
+                _check_elements(raw)
+            return [_decode(bytes(value)) for value in msgspec.json.decode(raw, type=list[Raw])]
+        case b"[":
+            return _decode_numbers(raw)
+        case _:
+            return msgspec.json.decode(raw)
+
+
+def _decode_numbers(raw: bytes) -> list[Any]:
+    """An array of numbers, true, false and null."""
+    values: list[Any] = []
+    start, end = 1, len(raw) - 1
+    while start < end:
+        stop = raw.find(b",", start + _STEP_BYTES, end)
+        stop = end if stop < 0 else stop
+        values += msgspec.json.decode(b"[%b]" % raw[start:stop])
+        start = stop + 1
+    return values
+
+
+def _decode_string(raw: bytes) -> str:
+    parts, start, end = [], 1, len(raw) - 1
+    while start < end:
+        stop = _character_end(raw, start, start + _STEP_BYTES)
+        parts.append(msgspec.json.decode(b'"%b"' % raw[start:stop], type=str))
+        start = stop
+    return "".join(parts)
+
+
+def _character_end(raw: bytes, start: int, stop: int) -> int:
+    """The first place from `stop` on that is not within a character of the string that is read from `start`."""
+    end = len(raw) - 1
+    if stop >= end:
+        return end
+    while raw[stop] & 0xC0 == 0x80:  # within a character of several bytes
+        stop += 1
+    at = raw.rfind(b"\\", max(start, stop - 6), stop)
+    if at >= 0:
+        run = raw[start : at + 1]
+        if (len(run) - len(run.rstrip(b"\\"))) % 2:  # it begins an escape
+            stop = max(stop, at + (6 if raw[at + 1 : at + 2] == b"u" else 2))
+    if _HIGH_SURROGATE.match(raw, stop - 6, stop) and raw[stop : stop + 2] == b"\\u":
+        stop += 6
+    return min(stop, end)

@@ -1,0 +1,112 @@
+"""Bodies that are costly to read: they are refused, or read beside the event loop, in a bounded amount of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("httptools")
+
+import serving
+from asgi import Inside
+from attacking import answers, memory_ceiling
+from scripted import WELL, Script
+from serving import MODEL
+
+MIB = 1 << 20
+LONGEST_TURN_S = 0.15
+"""Of the process's CPU time, between two turns of the event loop; 50 ms on a machine that has nothing else to do."""
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+
+
+def _body(field: bytes, size: int = 30 * MIB) -> bytes:
+    """A chat of this size, whose `x` is `field` with its middle part, between asterisks, repeated."""
+    head = b'{"model":"%s","messages":[{"role":"user","content":"a"}],"x":' % MODEL.encode()
+    before, repeated, after = field.split(b"*")
+    return head + before + repeated * ((size - len(head)) // len(repeated)) + after + b"}"
+
+
+BODIES = {
+    "empty arrays": (b"[*[],*1]", 400), "empty objects": (b"[*{},*1]", 400), "numbers": (b"[*1,*1]", 400),
+    "deep arrays": (b"*[*", 400), "short texts": (b'[*"a",*1]', 400), "keys": (b'{*"a":1,*"b":1}', 400),
+    "a long text": (b'"*x*"', 200), "a text of escapes": (b'"*\\n*"', 200), "a text of symbols": (b'"*\xc3\xa9*"', 200),
+    "a long number": (b"*1*", 400), "spaces": (b"* *1", 200),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    made = Inside(tmp_path_factory.mktemp("fleet"), gateway={"scrape_period_s": 3600.0})
+    made.engines[0].keeps_bodies = False
+    yield made
+    made.close()
+
+
+async def _longest_turn_s(inside: Inside, bodies: list[bytes]) -> tuple[float, list[int]]:
+    """The most CPU time between two turns of the loop while the bodies are posted, and the statuses of the answers."""
+    longest_s, is_over = 0.0, False
+
+    async def beat() -> None:
+        nonlocal longest_s
+        last_s = time.process_time()
+        while not is_over:
+            await asyncio.sleep(0)
+            now_s = time.process_time()
+            longest_s, last_s = max(longest_s, now_s - last_s), now_s
+
+    beating = asyncio.create_task(beat())
+    replies = await asyncio.gather(*(inside.post(body) for body in bodies))
+    is_over = True
+    await beating
+    return longest_s, [reply.status for reply in replies]
+
+
+@pytest.mark.parametrize(("field", "status"), BODIES.values(), ids=BODIES)
+def test_no_body_stops_the_event_loop(inside: Inside, field: bytes, status: int) -> None:
+    inside.run(inside.until(lambda: inside.gateway.num_up == 1))
+    longest_s, statuses = inside.run(_longest_turn_s(inside, [_body(field)]))
+    print(f"{longest_s * 1e3:.0f} ms")  # noqa: T201  # shown by pytest -s
+    assert statuses == [status] and longest_s < LONGEST_TURN_S
+
+
+@pytest.fixture(scope="module")
+def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    made = serving.gateway(serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url]))
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        yield made
+
+
+@pytest.mark.parametrize("name", ["empty arrays", "keys", "a long text", "a text of symbols"])
+def test_a_body_takes_a_bounded_multiple_of_its_length(front: serving.Process, script: Script, name: str) -> None:
+    script.says = WELL
+    field, status = BODIES[name]
+    body = _body(field)
+    with memory_ceiling(front, peak_mib=260.0):
+        got = answers(front, CHAT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") % len(body), body)
+    assert got.startswith(b"HTTP/1.1 %d" % status)
+
+
+def test_four_bodies_at_once_do_not_take_four_times_the_time(inside: Inside) -> None:
+    inside.run(inside.until(lambda: inside.gateway.num_up == 1))
+    field, status = BODIES["empty arrays"]
+    longest_s, statuses = inside.run(_longest_turn_s(inside, [_body(field)] * 4))
+    print(f"{longest_s * 1e3:.0f} ms")  # noqa: T201
+    assert statuses == [status] * 4 and longest_s < LONGEST_TURN_S
+
+
+@pytest.mark.parametrize("length", [100 * MIB, 1 << 62])
+def test_a_body_that_is_too_long_is_refused_before_it_comes(front: serving.Process, length: int) -> None:
+    with memory_ceiling(front, peak_mib=20.0):
+        got = answers(front, CHAT % length, *[b"x" * MIB] * 40)
+    assert got.startswith(b"HTTP/1.1 413") and b"connection: close" in got
+
+
+def test_chunks_beyond_the_limit_are_refused(front: serving.Process) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with memory_ceiling(front, peak_mib=140.0):
+        got = answers(front, head, *[b"%x\r\n%s\r\n" % (MIB, b"x" * MIB)] * 40)
+    assert got.startswith(b"HTTP/1.1 413") and b"connection: close" in got
