@@ -33,6 +33,7 @@ from headway.report.run import Provenance, Run
 from headway.scenario import replan
 from headway.scenario.long_term import knows_future
 from headway.scenario.policies import check, labels, policies_of, scaler_of
+from headway.scenario.policy_errors import as_policy_errors
 from headway.scenario.processes import processes
 from headway.scenario.replan import replanner_of
 from headway.sim.cluster import simulate
@@ -214,11 +215,12 @@ def _simulate(
     progress: Progress | None = None, decisions: DecisionObserver | None = None,
 ) -> Records:  # fmt: skip
     spec = scenario.spec
-    return simulate(
-        scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
-        roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe,
-        progress=_share_done(progress, source, spec), line=step_times, pacer=spec.pacer, decisions=decisions,
-    )  # fmt: skip
+    with as_policy_errors(policies):
+        return simulate(
+            scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
+            roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe,
+            progress=_share_done(progress, source, spec), line=step_times, pacer=spec.pacer, decisions=decisions,
+        )  # fmt: skip
 
 
 def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,17 @@ def _number(is_valid: Callable[[float], bool], empty: bool) -> Callable[[str], b
     return check
 
 
+def _is_time(cell: str) -> bool:
+    """Whether a cell is a date that exists, and a time of day."""
+    if TIMESTAMP.fullmatch(cell) is None:
+        return False
+    try:
+        datetime.fromisoformat(cell.strip()[:19])
+    except ValueError:
+        return False
+    return True
+
+
 def _has_zone(cell: str) -> bool:
     match = TIMESTAMP.fullmatch(cell)
     return match is not None and match[2] is not None
@@ -100,13 +112,13 @@ OPTIONAL = CellType(
 )  # fmt: skip
 TIME = CellType(
     pa.timestamp("ns"), "a time such as 2023-11-16 18:15:46.6805900", lambda v: v == v,
-    lambda cell: TIMESTAMP.fullmatch(cell) is not None and not _has_zone(cell),
+    lambda cell: _is_time(cell) and not _has_zone(cell),
 )  # fmt: skip
 ZONED_TIME = CellType(
     pa.timestamp("ns", "UTC"),
     "a time with its zone, such as 2024-05-10 00:00:00.009930+00:00",
     lambda v: v == v,
-    _has_zone,
+    lambda cell: _is_time(cell) and _has_zone(cell),
 )  # fmt: skip
 TEXT = CellType(pa.string(), "text", lambda v: v == v, lambda cell: True, is_text=True)
 

@@ -1,0 +1,65 @@
+"""Errors of users' policies, told as errors of the policy: which one, where, and what it did."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import headway
+from headway.control.policies import Policies
+from headway.core.errors import HeadwayError
+from headway.policies.resolve import PolicyChoice
+
+_PACKAGE = Path(headway.__file__).parent
+_DECIDING = (_PACKAGE / "control", _PACKAGE / "sim")
+"""Code that uses the decisions of policies."""
+
+
+@contextmanager
+def as_policy_errors(policies: Policies) -> Iterator[None]:
+    """Turn an exception of a user's policy, or of code that cannot use what it returned, into a HeadwayError.
+
+    Exceptions without a user's policy pass: they are Headway's.
+    """
+    try:
+        yield
+    except (HeadwayError, MemoryError):
+        raise
+    except Exception as error:
+        own = _own(policies)
+        frames = traceback.extract_tb(error.__traceback__)
+        for choice in own:
+            file = _file_of(choice)
+            at = next((frame for frame in reversed(frames) if frame.filename == file), None)
+            if at is not None:
+                where = f"{Path(at.filename).name}:{at.lineno}, in {at.name}"
+                raise HeadwayError(f"policy {choice.name} ({where}): {_told(error)}") from error
+        last = Path(frames[-1].filename)
+        if own and any(folder in last.parents for folder in _DECIDING):
+            names = ", ".join(dict.fromkeys(choice.name for choice in own))
+            what = f"policy {names}: returned what its kind of policy may not, which led to {_told(error)}"
+            raise HeadwayError(f"{what}; headway.testing checks policies") from error
+        raise
+
+
+def _own(policies: Policies) -> list[PolicyChoice[Any]]:
+    """The policies that do not come with Headway."""
+    cascade = None if policies.cascade is None else policies.cascade.policy
+    used = [policies.router, policies.ordering, policies.migration, policies.admission, cascade, policies.scaler]
+    choices = [each for each in used if isinstance(each, PolicyChoice)]
+    return [each for each in choices if not each.made_by.__module__.startswith("headway.policies")]
+
+
+def _file_of(choice: PolicyChoice[Any]) -> str:
+    with suppress(TypeError, OSError):  # a class that was typed into an interpreter has no file
+        return inspect.getfile(choice.made_by)
+    return next((each.__code__.co_filename for each in vars(choice.made_by).values() if inspect.isfunction(each)), "")
+
+
+def _told(error: Exception) -> str:
+    """As in "KeyError: 'no such replica'", on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
