@@ -48,6 +48,8 @@ def kernels(name: str) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(found.file.kernels)
     for group in ("gemm", "moe", "all_reduce"):
         values[group] = {key: _short(one) for key, one in values[group].items() if f"{group}.{key}" in fitted}
+    if (OUT.parent / "experts" / f"{name}.json").exists():
+        values["expert_table"] = name
     values["residuals"] = {key: value for key, value in values["residuals"].items() if key in fitted}
     values["source"] = SOURCE.format(software=", ".join(software)) + "; elementwise efficiency taken, not fitted"
     return values

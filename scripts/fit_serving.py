@@ -4,12 +4,11 @@
     HEADWAY_DATA=... python scripts/fit_serving.py [--write]
 
 Reads measured/vllm015_serving_train.csv (12 experiments, vLLM 0.15.1 on H100). Kernels are those of
-scripts/fit_kernels.py. The launch time of a layer of routed experts comes from measured/mlenergy_llm.csv.gz, as the
-only mixture of experts among the experiments also has a shared expert. Seven numbers, the same for all models, are
-fitted to the stages' simulated time per output token and mean TTFT; each has a prior and bounds. With --write, the
-numbers of an iteration go into catalog/data/coefficients; those of a request are printed, for
-catalog/data/engines.json. Then each model is left out in turn, the others are fitted, and its experiments are
-predicted. Needs SciPy.
+scripts/fit_kernels.py and scripts/fit_experts.py. The launch times of layers with experts come from
+measured/mlenergy_llm.csv.gz, which has several such models. Six numbers, the same for all models, are fitted to the
+stages' simulated time per output token and mean TTFT; each has a prior and bounds. With --write, the numbers of an
+iteration go into catalog/data/coefficients; those of a request are printed, for catalog/data/engines.json. Then each
+model is left out in turn, the others are fitted, and its experiments are predicted. Needs SciPy.
 """
 
 from __future__ import annotations
@@ -37,23 +36,33 @@ MEASURED = Path(os.environ["HEADWAY_DATA"]) / "measured"
 DATA = MEASURED / "vllm015_serving_train.csv"
 OUT = Path(__file__).parent.parent / "src/headway/catalog/data/coefficients"
 SOURCE = ("fitted on 12 serving experiments with vLLM 0.15.1 on H100 "
-          "(inference-sim/sim-to-real-accuracy-validation); launch_expert_layer_s: 99th percentiles of ITL of "
-          "Qwen3-30B-A3B and GPT-OSS on H100 (ml-energy/leaderboard)")  # fmt: skip
+          "(inference-sim/sim-to-real-accuracy-validation); launching experts: 99th percentiles of ITL of "
+          "Qwen3-30B-A3B, Qwen3-235B-A22B, GPT-OSS and Llama-4-Scout on H100 (ml-energy/leaderboard); sorting and "
+          "cutting logits: tables in vLLM's pull requests 32558 and 40376; penalties: bytes counted; pipelines: "
+          "vLLM's pull request 32618, 31.8% less time per token with Qwen3-30B-A3B in FP8 on 4 stages")  # fmt: skip
 GPU, ENGINE = "h100-80gb-sxm", "vllm-v1"
 
-NAMES = ("step_s", "layer_s", "sequence_s", "launch_layer_s", "launch_shared_expert_s", "request_s", "tokenize_s")
-UNIT_S = np.array([1e-3, 1e-6, 1e-6, 1e-3, 1e-3, 1e-3, 1e-6])
-PRIOR = np.array([0.4, 5.0, 3.0, 0.25, 0.5, 2.0, 8.0])
-SPREAD = np.array([0.25, 4.0, 4.0, 0.1, 5.0, 2.0, 4.0])
-"""Step, layer and sequence: what graphs and asynchronous scheduling leave of an engine's overhead. Launching: 20 to 30
-kernels of about 10 microseconds a layer; with a shared expert, what Llama-4-Scout in bf16 takes beyond the others in
-ML.ENERGY's file, and no more than a guess."""
-START = np.array([0.41, 4.2, 2.8, 0.25, 1.27, 2.0, 9.0])
+NAMES = ("step_s", "layer_s", "sequence_s", "launch_layer_s", "request_s", "tokenize_s")
+UNIT_S = np.array([1e-3, 1e-6, 1e-6, 1e-3, 1e-3, 1e-6])
+PRIOR = np.array([0.4, 0.0, 3.0, 0.25, 2.0, 8.0])
+SPREAD = np.array([0.25, 6.0, 4.0, 0.1, 2.0, 4.0])
+"""Step, layer and sequence: what graphs and asynchronous scheduling leave of an engine's overhead. A layer's time may
+be negative: in a graph, a kernel starts while the one before it ends, so the latencies of kernels that were measured
+alone add up to too much. Launching: 20 to 30 kernels of about 10 microseconds a layer."""
+START = np.array([0.41, -4.0, 2.0, 0.25, 2.0, 9.0])
 """The prior, but for a bound that must act to be seen."""
-MOST = np.array([5.0, 50.0, 100.0, 1.0, 3.0, 10.0, 20.0])
-NUDGE = np.array([0.2, 4.0, 5.0, 0.1, 0.3, 1.0, 2.0])
-ROUTED = {"Qwen3-30B-A3B": 48, "Qwen3-Coder-30B-A3B": 48, "gpt-oss-120b": 36, "gpt-oss-20b": 24}
-"""Models with routed experts only, in every one of so many layers."""
+LEAST = np.array([0.0, -15.0, 0.0, 0.0, 0.0, 0.0])
+MOST = np.array([5.0, 50.0, 100.0, 1.0, 10.0, 20.0])
+NUDGE = np.array([0.2, 4.0, 5.0, 0.1, 1.0, 2.0])
+LAYERS = {
+    "launch_expert_layer_s": {
+        "Qwen3-30B-A3B": 48, "Qwen3-Coder-30B-A3B": 48, "gpt-oss-120b": 36, "gpt-oss-20b": 24,
+        "Qwen3-235B-A22B-Instruct-2507": 94,
+    },
+    "launch_fp8_expert_s": {"Qwen3-235B-A22B-Instruct-2507-FP8": 94},
+    "launch_shared_expert_s": {"Llama-4-Scout-17B-16E-Instruct": 48},
+}  # fmt: skip
+"""Layers of models whose experts are all alike: routed only; the same in FP8; with a shared expert besides."""
 NOISE = 0.05
 """Unavoidable relative error of measurements and kernels; larger residuals are down-weighted."""
 TTFT_WEIGHT = 0.5
@@ -61,37 +70,44 @@ ROUNDS = 2
 SEEDS = (0,)
 
 
-def launch_expert_s() -> float:
-    """Host time to launch a layer with routed experts alone, as ML.ENERGY's closed loops on H100 show it.
+def launch_s() -> dict[str, float]:
+    """Host time to launch a layer with experts, as ML.ENERGY's closed loops on H100 show it.
 
     In batches that hold many requests for their length, more than one iteration in a hundred takes in a prompt, and
     graphs were captured for twice the batch only. So the 99th percentile of ITL is such an iteration; of each model and
-    number of GPUs the shortest one, as others have more to compute than the host has to launch. Median of these.
+    number of GPUs the shortest one, as others have more to compute than the host has to launch. Median of these: for
+    routed experts, and what 8 bits and a shared expert add to it.
     """
-    shortest: dict[tuple[str, str], float] = {}
+    shortest: dict[str, dict[tuple[str, str], float]] = {name: {} for name in LAYERS}
     with gzip.open(MEASURED / "mlenergy_llm.csv.gz", "rt") as file:
         for row in csv.DictReader(file):
             batch = float(row["avg_batch_size"])
             if row["gpu_model"] != "H100" or not (8 < batch < 128 and float(row["avg_output_len"]) / batch < 70):
                 continue
-            layers = next((num for name, num in ROUTED.items() if name in row["model_id"]), 0)
-            if layers:
-                key, found = (row["model_id"], row["num_gpus"]), float(row["p99_itl_ms"]) / 1e3 / layers
-                shortest[key] = min(found, shortest.get(key, found))
-    return float(f"{np.median(list(shortest.values())):.2g}")
+            key, model = (row["model_id"], row["num_gpus"]), row["model_id"].split("/")[-1]
+            for name, layers in LAYERS.items():
+                known = next(
+                    (num for part, num in layers.items() if model == part or model.startswith(f"{part}-Ins")), 0
+                )
+                if known:
+                    found = float(row["p99_itl_ms"]) / 1e3 / known
+                    shortest[name][key] = min(found, shortest[name].get(key, found))
+    medians = {name: float(np.median(list(each.values()))) for name, each in shortest.items()}
+    routed = medians["launch_expert_layer_s"]
+    return {name: float(f"{each - (0.0 if each == routed else routed):.2g}") for name, each in medians.items()}
 
 
 def models(x: np.ndarray) -> tuple[Engine, Coefficients]:
     """The engine and step times for these numbers. A request has the same delay on entry and on exit."""
     s = dict(zip(NAMES, x * UNIT_S, strict=True))
     found = catalog.coefficients(GPU, ENGINE)
-    overhead = replace(found.overhead, launch_expert_layer_s=LAUNCH_S, **{name: s[name] for name in NAMES[:5]})
+    overhead = replace(found.overhead, **LAUNCH_S, **{name: s[name] for name in NAMES[:4]})
     engine = replace(catalog.engine(ENGINE), request_overhead_s=s["request_s"] / 2,
                      response_overhead_s=s["request_s"] / 2, tokenize_s_per_token=s["tokenize_s"])  # fmt: skip
     return engine, replace(found, overhead=overhead)
 
 
-LAUNCH_S = launch_expert_s()
+LAUNCH_S = launch_s()
 
 
 def simulated(x: np.ndarray, experiments: Sequence[ServingExperiment]) -> list[ReplayResult]:
@@ -116,9 +132,9 @@ def solve(slope: np.ndarray, left: np.ndarray, x: np.ndarray, weight: np.ndarray
     for _ in range(10):
         a = np.vstack([slope * robust[:, None], np.diag(NOISE / SPREAD)])
         b = np.concatenate([-left * robust, NOISE * (PRIOR - x) / SPREAD])
-        step = lsq_linear(a, b, bounds=(-x - 1e-9, MOST - x + 1e-9)).x
+        step = lsq_linear(a, b, bounds=(LEAST - x - 1e-9, MOST - x + 1e-9)).x
         robust = weight / np.sqrt(1 + np.abs(left + slope @ step) / NOISE)
-    return np.clip(x + step, 0, MOST)
+    return np.clip(x + step, LEAST, MOST)
 
 
 def linearised(x: np.ndarray, experiments: Sequence[ServingExperiment]) -> tuple[np.ndarray, np.ndarray]:
@@ -145,12 +161,17 @@ def rounded(x: np.ndarray) -> dict[str, float]:
 
 
 def write(x: np.ndarray, error_pct: float) -> None:
-    numbers = {name: value if value > 1e-9 else 0.0 for name, value in rounded(x).items() if name in NAMES[:5]}
+    numbers = {name: value if abs(value) > 1e-9 else 0.0 for name, value in rounded(x).items() if name in NAMES[:4]}
     path = OUT / f"{GPU}.json"
     data = json.loads(path.read_text())
     residuals = {"e2e_mean": float(f"{error_pct / 100:.3g}")}
-    numbers["launch_expert_layer_s"] = LAUNCH_S
-    data["engines"][ENGINE] = {**numbers, "version": "0.15.1", "residuals": residuals, "source": SOURCE}
+    known = {
+        key: value for key, value in data["engines"][ENGINE].items() if key.endswith(("logit", "tokens", "before"))
+    }
+    known["pipeline_step_s"] = data["engines"][ENGINE]["pipeline_step_s"]
+    data["engines"][ENGINE] = {
+        **numbers, **LAUNCH_S, **known, "version": "0.15.1", "residuals": residuals, "source": SOURCE,
+    }  # fmt: skip
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 

@@ -19,8 +19,9 @@ from headway.calibration.operators import OperatorSamples, read
 from headway.calibration.solve import Coefficient, FitResult, held_out, solve
 from headway.catalog.coefficients import Roofline
 from headway.core.errors import HeadwayError
-from headway.perf.operators import CAST_BYTES, roofline_s
+from headway.perf.operators import CAST_BYTES
 from headway.perf.operators import tiled_rows as perf_tiled_rows
+from headway.perf.roofline import roofline_s
 from measured import GPU, KERNELS, all_reduce, attention, gemm, write
 
 

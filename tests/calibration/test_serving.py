@@ -20,6 +20,7 @@ from headway.calibration.validation import OVERALL, compare, validation
 from headway.cli import main
 from headway.cli.validate import EXCEEDED
 from headway.core.errors import HeadwayError
+from headway.core.fleet import GREEDY
 
 Row = dict[str, str]
 LATENCIES: Row = {
@@ -128,6 +129,32 @@ BAD: list[tuple[Change, str]] = [
     (lambda rows: rows.pop(0), "needs one row with stage 'summary'"),
     (lambda rows: rows.__delitem__(slice(1, 3)), "has no stage"),
 ]  # fmt: skip
+
+
+def test_shape_seats_prompts_caching_and_sampling_come_from_the_file(tmp_path: Path) -> None:
+    given = {
+        "pp": "2", "max_num_seqs": "64", "prefix_caching": "no", "prompt_groups": "3", "prompts_per_group": "0",
+        "sampling": "greedy", "engine": "vLLM 0.16.0", "cpu_kv_offload": "yes",
+    }  # fmt: skip
+    experiment = one(tmp_path, **given)
+    used = engine(experiment)
+    assert (used.max_num_seqs, used.prefix_caching, used.kv_offload_bytes) == (64, False, 0)
+    assert used.version == "0.16.0"
+    assert fleet(experiment).pools[0].parallel.pp == 2
+    assert experiment.model.sampling == GREEDY
+    prefix = workload(experiment, 0).prefix
+    assert prefix is not None
+    assert sorted(set(prefix.ids[::2].tolist())) == [0, 1, 2]
+    assert len(set(prefix.ids[1::2].tolist())) == len(prefix.ids) // 2  # no prompt twice
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "named"),
+    [("ep", "maybe", "ep is 'maybe'; expected yes or no"), ("sampling", "gredy", "greedy"), ("pp", "0", "pp is '0'")],
+)
+def test_bad_settings_are_named(tmp_path: Path, column: str, text: str, named: str) -> None:
+    with pytest.raises(HeadwayError, match=named):
+        one(tmp_path, **{column: text})
 
 
 @pytest.mark.parametrize(("change", "named"), BAD, ids=[named for _, named in BAD])

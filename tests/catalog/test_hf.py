@@ -94,7 +94,7 @@ def written(folder: Path, config: object) -> Path:
 def test_config_gives_the_catalogs_model(name: str, tmp_path: Path) -> None:
     model = catalog.model_from_config(written(tmp_path, CONFIGS[name]), name)
     own, expected = asdict(model), asdict(catalog.model(name))
-    for key in ("source", "aliases", "hf_id"):
+    for key in ("source", "aliases", "hf_id", "sampling"):
         del own[key], expected[key]
     assert own == expected
 
@@ -242,3 +242,16 @@ def test_linear_attention_keeps_a_state(tmp_path: Path) -> None:
 def test_what_is_no_decoder_is_refused(config: dict[str, Any], what: str, tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match=f"config.json: model_type is .*{what}|{what}"):
         catalog.model_from_config(written(tmp_path, {**LLAMA, **config}))
+
+
+def test_sampling_parameters_come_from_the_file_beside(tmp_path: Path) -> None:
+    config = written(tmp_path, CONFIGS["qwen2.5-32b"])
+    assert catalog.model_from_config(config).sampling is None
+    beside = config.with_name("generation_config.json")
+    beside.write_text('{"do_sample": true, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "eos_token_id": 1}')
+    sampling = catalog.model_from_config(config).sampling
+    assert sampling is not None
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (0.7, 0.8, 20, 1.0)
+    beside.write_text('{"top_p": 2}')
+    with pytest.raises(HeadwayError, match=r"generation_config\.json: top_p: 2"):
+        catalog.model_from_config(config)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headway import catalog
 from headway.config.scenario import (
     Scenario,
     StepTimes,
@@ -21,6 +22,7 @@ from headway.config.scenario import (
 )
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.core.fleet import GREEDY, Sampling
 
 DOCUMENT: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 20},
@@ -69,3 +71,23 @@ def test_step_times_are_the_same_in_another_process() -> None:
     times = StepTimes(chosen)
     again = pickle.loads(pickle.dumps(times))
     assert again(pool)(4, 1000) == times(pool)(4, 1000)
+
+
+def test_the_workloads_sampling_goes_before_the_models() -> None:
+    def sampling(**workload: Any) -> Sampling | None:
+        scenario = assembled(workload={**DOCUMENT["workload"], **workload})
+        return scenario.fleet.pools[0].model.sampling
+
+    assert sampling() == catalog.model("llama-3.1-8b").sampling
+    assert sampling(sampling="greedy") == GREEDY
+    assert sampling(sampling={"top_p": 0.5, "share": 0.2}) == Sampling(top_p=0.5, share=0.2)
+    with pytest.raises(HeadwayError, match="top_p: 5"):
+        sampling(sampling={"top_p": 5})
+
+
+def test_sampling_makes_every_iteration_longer() -> None:
+    def decode_s(**workload: Any) -> float:
+        scenario = assembled(workload={**DOCUMENT["workload"], **workload})
+        return StepTimes(scenario)(scenario.fleet.pools[0])(64, 64_000, (), 0, 0)[0]
+
+    assert decode_s() > decode_s(sampling="greedy")

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.fleet import Parallel
-from headway.perf.operators import peak_flops, roofline_s, tiled_rows
+from headway.perf.operators import tiled_rows
+from headway.perf.roofline import peak_flops, roofline_s
 from headway.perf.step import StepModel
 
 pytestmark = pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")

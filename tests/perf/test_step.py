@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ from headway.perf.attention import windowed_pairs
 from headway.perf.memory import kv_bytes_per_token
 from headway.perf.operators import tiled_rows
 from headway.perf.params import weights_bytes
-from headway.perf.step import StepModel
+from headway.perf.step import StepModel, graph_tokens
 
 SHAPES = [
     ("llama-2-70b", "h100", 4, 1),
@@ -101,7 +102,7 @@ def test_more_prompt_never_saves_time(
 def test_more_gpus_are_faster_at_long_prompts(gpu: str, name: str) -> None:
     times = [step(name, gpu, tp).line(0, 0, [(8192, 0)])[0] for tp in (1, 2, 4, 8)]
     assert times == sorted(times, reverse=True)
-    assert times[0] / times[3] > 3
+    assert times[0] / times[3] > 2.9
 
 
 def test_more_gpus_are_faster_at_decoding_a_large_model() -> None:
@@ -114,11 +115,44 @@ def test_small_steps_gain_little_from_more_gpus() -> None:
     assert one / eight < 6
 
 
-def test_a_pipeline_loads_all_weights_but_computes_in_parallel() -> None:
-    whole, piped = step("llama-2-70b", "h100", 4), step("llama-2-70b", "h100", 4, 2)
-    assert piped.line(8, 8000)[0] == pytest.approx(whole.line(4, 4000)[0], rel=0.02)
-    long = [(8192, 0)]
-    assert 0.45 < piped.line(0, 0, long)[0] / whole.line(0, 0, long)[0] < 0.6
+NO_WAIT = "0.16"
+"""The first version of vLLM that schedules pipelines ahead."""
+
+
+def pipeline(version: str = NO_WAIT, tp: int = 4, pp: int = 2, **engine: Any) -> StepModel:
+    changed = replace(catalog.engine("vllm-v1"), version=version, **engine)
+    return StepModel(catalog.model("llama-2-70b"), catalog.gpu("h100"), changed, Parallel(tp=tp, pp=pp))
+
+
+def test_a_pipeline_of_one_sequence_takes_as_long_as_its_stages() -> None:
+    assert pipeline().line(1, 1000)[0] == pytest.approx(pipeline(pp=1).line(1, 1000)[0], rel=0.01)
+
+
+def test_a_pipeline_decodes_a_little_more_than_its_share_at_a_time() -> None:
+    # 64 sequences in two micro-batches: 32 in the mean, and half a standard deviation of 4 more in the fuller one.
+    whole, piped = pipeline(pp=1), pipeline()
+    assert whole.line(32, 32_000)[0] < piped.line(64, 64_000)[0] < whole.line(38, 38_000)[0]
+
+
+def test_a_chunk_is_in_one_micro_batch() -> None:
+    # An engine does not split the tokens of one prompt over micro-batches, so its iteration passes every stage whole.
+    whole, piped = pipeline(pp=1), pipeline()
+    assert piped.line(0, 0, [(2048, 0)])[0] == pytest.approx(whole.line(0, 0, [(2048, 0)])[0], rel=0.01)
+    two = [(2048, 0), (2048, 0)]
+    assert piped.line(0, 0, two)[0] == pytest.approx(whole.line(0, 0, two[:1])[0], rel=0.01)
+
+
+def test_a_chunk_beyond_the_token_budget_takes_several_micro_batches() -> None:
+    piped = pipeline(max_num_batched_tokens=2048)
+    assert piped.line(0, 0, [(4096, 0)])[0] == pytest.approx(piped.line(0, 0, [(2048, 2048)])[0], rel=0.01)
+
+
+def test_older_engines_let_a_pipeline_wait_for_the_host() -> None:
+    host_s = catalog.coefficients("h100-80gb-sxm", "vllm-v1").overhead.pipeline_step_s
+    for version in ("0.15.1", ""):
+        waiting_s = pipeline(version).line(1, 1000)[0] - pipeline().line(1, 1000)[0]
+        assert waiting_s == pytest.approx(host_s) and host_s > 1e-3
+    assert pipeline("0.15.1", pp=1).line(1, 1000) == pipeline(pp=1).line(1, 1000)
 
 
 def test_calibrated_only_where_measured() -> None:
@@ -283,15 +317,49 @@ def test_overheads_are_added() -> None:
         ("llama-3.1-8b", 32 * 1e-3),
         ("qwen3-30b-a3b", 48 * 1e-2),
         ("llama-4-scout", 48 * 3e-2),  # with a shared expert
-        ("deepseek-v3", 3 * 1e-3 + 58 * 3e-2),
+        ("deepseek-v3", 3 * 1e-3 + 58 * 3.5e-2),  # in 8 bits
     ],
 )
 def test_launching_bounds_what_no_graph_holds(name: str, layers_s: float) -> None:
-    overhead = Overhead(0.0, 0.0, 0.0, 1e-3, launch_expert_layer_s=1e-2, launch_shared_expert_s=2e-2)
+    overhead = Overhead(
+        0.0, 0.0, 0.0, 1e-3, launch_expert_layer_s=1e-2, launch_fp8_expert_s=5e-3, launch_shared_expert_s=2e-2
+    )  # fmt: skip
     found = replace(PERFECT, overhead=overhead)
     step = StepModel(catalog.model(name), catalog.gpu("h200"), catalog.engine("simulated"), Parallel(), found)
     assert step.line(0, 0, [(513, 0)])[0] == pytest.approx(layers_s)
     assert step.line(0, 0, [(512, 0)])[0] < layers_s / 2
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_launching_scout_is_shorter_than_what_one_model_in_one_setting_showed(tp: int) -> None:
+    # Measured with a shared expert in bf16: 55 to 60 ms for 48 layers on 4 and 8 GPUs; in 8 bits, somewhat more.
+    scout = replace(catalog.model("llama-4-scout"), dtype="fp8")
+    step = StepModel(scout, catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=tp))
+    assert 0.050 < step.line(40, 40_000, [(1000, 0)])[0] < 0.075
+
+
+def test_the_shared_expert_runs_beside_the_routed_ones_in_small_batches() -> None:
+    scout = catalog.model("llama-4-scout")
+    coefficients = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
+    in_turn = replace(coefficients, overhead=replace(coefficients.overhead, shared_beside_tokens=0))
+    beside, after = (
+        StepModel(scout, catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=4), used)
+        for used in (coefficients, in_turn)
+    )
+    assert 0.9 < beside.line(32, 0)[0] / after.line(32, 0)[0] < 0.97
+    assert beside.line(257, 0) == after.line(257, 0)
+
+
+@pytest.mark.parametrize(("num", "size"), [(1, 1), (3, 4), (5, 8), (8, 8), (9, 16), (250, 256), (257, 272), (512, 512)])
+def test_graphs_have_the_sizes_of_vllm(num: int, size: int) -> None:
+    assert graph_tokens(num) == size
+
+
+def test_padding_of_a_graph_touches_experts_too() -> None:
+    scout = StepModel(catalog.model("llama-4-scout"), catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=4))
+    nine, sixteen, seventeen = (scout.line(num, 0)[0] for num in (9, 16, 17))
+    assert nine == pytest.approx(sixteen, rel=0.02)
+    assert seventeen > 1.05 * sixteen
 
 
 def test_an_old_gpu_computes_eight_bit_weights_in_sixteen() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.calibration.overhead import ServedLoad, predicted_tpot_s
-from headway.perf.operators import roofline_s
+from headway.perf.roofline import roofline_s
 
 GPU = catalog.gpu("h100")
 KNOWN = catalog.coefficients("h100-80gb-sxm", "vllm-v1")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headway import catalog
 from headway.calibration.overhead import ServedLoad
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Model
+from headway.core.fleet import GREEDY, Model
 
 NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
 """Required keys of vLLM's file."""
@@ -172,6 +173,8 @@ def _fault(n: Mapping[str, float]) -> str:
 
 def _load(run: Mapping[str, Any], n: Mapping[str, float], where: str, settings: BenchmarkSettings) -> ServedLoad:
     model = settings.model or _model(run, where)
+    if "metrics" not in run:
+        model = replace(model, sampling=GREEDY)  # vLLM's client asks for temperature 0 unless told otherwise
     return ServedLoad(
         name=f"{model.name} {n['rate_rps']:.3g}/s, {where}",
         model=model,

@@ -14,7 +14,7 @@ from headway.calibration.fit import fit_all
 from headway.calibration.measurements import Measurements
 from headway.calibration.overhead import fit_overhead
 from headway.calibration.solve import FitResult
-from headway.catalog.coefficients import CoefficientFile, Coefficients, Kernels
+from headway.catalog.coefficients import CoefficientFile, Kernels
 from headway.catalog.load import has_measured_kernels
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
@@ -48,7 +48,7 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, versio
         origin = "measured on it" if has_measured_kernels(gpu.name) else "not measured on it"
         notes.append(f"taken from the catalog for {gpu.name} ({origin}): {', '.join(from_catalog)}")
     overheads = {}
-    combined = Coefficients(kernels, known.overhead, known.calibrated)
+    combined = replace(known, kernels=kernels, experts=known.experts if kernels.expert_table else None)
     if measured.loads:
         overhead, more_notes = fit_overhead(measured.loads, gpu, engine, combined)
         fits.append(overhead)
@@ -89,6 +89,8 @@ def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Ke
         else:
             merged[group] = {**merged[group], **values}
     fitted = {fit.key for fit in done}
+    if any(key.startswith("moe.") for key in fitted):
+        merged["expert_table"] = ""  # what was measured here goes before what was measured elsewhere
     from_catalog = [
         key for key in before if key not in fitted and not (key == "elementwise" and "device_copy" in fitted)
     ]

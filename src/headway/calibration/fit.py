@@ -12,8 +12,9 @@ from headway.calibration.peaks import expert_weights, kv_bytes, moe_compute, pea
 from headway.calibration.solve import Coefficient, FitResult, held_out, solve
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
-from headway.perf.operators import CAST_BYTES, TILES, peak_flops
+from headway.perf.operators import CAST_BYTES, TILES
 from headway.perf.params import WEIGHT_BYTES
+from headway.perf.roofline import peak_flops
 
 L2_RESIDENT_BYTES = 96e6
 """A smaller KV cache stays in the L2 cache between repetitions of a benchmark, unlike in an engine."""

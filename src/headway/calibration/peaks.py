@@ -9,8 +9,8 @@ import numpy as np
 from headway.calibration.operators import Floats, OperatorSamples, count_skipped
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
-from headway.perf.operators import peak_flops
 from headway.perf.params import WEIGHT_BYTES
+from headway.perf.roofline import peak_flops
 
 CACHE_SPEED = 12.0
 """Assumed speed-up of caches over memory. Small operands stay in a cache between repeated measurements."""

@@ -27,10 +27,6 @@ from headway.workload.table import Prefix, Workload
 
 Floats = npt.NDArray[np.float64]
 
-MAX_NUM_SEQS = 128
-NUM_GROUPS = 10
-PROMPTS_PER_GROUP = 10
-
 
 class SimulatedLatencies(Struct, frozen=True):
     """Simulated latencies, one value per request, in milliseconds."""
@@ -54,7 +50,7 @@ def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet
         model=experiment.model,
         gpu=experiment.gpu,
         engine=engine(experiment, profile),
-        parallel=Parallel(tp=experiment.tp),
+        parallel=Parallel(experiment.tp, experiment.pp, experiment.ep),
         replicas=experiment.dp,
     )
     return Fleet((pool,))
@@ -65,19 +61,20 @@ def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engi
     utilization = experiment.gpu_memory_utilization
     return replace(
         profile,
-        max_num_seqs=MAX_NUM_SEQS,
+        version=experiment.engine_version or profile.version,
+        max_num_seqs=experiment.max_num_seqs,
         max_num_batched_tokens=experiment.max_num_batched_tokens,
         block_size_tokens=16,
         gpu_memory_utilization=profile.gpu_memory_utilization if utilization is None else utilization,
-        prefix_caching=True,
-        kv_offload_bytes=experiment.kv_offload_bytes,
+        prefix_caching=experiment.prefix_caching,
+        kv_offload_bytes=experiment.kv_offload_bytes if experiment.prefix_caching else 0.0,
     )
 
 
 def workload(experiment: ServingExperiment, seed: int) -> Workload:
-    """Poisson arrivals, stage after stage, that cycle through 100 prompts in shuffled order.
+    """Poisson arrivals, stage after stage, that cycle through the prompts in shuffled order, or have a new one each.
 
-    The prompts form 10 groups of 10 that share a system prompt. Lengths are constant.
+    Prompts form groups that share a system prompt. Lengths are constant.
     """
     rng = stream(seed, f"replay/{experiment.id}")
     parts, start_s = [], 0.0
@@ -92,13 +89,14 @@ def workload(experiment: ServingExperiment, seed: int) -> Workload:
         "prompt_tokens": np.full(num, experiment.sys_prompt_tokens + experiment.question_tokens),
         "output_tokens": np.full(num, experiment.output_tokens),
     }
-    prompts = rng.permutation(NUM_GROUPS * PROMPTS_PER_GROUP)
-    return Workload(columns, prefix=_prefix(experiment, prompts[np.arange(num) % len(prompts)]))
+    groups, each = experiment.prompt_groups, experiment.prompts_per_group or -(-num // experiment.prompt_groups)
+    prompts = rng.permutation(groups * each)[np.arange(num) % (groups * each)]
+    return Workload(columns, prefix=_prefix(experiment, prompts, prompts // each))
 
 
-def _prefix(experiment: ServingExperiment, prompt: npt.NDArray[np.int64]) -> Prefix:
+def _prefix(experiment: ServingExperiment, prompt: npt.NDArray[np.int64], group: npt.NDArray[np.int64]) -> Prefix:
     lengths = [experiment.sys_prompt_tokens, experiment.question_tokens]
-    ids = np.stack([prompt // PROMPTS_PER_GROUP, NUM_GROUPS + prompt], axis=1)
+    ids = np.stack([group, experiment.prompt_groups + prompt], axis=1)
     present = [i for i, length in enumerate(lengths) if length]
     offsets = np.arange(len(prompt) + 1, dtype="i8") * len(present)
     tokens = np.tile(np.array([lengths[i] for i in present], "i4"), len(prompt))

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Gpu, Model, Parallel
+from headway.core.fleet import GREEDY, Gpu, Model, Parallel, Sampling
 from headway.perf.memory import check_shape
 
 T = TypeVar("T")
@@ -33,12 +33,16 @@ REQUIRED = (
 )  # fmt: skip
 OPTIONAL = (
     "set", "folder", "workload", "precision", "cpu_kv_offload", "gpu_mem_util", "dp", "engine",
+    "pp", "ep", "max_num_seqs", "prefix_caching", "prompt_groups", "prompts_per_group", "sampling",
     "tpot_from_e2e_ms", "mean_concurrency_est",
 )  # fmt: skip
-SETTINGS = (*REQUIRED[:8], *OPTIONAL[3:8])
+SETTINGS = (*REQUIRED[:8], *OPTIONAL[3:15])
 """Columns in which all rows of an experiment agree."""
 SUMMARY = "summary"
 DTYPES = {"": "", "FP16": "bf16", "BF16": "bf16", "FP8": "fp8", "INT4": "int4"}
+NO, YES = ("0", "0.0", "no", "false", "off", "none"), ("yes", "true", "on", "enabled", "1")
+SAMPLINGS: dict[str, Sampling | None] = {"": None, "default": None, "greedy": GREEDY}
+"""None: as the model's published `generation_config.json` says."""
 OFFLOAD_BYTES = 32e9
 """Host memory for the KV cache if a file gives only yes."""
 SLOWEST_RATIO = 10.0
@@ -86,6 +90,8 @@ class ServingExperiment(Struct, frozen=True):
     tp: int
     dp: int
     engine: str
+    engine_version: str
+    """Empty: that of the catalog's profile."""
     max_num_batched_tokens: int
     gpu_memory_utilization: float | None
     kv_offload_bytes: float
@@ -96,6 +102,14 @@ class ServingExperiment(Struct, frozen=True):
     stages: tuple[LoadStage, ...]
     measured: MeasuredLatencies
     """Over all stages."""
+    pp: int = 1
+    ep: bool = False
+    max_num_seqs: int = 128
+    prefix_caching: bool = True
+    prompt_groups: int = 10
+    """Groups of prompts that share a system prompt."""
+    prompts_per_group: int = 10
+    """Prompts that are repeated in turn, in each group; 0: every prompt is a new one."""
 
     @property
     def contradiction(self) -> str | None:
@@ -186,7 +200,7 @@ def _check(row: CsvRow) -> None:
     if not row["exp_id"]:
         raise _BadRowError("exp_id is empty")
     experiment = _settings(row, (), _measured(row))
-    check_shape(experiment.model, Parallel(tp=experiment.tp))
+    check_shape(experiment.model, Parallel(experiment.tp, experiment.pp, experiment.ep))
     if row["stage"] != SUMMARY:
         _number(row, "stage", int, low=0)
         _stage(row)
@@ -238,6 +252,7 @@ def _settings(row: CsvRow, stages: tuple[LoadStage, ...], measured: MeasuredLate
         tp=_number(row, "tp", int),
         dp=_optional(row, "dp", int) or 1,
         engine=catalog.engine(engine[0] if engine else "vllm-v1").name,
+        engine_version=engine[1] if len(engine) > 1 else "",
         max_num_batched_tokens=_number(row, "max_num_batched_tokens", int),
         gpu_memory_utilization=utilization,
         kv_offload_bytes=_offload(row.get("cpu_kv_offload", "")),
@@ -246,6 +261,12 @@ def _settings(row: CsvRow, stages: tuple[LoadStage, ...], measured: MeasuredLate
         output_tokens=_number(row, "output_len", int),
         stages=stages,
         measured=measured,
+        pp=_optional(row, "pp", int) or 1,
+        ep=_yes(row, "ep", False),
+        max_num_seqs=_optional(row, "max_num_seqs", int) or 128,
+        prefix_caching=_yes(row, "prefix_caching", True),
+        prompt_groups=_optional(row, "prompt_groups", int) or 10,
+        prompts_per_group=10 if not row.get("prompts_per_group") else _number(row, "prompts_per_group", int, low=0),
     )
 
 
@@ -268,12 +289,21 @@ def _optional(row: CsvRow, name: str, kind: Callable[[str], T]) -> T | None:
     return _number(row, name, kind) if row.get(name) else None
 
 
+def _yes(row: CsvRow, name: str, default: bool) -> bool:
+    text = row.get(name, "").lower()
+    if not text:
+        return default
+    if text in NO or text in YES:
+        return text in YES
+    raise _BadRowError(f"{name} is {row[name]!r}; expected yes or no")
+
+
 def _offload(text: str) -> float:
     """Bytes of host memory from yes, no or GiB."""
     lowered = text.lower()
-    if lowered in ("", "0", "0.0", "no", "false", "off", "none"):
+    if lowered in ("", *NO):
         return 0.0
-    if lowered in ("yes", "true", "on", "enabled"):
+    if lowered in YES:
         return OFFLOAD_BYTES
     with suppress(ValueError):
         number = float(lowered)
@@ -297,6 +327,10 @@ def _model(row: CsvRow) -> Model:
     if precision not in DTYPES:
         raise unknown("precision", precision, [key for key in DTYPES if key])
     model = _catalogued(catalog.model, _names(name)) or catalog.model(name)
+    how = row.get("sampling", "").lower()
+    if how not in SAMPLINGS:
+        raise unknown("sampling", how, [key for key in SAMPLINGS if key])
+    model = replace(model, sampling=SAMPLINGS[how] or model.sampling)
     return replace(model, dtype=DTYPES[precision]) if precision else model
 
 

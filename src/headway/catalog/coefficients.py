@@ -22,6 +22,37 @@ class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
     """Lost share of a partly filled wave of tiles, 0 to 1. Above 0, rows are computed in whole tiles."""
 
 
+class ExpertCurve(Struct, frozen=True, forbid_unknown_fields=True):
+    """Latency of one mixture-of-experts layer on one GPU, for one shape."""
+
+    dtype: str
+    """Of the experts' weights: bf16, fp8, int4."""
+    hidden_size: int
+    intermediate_size: int
+    experts_per_token: int
+    num_experts: int
+    """Over all GPUs."""
+    tp: int
+    """GPUs that share each expert."""
+    ep: int
+    """GPUs that share the experts, each of which is whole."""
+    latency_us: tuple[float, ...]
+    """Microseconds at the table's numbers of tokens."""
+
+
+class ExpertTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """Latencies of mixture-of-experts layers on one GPU, by shape."""
+
+    source: str
+    residuals: dict[str, float]
+    """By dtype: median absolute relative error on numbers of tokens that the fit has not seen."""
+    balanced: bool
+    """Measured with tokens that choose all experts equally often; else with a power law."""
+    tokens: tuple[float, ...]
+    """Numbers of tokens, of all GPUs together, at which the curves have values."""
+    curves: tuple[ExpertCurve, ...]
+
+
 class PrefillAttention(Struct, frozen=True, forbid_unknown_fields=True):
     """Attention of a chunk: FLOPs over peak, with half a tile of extra keys for each query row."""
 
@@ -56,6 +87,8 @@ class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     """By the number of GPUs, as text: "2", "4", "8"."""
     elementwise_efficiency: float
     """Share of peak bandwidth of norms, activations, rotary embedding and cache writes."""
+    expert_table: str = ""
+    """Name of the table of experts that goes before `moe` for the shapes that it has; empty: none."""
     residuals: dict[str, float] = field(default_factory=dict)
     """Median absolute relative error of each fit."""
     source: str = ""
@@ -74,8 +107,25 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Host time to launch a layer's kernels one by one, a lower bound for iterations too large for a captured graph."""
     launch_expert_layer_s: float = 0.0
     """The same for a layer with a mixture of experts."""
+    launch_fp8_expert_s: float = 0.0
+    """Additional launch time of experts in 8 bits, whose inputs are cast."""
     launch_shared_expert_s: float = 0.0
     """Additional launch time of a shared expert."""
+    shared_beside_tokens: int = 0
+    """Largest number of tokens for which the shared expert runs beside the routed ones, on a second stream."""
+    sort_bytes_per_logit: float = 0.0
+    """Bytes at the GPU's peak bandwidth that take as long as sorting one logit, for top-p and top-k."""
+    sorts_before: str = ""
+    """Version of the engine from which on it cuts candidates without sorting; empty: it always sorts."""
+    cut_bytes_per_logit: float = 0.0
+    """The same as `sort_bytes_per_logit`, from that version on."""
+    penalty_bytes_per_logit: float = 0.0
+    """The same for penalties of repetition."""
+    pipeline_step_s: float = 0.0
+    """Per iteration of a pipeline: host time between a micro-batch's result and its next start, in which the engine
+    schedules and prepares inputs. With one stage, that is done ahead."""
+    pipeline_waits_before: str = ""
+    """Version of the engine from which on pipelines are scheduled ahead, too; empty: never."""
     version: str = ""
     residuals: dict[str, float] = field(default_factory=dict)
     source: str = ""
@@ -90,6 +140,7 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """True: both were measured on this very GPU and engine. False: from GPUs of the same silicon, or generic."""
     estimated: tuple[str, ...] = ()
     """If not calibrated: what was not measured, and where it is from."""
+    experts: ExpertTable | None = None
 
 
 class CoefficientFile(Struct, frozen=True, forbid_unknown_fields=True):

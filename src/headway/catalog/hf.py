@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Mla, Model, Moe
+from headway.core.fleet import Mla, Model, Moe, Sampling
+
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 def model_from_config(path: str | Path, name: str | None = None) -> Model:
@@ -16,12 +19,14 @@ def model_from_config(path: str | Path, name: str | None = None) -> Model:
 
     Supports dense transformers of the Llama kind (Llama, Mistral, Qwen, Yi, ...), Bloom, and the mixtures of experts of
     Mixtral, Qwen, DeepSeek-V2/V3 (with latent attention), Llama 4 and GPT-OSS, with layers of sliding windows (Gemma)
-    or of linear attention (Qwen3-Next). Of a multimodal model only the text part counts. `name` defaults to the
-    config's `_name_or_path`, else to the folder. HeadwayError names the file and the key that is missing or invalid,
-    and refuses encoders and state-space layers.
+    or of linear attention (Qwen3-Next). Of a multimodal model only the text part counts. The sampling parameters come
+    from a `generation_config.json` in the same folder. `name` defaults to the config's `_name_or_path`, else to the
+    folder. HeadwayError names the file and the key that is missing or invalid, and refuses encoders and state-space
+    layers.
     """
     file = Path(path)
     config = _read(file)
+    sampling = _sampling(file.with_name("generation_config.json"))
     text = config.get("text_config")
     if isinstance(text, dict):
         inherited = {k: v for k, v in config.items() if k not in text and k != "text_config"}
@@ -29,9 +34,20 @@ def model_from_config(path: str | Path, name: str | None = None) -> Model:
     _check_decoder(config)
     config = ConfigKeys(file, {**_DEFAULTS.get(str(config.get("model_type")), {}), **config})
     shown = name or str(config.get("_name_or_path") or "") or file.resolve().parent.name
-    if config.get("model_type") == "bloom":
-        return _bloom(config, shown)
-    return _transformer(config, shown)
+    model = _bloom(config, shown) if config.get("model_type") == "bloom" else _transformer(config, shown)
+    return replace(model, sampling=sampling)
+
+
+def _sampling(file: Path) -> Sampling | None:
+    """The sampling parameters that engines take from a `generation_config.json`; None: there is no such file."""
+    if not file.exists():
+        return None
+    keys = _read(file)
+    given: dict[str, Any] = {name: keys[name] for name in SAMPLING if keys.get(name) is not None}
+    try:
+        return msgspec.convert({**given, "source": str(file)}, Sampling)
+    except msgspec.ValidationError as error:
+        raise HeadwayError(f"{file}: {error}") from None
 
 
 _GEMMA_3: dict[str, Any] = {

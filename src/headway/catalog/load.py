@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headway.catalog.coefficients import CoefficientFile, Coefficients
+from headway.catalog.coefficients import CoefficientFile, Coefficients, ExpertTable
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Engine, Gpu, Model
 
@@ -73,7 +73,7 @@ def coefficients(gpu_name: str, engine_name: str) -> Coefficients:
     Without measurements of this GPU, coefficients come from a GPU of the same silicon, else from the generic file;
     `calibrated` is then False. The `simulated` engine has the overhead of vLLM V1.
     """
-    return _resolved(*_coefficients_of(gpu_name), engine_name)
+    return _resolved(*_coefficients_of(gpu_name), gpu_name, engine_name)
 
 
 def has_measured_kernels(gpu_name: str) -> bool:
@@ -95,10 +95,10 @@ def coefficients_in(path: Traversable, gpu_name: str, engine_name: str) -> Coeff
     measured_on = (*data.gpus, *data.like)
     if gpu_name not in measured_on:
         raise HeadwayError(f"{path}: coefficients of {', '.join(measured_on)}; expected {gpu_name}")
-    return _resolved(data, gpu_name in data.gpus, engine_name)
+    return _resolved(data, gpu_name in data.gpus, gpu_name, engine_name)
 
 
-def _resolved(data: CoefficientFile, measured: bool, engine_name: str) -> Coefficients:
+def _resolved(data: CoefficientFile, measured: bool, gpu_name: str, engine_name: str) -> Coefficients:
     """The coefficients of one engine in a file. Generic ones fill its gaps."""
     engine_name = "vllm-v1" if engine_name == "simulated" else engine_name
     generic = _coefficient_file(GENERIC)
@@ -109,7 +109,16 @@ def _resolved(data: CoefficientFile, measured: bool, engine_name: str) -> Coeffi
     if overhead is None:
         estimated.append(f"generic overhead of {engine_name}")
         overhead = generic.engines.get(engine_name, generic.engines[GENERIC])
-    return Coefficients(kernels, overhead, calibrated=not estimated, estimated=tuple(estimated))
+    experts = _expert_table(kernels.expert_table) if _has_speed_of(kernels.expert_table, gpu_name) else None
+    return Coefficients(kernels, overhead, not estimated, tuple(estimated), experts)
+
+
+def _has_speed_of(table: str, gpu_name: str) -> bool:
+    """Whether the seconds in a table of experts hold for a GPU: it is the table's, or has the same peaks."""
+    if not table or table == gpu_name:
+        return bool(table)
+    own, other = gpu(gpu_name), gpu(table)
+    return own.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s and own.peak_flops == other.peak_flops
 
 
 def _named(entries: Sequence[T], name: str, kind: str) -> T:
@@ -150,6 +159,11 @@ def _engines() -> _Engines:
 @cache
 def _coefficient_file(name: str) -> CoefficientFile:
     return _decode(_data() / "coefficients" / f"{name}.json", CoefficientFile)
+
+
+@cache
+def _expert_table(name: str) -> ExpertTable:
+    return _decode(_data() / "experts" / f"{name}.json", ExpertTable)
 
 
 def _coefficients_of(gpu_name: str) -> tuple[CoefficientFile, bool]:

@@ -15,7 +15,7 @@ from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
-from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
+from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Model, Parallel, Pool, Role, Sampling
 from headway.perf import memory
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,12 +32,27 @@ def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     """Every pool and combo. HeadwayError where one is invalid; paths are relative to `base_dir`."""
     pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places) for i, pool in enumerate(spec.fleet))
     combos = tuple(_combo(combo, ("combos", i), base_dir, places) for i, combo in enumerate(spec.combos))
+    if (sampling := _sampling(spec)) is not None:
+        pools = tuple(_with_sampling(pool, sampling) for pool in pools)
+        combos = tuple(
+            replace(combo, parts=tuple(_with_sampling(part, sampling) for part in combo.parts)) for combo in combos
+        )
     if not pools and not combos:
         raise places.error((), "no replicas; expected `fleet`, `combos`, or both")
     limits = tuple((limit.region, gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
     fleet = _with_distinct_names(Fleet(pools, combos, spec.network, spec.provisioning, limits))
     _check(fleet, places)
     return fleet
+
+
+def _sampling(spec: Spec) -> Sampling | None:
+    """The workload's sampling parameters; None: the models' own."""
+    chosen = spec.workload.sampling
+    return GREEDY if chosen == "greedy" else chosen
+
+
+def _with_sampling(pool: Pool, sampling: Sampling) -> Pool:
+    return replace(pool, model=replace(pool.model, sampling=sampling))
 
 
 def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) -> dict[str, Coefficients]:

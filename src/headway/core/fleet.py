@@ -59,6 +59,46 @@ class Mla(Struct, frozen=True, forbid_unknown_fields=True):
     v_head_dim: int
 
 
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
+    """How requests ask for the next token to be chosen."""
+
+    temperature: float = 1.0
+    """0: greedy, whatever the rest says."""
+    top_p: float = 1.0
+    """Least probability that the candidates have together; 1: all tokens are candidates."""
+    top_k: int = 0
+    """Most candidates; 0: no limit."""
+    repetition_penalty: float = 1.0
+    share: float = 1.0
+    """Share of the requests that ask for it; the others decode greedily."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature: {self.temperature}; expected 0 or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: {self.top_p}; expected above 0, at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: {self.top_k}; expected 1 or more, or 0 for no limit")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty: {self.repetition_penalty}; expected above 0")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share: {self.share}; expected 0 to 1")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether only some of the tokens are candidates."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether the tokens so far change the logits."""
+        return self.repetition_penalty != 1
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
     """One transformer's shape."""
 
@@ -83,6 +123,9 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     """With a window: 1 = every layer is windowed, 2 = every second, 4 = three of four."""
     window_is_state: bool = False
     """The windowed layers have linear attention: a state as large as the KV of a window, whatever the length."""
+    sampling: Sampling | None = None
+    """What requests without sampling parameters get: the published `generation_config.json`, which engines apply, or
+    what the workload sets. None: unknown, and counted as greedy."""
     aliases: tuple[str, ...] = ()
     source: str = ""
 

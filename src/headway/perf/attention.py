@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from headway.catalog.coefficients import Kernels
 from headway.core.fleet import Engine, Gpu, Model, Parallel
-from headway.perf.operators import peak_flops
 from headway.perf.params import kv_bytes_per_token_layer, num_windowed_layers
+from headway.perf.roofline import peak_flops
 
 
 class AttentionCosts(Struct, frozen=True):

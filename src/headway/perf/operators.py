@@ -7,20 +7,18 @@ A partly filled wave takes as long as a full one, less what faster clocks and a 
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import ceil, inf, sqrt
 
 from headway.catalog.coefficients import AllReduce, Coefficients, Roofline
-from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Model, Parallel
+from headway.perf.experts import Experts
 from headway.perf.params import (
-    expert_params,
     linear_bytes,
     num_dense_layers,
     num_mlp_matrices,
     num_moe_layers,
-    weight_dtype_bytes,
 )
+from headway.perf.roofline import compute_dtype, peak_flops, roofline_s
 
 NETWORK_BYTES_PER_S = 50e9
 """Between nodes, per GPU and direction: one 400 Gb/s port."""
@@ -28,9 +26,6 @@ NETWORK_LATENCY_S = 10e-6
 SEND_LATENCY_S = 5e-6
 CAST_BYTES = 3.0
 """Read 16 bit, write 8 bit."""
-ROUTING_SKEW = 0.4
-"""Exponent of the power law of expert popularity; 0: all equally popular."""
-SKEW_BINS = 16
 TILES = ((64, 64, 64, 64), (128, 128, 64, 128), (inf, 256, 128, 128))
 """(up to this many rows, rows of a cluster, rows of a tile, columns of a tile)."""
 
@@ -44,13 +39,20 @@ class Operators:
     With several data parallel ranks, `tokens_s` and `rows_s` refer to one rank and `joint_s` to all ranks.
     """
 
-    def __init__(self, model: Model, gpu: Gpu, parallel: Parallel, coefficients: Coefficients) -> None:
+    def __init__(
+        self,
+        model: Model,
+        gpu: Gpu,
+        parallel: Parallel,
+        coefficients: Coefficients,
+    ) -> None:
         self._model, self._gpu, self._parallel = model, gpu, parallel
+        self._experts = Experts(model, gpu, parallel, coefficients)
         self._kernels, self._overhead = coefficients.kernels, coefficients.overhead
         dtype = compute_dtype(model.dtype, gpu)
         self._gemm, self._gemm_flops = self._kernels.gemm[dtype], peak_flops(gpu, dtype)
         self._matrices = _attention_matrices(model, parallel.tp) + _mlp_matrices(model, parallel.tp)
-        self._chances = expert_chances(model)
+        self._shared = _shared_matrices(model, parallel.tp)
 
     def tokens_s(self, num_tokens: int) -> float:
         """Operators whose time depends on the number of tokens. With 0 tokens, the step and its weights still count."""
@@ -60,10 +62,9 @@ class Operators:
             count * self._product_s(num_tokens, out, into, width, self._gemm, self._gemm_flops)
             for count, out, into in self._matrices
         )
-        experts_s = num_moe_layers(model) * self._experts_s(num_tokens) if self._parallel.dp == 1 else 0.0
         return (
             gemm_s
-            + experts_s
+            + self._mixtures_s(num_tokens)
             + self._elementwise_s(num_tokens)
             + (2 * model.num_layers + 1) * self._all_reduce_s(2.0 * num_tokens * model.hidden_size)
             + self._sends_s(2.0 * num_tokens * model.hidden_size)
@@ -73,7 +74,27 @@ class Operators:
 
     def joint_s(self, num_tokens: int) -> float:
         """Experts, and the exchange of tokens with them, for the tokens of all ranks."""
-        return num_moe_layers(self._model) * (self._experts_s(num_tokens) + self._exchange_s(num_tokens))
+        return num_moe_layers(self._model) * (self._experts.seconds(num_tokens) + self._exchange_s(num_tokens))
+
+    def _mixtures_s(self, num_tokens: int) -> float:
+        """Shared experts of all layers, and with one data parallel rank the routed ones.
+
+        For small batches, engines run the shared expert beside the routed ones, on a second stream. Together they take
+        as long as the slower one, or as the bytes of both.
+        """
+        width = linear_bytes(self._model)
+        shared_s = sum(
+            self._product_s(num_tokens, out, into, width, self._gemm, self._gemm_flops) for out, into in self._shared
+        )
+        num_layers = num_moe_layers(self._model)
+        if self._parallel.dp > 1 or not num_layers:
+            return num_layers * shared_s
+        routed_s = self._experts.seconds(num_tokens)
+        if not self._shared or num_tokens > self._overhead.shared_beside_tokens:
+            return num_layers * (routed_s + shared_s)
+        num_bytes = self._experts.num_bytes(num_tokens) + sum(out * into * width for out, into in self._shared)
+        memory_s = num_bytes / (self._gpu.bandwidth_bytes_per_s * self._gemm.memory_efficiency)
+        return num_layers * max(routed_s, shared_s, memory_s)
 
     def rows_s(self, num_rows: int) -> float:
         model, tp = self._model, self._parallel.tp
@@ -92,23 +113,6 @@ class Operators:
         if c.wave_share and self._gpu.num_sms:
             rows = tiled_rows(rows, out, self._gpu.num_sms, c.wave_share)
         return cast_s + roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
-
-    def _experts_s(self, num_tokens: int) -> float:
-        """One mixture-of-experts layer: loads the experts that a batch touches; each pads its rows to a tile.
-
-        Tensor parallelism slices every expert; expert parallelism gives each GPU whole experts. In both cases a GPU
-        holds and computes an equal share, and the outputs are summed by an all-reduce.
-        """
-        model, moe = self._model, self._model.moe
-        if moe is None:
-            return 0.0
-        c = self._kernels.moe["bf16" if model.dtype == "fp16" else model.dtype]
-        chosen = float(num_tokens * moe.experts_per_token)
-        touched = sum(count * (1.0 - (1.0 - chance) ** num_tokens) for count, chance in self._chances)
-        weights = expert_params(model) / (self._parallel.tp * self._parallel.dp)
-        memory_s = touched * weights * weight_dtype_bytes(model) / self._gpu.bandwidth_bytes_per_s
-        flops = peak_flops(self._gpu, compute_dtype(model.dtype, self._gpu))
-        return roofline_s(c, memory_s, 2.0 * (chosen + touched * c.tile_tokens) * weights / flops)
 
     def _elementwise_s(self, num_tokens: int) -> float:
         """Norms, residuals, rotary embedding, activations, cache writes: bytes through memory."""
@@ -158,22 +162,6 @@ class Operators:
         return self._gpu.link_bytes_per_s
 
 
-def expert_chances(model: Model) -> list[tuple[float, float]]:
-    """(number of experts, probability that a token chooses one of them), by a power law over the experts' ranks.
-
-    Routers are trained for even choices, but texts of one kind use experts unevenly, so a batch touches fewer experts
-    than by even chance. Experts of similar rank share a bin.
-    """
-    if model.moe is None:
-        return []
-    num = model.moe.num_experts
-    weights = [rank**-ROUTING_SKEW for rank in range(1, num + 1)]
-    bins = min(num, SKEW_BINS)
-    edges = [num * i // bins for i in range(bins + 1)]
-    scale = model.moe.experts_per_token / sum(weights)
-    return [(high - low, min(1.0, scale * sum(weights[low:high]) / (high - low))) for low, high in pairwise(edges)]
-
-
 def tiled_rows(rows: float, out: float, num_sms: int, wave_share: float) -> float:
     """The number of fully used rows that would take as long as `rows` rows of `out` columns in whole tiles.
 
@@ -185,28 +173,6 @@ def tiled_rows(rows: float, out: float, num_sms: int, wave_share: float) -> floa
     padded = unit * ceil(rows / unit)
     waves = padded / high * ceil(out / wide) / num_sms
     return padded * (1.0 - wave_share + wave_share * ceil(waves) / waves)
-
-
-def roofline_s(c: Roofline, memory_s: float, compute_s: float) -> float:
-    """Seconds of a product that takes `memory_s` and `compute_s` at the GPU's peaks."""
-    memory_s, compute_s = memory_s / c.memory_efficiency, compute_s / c.compute_efficiency
-    high, low = (memory_s, compute_s) if memory_s > compute_s else (compute_s, memory_s)
-    if high == 0.0:
-        return c.latency_s
-    return c.latency_s + float(high * (1.0 + (low / high) ** c.sharpness) ** (1.0 / c.sharpness))
-
-
-def compute_dtype(dtype: str, gpu: Gpu) -> str:
-    """The dtype in which weights of `dtype` are multiplied: fp8 if the GPU supports it, else bf16."""
-    return "fp8" if dtype == "fp8" and "fp8" in gpu.peak_flops else "bf16"
-
-
-def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """Peak FLOP/s of a dtype, else of bf16, else of fp16. HeadwayError if none of them is listed."""
-    for name in (dtype, "bf16", "fp16"):
-        if name in gpu.peak_flops:
-            return gpu.peak_flops[name]
-    raise HeadwayError(f"GPU {gpu.name}: peak_flops lists none of {dtype}, bf16, fp16")
 
 
 def _nearest(table: dict[str, AllReduce], num_gpus: int) -> AllReduce:
@@ -241,7 +207,12 @@ def _mlp_matrices(model: Model, tp: int) -> list[Matrix]:
     if model.moe is not None:
         sparse = num_moe_layers(model)
         matrices.append((sparse, model.moe.num_experts, h))
-        if model.moe.shared_intermediate_size:
-            width = model.moe.shared_intermediate_size / tp
-            matrices += [(sparse, up * width, h), (sparse, h, width)]
     return matrices
+
+
+def _shared_matrices(model: Model, tp: int) -> list[tuple[float, float]]:
+    """(rows out, columns in) of the shared experts' matrices of one layer, on one GPU."""
+    if model.moe is None or not model.moe.shared_intermediate_size:
+        return []
+    h, width = model.hidden_size, model.moe.shared_intermediate_size / tp
+    return [((num_mlp_matrices(model) - 1) * width, h), (h, width)]

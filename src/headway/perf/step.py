@@ -5,8 +5,10 @@ bandwidth and FLOPs over peak), attention of prompt chunks and of decoding seque
 and the engine's own time. Only attention depends on the context, and the dependence is linear; so an unchanged batch
 takes `a + k*b` seconds in its k-th iteration.
 
-A pipeline of `pp` stages keeps `pp` equal micro-batches in flight on one clock: an iteration is the time in which one
-micro-batch passes every stage, while the others do the same one stage apart.
+A pipeline of `pp` stages keeps `pp` micro-batches in flight on one clock: an iteration is the time in which the
+fullest of them passes every stage, while the others do the same one stage apart. Engines do not balance micro-batches:
+a sequence stays in the one that was scheduled next when it arrived, and a chunk of a prompt is in one of them. Before
+an engine schedules pipelines ahead, a micro-batch also waits for the host between two of its passes.
 
 Data parallel ranks step together (vLLM's data parallelism with expert parallelism). Every iteration lasts as long as
 its slowest rank, and ranks without work run dummy batches. The model does not track which sequence is on which rank:
@@ -16,7 +18,9 @@ aims for such a spread; where it fails, iterations take longer than predicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import ceil, log2, sqrt
 
 from headway.catalog.coefficients import Coefficients, Overhead
 from headway.catalog.load import coefficients as measured
@@ -25,10 +29,13 @@ from headway.perf.attention import AttentionCosts, attention_costs, windowed_pai
 from headway.perf.memory import check_shape
 from headway.perf.operators import Operators
 from headway.perf.params import num_dense_layers, num_moe_layers
+from headway.perf.sampler import Sampler, is_before
 
 MOST_GRAPH_TOKENS = 512
 """Engines capture graphs for batches of up to twice `max_num_seqs` tokens, and no more than this (vLLM)."""
 
+PIPELINE_IMBALANCE = 0.8
+"""Mean excess of the fuller of two random halves, in standard deviations; times the root of log2 for more parts."""
 Chunk = tuple[int, int]
 """(new tokens, context before them)."""
 
@@ -41,8 +48,8 @@ class StepModel:
     """
 
     __slots__ = (
-        "_attention", "_decode", "_dp", "_graph_tokens", "_joint", "_launch_s", "_operators", "_pp", "_rows",
-        "_tokens", "_window", "calibrated",
+        "_attention", "_decode", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_s", "_most_chunk_tokens",
+        "_operators", "_pp", "_rows", "_sampler", "_tokens", "_window", "calibrated",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +67,10 @@ class StepModel:
         self._attention: AttentionCosts = attention_costs(model, gpu, engine, parallel, used.kernels)
         self._window = model.sliding_window_tokens
         self._pp, self._dp = parallel.pp, parallel.dp
+        self._sampler = Sampler(model, gpu, engine, used.overhead)
+        waits = self._pp > 1 and is_before(engine.version, used.overhead.pipeline_waits_before)
+        self._host_s = used.overhead.pipeline_step_s if waits else 0.0
+        self._most_chunk_tokens = engine.max_num_batched_tokens
         self._graph_tokens = min(2 * _on_fullest_rank(engine.max_num_seqs, parallel.dp), MOST_GRAPH_TOKENS)
         self._launch_s = _launch_s(model, used.overhead)
         self._decode: dict[int, tuple[float, float, float]] = {}
@@ -84,8 +95,8 @@ class StepModel:
         iteration.
         """
         if chunks:
-            if self._dp > 1:
-                return self._ranks_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
+            if self._dp > 1 or self._pp > 1:
+                return self._parts_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
             return self._mixed_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
         try:
             base_s, per_token_s, per_window_s = self._decode[num_decode]
@@ -103,15 +114,26 @@ class StepModel:
         """A lower bound on any iteration in which a rank has `num_tokens` tokens."""
         return self._tokens_s(num_tokens) + self._rows_s(1)
 
-    def _ranks_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
-        own = _on_fullest_rank(num_decode, self._dp)
+    def _parts_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
+        """Seconds of the slowest rank and micro-batch, with chunks dealt out to all of them."""
+        own = self._fullest(num_decode)
         share = own / num_decode if num_decode else 0.0
-        joint_s = self._joint_s(self._dp * own + sum(new for new, _ in chunks))
+        joint_s = self._joint_s(self._dp * ceil(own) + ceil(sum(new for new, _ in chunks) / self._pp))
         context, window = context_tokens * share, window_tokens * share
+        if self._pp > 1:
+            chunks = list(chain.from_iterable(_pieces(chunk, self._most_chunk_tokens) for chunk in chunks))
         return max(
-            self._mixed_s(own, context, rank_chunks, window, joint_s)
-            for rank_chunks in spread_over_ranks(chunks, self._dp)
+            self._mixed_s(ceil(own), context, part, window, joint_s)
+            for part in spread_over_ranks(chunks, self._dp * self._pp)
         )
+
+    def _fullest(self, num_decode: int) -> float:
+        """Mean number of sequences in the fullest micro-batch of the fullest rank."""
+        own = _on_fullest_rank(num_decode, self._dp)
+        if self._pp == 1 or own <= 1:
+            return own
+        deviation = sqrt(own * (1 - 1 / self._pp) / self._pp)
+        return min(own, own / self._pp + PIPELINE_IMBALANCE * sqrt(log2(self._pp)) * deviation)
 
     def _mixed_s(
         self,
@@ -134,8 +156,6 @@ class StepModel:
             attention_s += window_tokens * costs.decode_window_s
             for new, before in chunks:
                 attention_s += (windowed_pairs(new, before, self._window) + new * half_tile) * costs.pair_window_s
-        if self._pp > 1:
-            attention_s /= min(self._pp, num_tokens) or 1
         num_rows = num_decode + len(chunks)
         try:
             step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s + joint_s
@@ -146,17 +166,18 @@ class StepModel:
         return step_s
 
     def _compute_decode(self, num_decode: int) -> tuple[float, float, float]:
-        own = _on_fullest_rank(num_decode, self._dp)
-        costs, stages = self._attention, min(self._pp, own) or 1
-        share = own / num_decode if num_decode else 1.0
-        base_s = self._tokens_s(own) + self._rows_s(own) + self._joint_s(self._dp * own)
-        self._decode[num_decode] = (base_s, costs.decode_s * share / stages, costs.decode_window_s * share / stages)
+        own = self._fullest(num_decode)
+        costs, share = self._attention, own / num_decode if num_decode else 1.0
+        rows = ceil(own)
+        base_s = self._tokens_s(rows) + self._rows_s(rows) + self._joint_s(self._dp * rows)
+        self._decode[num_decode] = (base_s, costs.decode_s * share, costs.decode_window_s * share)
         return self._decode[num_decode]
 
     def _tokens_s(self, num_tokens: int) -> float:
         """Seconds that depend on the number of a rank's tokens only."""
         if num_tokens not in self._tokens:
-            self._tokens[num_tokens] = self._operators.tokens_s(-(-num_tokens // self._pp))
+            computed = graph_tokens(num_tokens) if self._launch_s and num_tokens <= self._graph_tokens else num_tokens
+            self._tokens[num_tokens] = self._operators.tokens_s(computed) + self._host_s
         return self._tokens[num_tokens]
 
     def _joint_s(self, num_tokens: int) -> float:
@@ -164,27 +185,51 @@ class StepModel:
         if self._dp == 1:
             return 0.0
         if num_tokens not in self._joint:
-            self._joint[num_tokens] = self._operators.joint_s(-(-num_tokens // self._pp))
+            self._joint[num_tokens] = self._operators.joint_s(num_tokens)
         return self._joint[num_tokens]
 
     def _rows_s(self, num_rows: int) -> float:
         """Seconds that depend on the number of sequences only."""
         if num_rows not in self._rows:
-            self._rows[num_rows] = self._operators.rows_s(-(-num_rows // self._pp))
+            self._rows[num_rows] = self._operators.rows_s(num_rows) + self._sampler.seconds(num_rows)
         return self._rows[num_rows]
 
 
 def _launch_s(model: Model, overhead: Overhead) -> float:
     """Host time to launch the kernels of an iteration one by one."""
     expert_s = overhead.launch_expert_layer_s
+    if model.dtype == "fp8":
+        expert_s += overhead.launch_fp8_expert_s
     if model.moe is not None and model.moe.shared_intermediate_size:
         expert_s += overhead.launch_shared_expert_s
     return num_dense_layers(model) * overhead.launch_layer_s + num_moe_layers(model) * expert_s
 
 
+def graph_tokens(num_tokens: int) -> int:
+    """Tokens that a captured graph computes for a batch: graphs exist for some sizes, and batches are padded to them.
+
+    The sizes are vLLM's: 1, 2, 4, multiples of 8 up to 256, then multiples of 16. Padding chooses experts, too.
+    """
+    if num_tokens <= 2:
+        return num_tokens
+    if num_tokens <= 4:
+        return 4
+    step = 8 if num_tokens <= 256 else 16
+    return -(-num_tokens // step) * step
+
+
 def _on_fullest_rank(num: int, num_ranks: int) -> int:
     """How many of `num` sequences the fullest rank has, if they are spread evenly."""
     return -(-num // num_ranks)
+
+
+def _pieces(chunk: Chunk, most_tokens: int) -> Iterator[Chunk]:
+    """A prompt's tokens of one iteration, at most `most_tokens` in each micro-batch."""
+    new, before = chunk
+    while new > 0:
+        piece = min(new, most_tokens)
+        yield piece, before
+        new, before = new - piece, before + piece
 
 
 def spread_over_ranks(chunks: Sequence[Chunk], num_ranks: int) -> list[list[Chunk]]:

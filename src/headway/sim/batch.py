@@ -38,7 +38,8 @@ class Batch:
         self.replica = replica
         self.engine: Engine = pool.engine
         self.max_num_seqs = pool.engine.max_num_seqs
-        self.max_num_batched_tokens = pool.engine.max_num_batched_tokens
+        self.max_num_batched_tokens = pool.engine.max_num_batched_tokens * pool.parallel.pp
+        """Of all micro-batches together."""
         self.window = pool.model.sliding_window_tokens
         self.kv_blocks_total = kv_blocks
         self.host = host

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError, unknown
+from headway.core.fleet import Sampling
 from headway.workload.arrivals import DAY_S, WEEK_S, Arrivals, BurstWindow, Replay, check_positive, poisson_of_rate
 from headway.workload.lengths import Geometric, Length, check_length
 from headway.workload.quality_source import QualitySpec
@@ -270,6 +271,10 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Periods in which demand has more requests than usual, with times counted from the workload's start."""
     timeout_s: float | None = None
     """Clients cancel this long after arrival; nothing = never."""
+    sampling: Literal["greedy"] | Sampling | None = None
+    """How requests ask for the next token to be chosen. Nothing = as the model's published `generation_config.json`
+    says, which engines apply. `greedy`, or `temperature`, `top_p`, `top_k`, `repetition_penalty` and the `share` of
+    the requests that ask for them. It determines the time of the engine's sampler."""
     concurrency: int | None = None
     """A closed loop of this many clients, each of which sends its next request when its previous one ended. Arrival
     times are ignored."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from headway.calibration.operators import SHAPES, OperatorKind
 from headway.core.fleet import Gpu, Model
-from headway.perf.operators import peak_flops
+from headway.perf.roofline import peak_flops
 
 GIB = 2**30
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

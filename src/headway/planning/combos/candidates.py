@@ -10,7 +10,7 @@ from typing import Literal
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Model, Parallel
 from headway.perf import memory
-from headway.perf.operators import peak_flops
+from headway.perf.roofline import peak_flops
 from headway.planning.combos.cost_efficiency import (
     PhaseCosts,
     a1,

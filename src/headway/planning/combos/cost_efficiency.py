@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from headway.core.fleet import Model
 from headway.perf.attention import pair_flops
+from headway.perf.experts import expert_chances
 from headway.perf.memory import kv_bytes_per_token
-from headway.perf.operators import expert_chances
 from headway.perf.params import active_params, routed_bytes, weight_dtype_bytes, weights_bytes
 
 HOUR_S = 3600.0

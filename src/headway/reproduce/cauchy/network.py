@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from headway import catalog
 from headway.core.fleet import Gpu, Model
-from headway.perf.operators import peak_flops
+from headway.perf.roofline import peak_flops
 from headway.planning.combos.cost_efficiency import PhaseCosts, of_shape, stated
 
 

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from headway import catalog
-from headway.perf.operators import peak_flops
 from headway.perf.params import active_params
+from headway.perf.roofline import peak_flops
 from headway.planning.combos.estimate import InstanceSpeed
 from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
