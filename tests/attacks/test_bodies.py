@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,13 +10,11 @@ pytest.importorskip("httptools")
 
 import serving
 from asgi import Inside
-from attacking import answers, memory_ceiling
+from attacking import LONGEST_TURN_S, answers, longest_turn_s, memory_ceiling
 from scripted import WELL, Script
 from serving import MODEL
 
 MIB = 1 << 20
-LONGEST_TURN_S = 0.15
-"""Of the process's CPU time, between two turns of the event loop; 50 ms on a machine that has nothing else to do."""
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -45,31 +41,11 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     made.close()
 
 
-async def _longest_turn_s(inside: Inside, bodies: list[bytes]) -> tuple[float, list[int]]:
-    """The most CPU time between two turns of the loop while the bodies are posted, and the statuses of the answers."""
-    longest_s, is_over = 0.0, False
-
-    async def beat() -> None:
-        nonlocal longest_s
-        last_s = time.process_time()
-        while not is_over:
-            await asyncio.sleep(0)
-            now_s = time.process_time()
-            longest_s, last_s = max(longest_s, now_s - last_s), now_s
-
-    beating = asyncio.create_task(beat())
-    replies = await asyncio.gather(*(inside.post(body) for body in bodies))
-    is_over = True
-    await beating
-    return longest_s, [reply.status for reply in replies]
-
-
 @pytest.mark.parametrize(("field", "status"), BODIES.values(), ids=BODIES)
 def test_no_body_stops_the_event_loop(inside: Inside, field: bytes, status: int) -> None:
     inside.run(inside.until(lambda: inside.gateway.num_up == 1))
-    longest_s, statuses = inside.run(_longest_turn_s(inside, [_body(field)]))
-    print(f"{longest_s * 1e3:.0f} ms")  # noqa: T201  # shown by pytest -s
-    assert statuses == [status] and longest_s < LONGEST_TURN_S
+    longest_s, replies = inside.run(longest_turn_s([inside.post(_body(field))]))
+    assert [reply.status for reply in replies] == [status] and longest_s < LONGEST_TURN_S
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +69,8 @@ def test_a_body_takes_a_bounded_multiple_of_its_length(front: serving.Process, s
 def test_four_bodies_at_once_do_not_take_four_times_the_time(inside: Inside) -> None:
     inside.run(inside.until(lambda: inside.gateway.num_up == 1))
     field, status = BODIES["empty arrays"]
-    longest_s, statuses = inside.run(_longest_turn_s(inside, [_body(field)] * 4))
-    print(f"{longest_s * 1e3:.0f} ms")  # noqa: T201
-    assert statuses == [status] * 4 and longest_s < LONGEST_TURN_S
+    longest_s, replies = inside.run(longest_turn_s([inside.post(_body(field)) for _ in range(4)]))
+    assert [reply.status for reply in replies] == [status] * 4 and longest_s < LONGEST_TURN_S
 
 
 @pytest.mark.parametrize("length", [100 * MIB, 1 << 62])

@@ -166,8 +166,9 @@ class Inside:
             await asyncio.sleep(0.001)
 
     async def post(
-        self, body: Any, path: str = "/v1/chat/completions", headers: Any = (), gone: asyncio.Event | None = None
-    ) -> Reply:
+        self, body: Any, path: str = "/v1/chat/completions", headers: Any = (), gone: asyncio.Event | None = None,
+        method: str = "POST",
+    ) -> Reply:  # fmt: skip
         """Send a request. The client disconnects when `gone` is set."""
         reply, raw = Reply(), body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = False
@@ -182,7 +183,7 @@ class Inside:
 
         pairs = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in headers]
         scope = {
-            "type": "http", "method": "POST", "path": path, "headers": pairs, "query_string": b"", "root_path": "",
+            "type": "http", "method": method, "path": path, "headers": pairs, "query_string": b"", "root_path": "",
             "app": self.app, "http_version": "1.1", "scheme": "http", "server": ("h", 1), "client": ("c", 1),
         }  # fmt: skip
         await self.app(scope, receive, reply.send)

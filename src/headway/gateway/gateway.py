@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from time import time
@@ -333,7 +333,7 @@ class Gateway:
 
     # Reports.
 
-    def metrics_page(self) -> str:
+    def metrics_lines(self) -> Iterator[str]:
         in_flight: list[Sample] = []
         up: list[Sample] = []
         for replica in self.fleet.present():
@@ -344,7 +344,7 @@ class Gateway:
         held: list[Sample] = [({"model": each.model}, len(each.hold_queue.requests())) for each in services]
         waiting = Counter(live.tenant for live in self.driver.control.held_requests() if live.tenant)
         failed: list[Sample] = [({"pool": pool}, float(num)) for pool, num in self.fleet.num_failed.items()]
-        return self.request_metrics.page([
+        return self.request_metrics.lines([
             ("requests_in_flight", "Requests at a replica", in_flight),
             ("replica_up", "Whether requests are sent to a replica", up),
             ("replicas_failed", "Wanted replicas that fail to start", failed),

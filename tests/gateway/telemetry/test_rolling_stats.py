@@ -11,6 +11,7 @@ import pytest
 
 from headway.control.decisions import Decision, DecisionObserver
 from headway.core.record import Outcome
+from headway.gateway.telemetry.metrics import LAST_TIER
 from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S, RollingStats
 
 
@@ -37,12 +38,21 @@ def test_the_window_moves_and_memory_is_bounded() -> None:
     for slot in range(10 * NUM_SLOTS):
         now = slot * SLOT_S
         stats.count_end(live(now - 1, now - 0.5, 2, tier=slot % 3), Outcome.FINISHED, now, False)
-    series = stats.series(now)
+    series = stats.series(now, dict(stats.medians(now)))
     assert sum(row.num for row in stats.tiers(now)) == NUM_SLOTS == sum(series.requests)
     assert sum(series.tokens) == 2 * NUM_SLOTS and sum(series.failed) == 0 and set(series.tiers) == {"0", "1", "2"}
     assert all(len(line) == NUM_SLOTS for lines in series.tiers.values() for line in lines.values())
     assert len(stats._slots) <= NUM_SLOTS + 1
-    assert stats.tiers(now + NUM_SLOTS * SLOT_S) == []
+    assert list(stats.tiers(now + NUM_SLOTS * SLOT_S)) == []
+
+
+def test_tiers_that_clients_choose_take_bounded_memory() -> None:
+    stats = RollingStats(DecisionObserver())
+    for tier in range(2 * LAST_TIER):
+        stats.count_end(live(0.5, 0.9, 2, tier=tier), Outcome.FINISHED, 1.0, False)
+    rows = list(stats.tiers(1.0))
+    assert [row.tier for row in rows] == list(range(LAST_TIER + 1))
+    assert rows[0].num == 1 and rows[-1].num == LAST_TIER and len(dict(stats.medians(1.0))) == LAST_TIER + 1
 
 
 def test_outcomes_and_rates() -> None:

@@ -20,7 +20,7 @@ from headway.gateway.relay.writer import ClientWriter, error_response
 from headway.gateway.server import admin, dashboard, schema
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
-from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, json_response
+from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, collected, json_response
 
 
 class _Application(Starlette):
@@ -83,7 +83,8 @@ async def _health(request: Request, gateway: Gateway) -> Response:
 
 
 async def _metrics(request: Request, gateway: Gateway) -> Response:
-    return PlainTextResponse(gateway.metrics_page(), media_type="text/plain; version=0.0.4")
+    lines = await collected(gateway.metrics_lines(), 100)
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
 async def _version(request: Request, gateway: Gateway) -> schema.VersionInfo:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 import time
+from collections import Counter
 from functools import cache
 from importlib.resources import files
 
@@ -18,8 +19,9 @@ from headway import __version__
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.server.admin import replica_state
-from headway.gateway.server.routes import Access, Endpoint, json_response
+from headway.gateway.server.routes import Access, Endpoint, collected, json_response
 from headway.gateway.server.schema import DashboardData, HeldRequests, ReplicaRow
+from headway.gateway.telemetry.metrics import LAST_TIER
 from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S
 
 
@@ -61,8 +63,8 @@ async def _data(request: Request, gateway: Gateway) -> Response:
         batch_requests_open=0 if gateway.batches is None else gateway.batches.num_open,
         window_s=SLOT_S * NUM_SLOTS,
         rates=stats.rates(now),
-        tiers=stats.tiers(now),
-        series=stats.series(now),
+        tiers=await collected(stats.tiers(now), 1),
+        series=stats.series(now, dict(await collected(stats.medians(now), 1))),
         decisions=stats.decisions,
     )
     return json_response(data, headers={"cache-control": "no-store"})
@@ -77,15 +79,23 @@ def _replica_row(gateway: Gateway, replica: LiveReplica, now: float) -> ReplicaR
         region=replica.region,
         most_in_flight=min(replica.max_num_seqs, window or replica.max_num_seqs),
         kv_share=replica.kv_blocks_used / max(replica.kv_blocks_total, 1),
-        by_tier={str(tier): num for tier, num in sorted(replica.num_by_tier.items()) if num},
+        by_tier=_by_tier(replica),
         age_s=None if age_s == float("inf") else age_s,
     )
+
+
+def _by_tier(replica: LiveReplica) -> dict[str, int]:
+    """Requests in flight by tier, up to `LAST_TIER`."""
+    counts: Counter[int] = Counter()
+    for tier, num in replica.num_by_tier.items():
+        counts[min(tier, LAST_TIER)] += num
+    return {str(tier): num for tier, num in sorted(counts.items()) if num}
 
 
 def _queues(gateway: Gateway, now: float) -> list[HeldRequests]:
     ages_s: dict[tuple[str, int], list[float]] = {}
     for live in gateway.driver.control.held_requests():
-        ages_s.setdefault((live.model, live.tier), []).append(now - live.arrival_s)
+        ages_s.setdefault((live.model, min(live.tier, LAST_TIER)), []).append(now - live.arrival_s)
     return [
         HeldRequests(model=model, tier=tier, held=len(ages), oldest_s=max(ages))
         for (model, tier), ages in sorted(ages_s.items())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +23,7 @@ JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
 HTTP_ERRORS = (400, 403, 408, 415, 421, 431)
 """Any path refuses malformed HTTP, and requests of other hosts and pages, with one of these."""
 Schema = dict[str, Any]
+T = TypeVar("T")
 
 
 class Access(Struct, frozen=True):
@@ -97,6 +99,16 @@ class Endpoint(Struct, frozen=True):
             return answer if isinstance(answer, Response) else json_response(answer, self.status)
 
         return Route(self.path, respond, methods=[self.method])
+
+
+async def collected(items: Iterable[T], per_turn: int) -> list[T]:
+    """All items, of which at most `per_turn` are made in one turn of the event loop."""
+    found: list[T] = []
+    for item in items:
+        found.append(item)
+        if len(found) % per_turn == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -13,7 +13,7 @@ from headway.gateway.telemetry.histogram import Histogram
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _LE = (*map(str, _BOUNDS_S), "+Inf")
-_LAST_TIER = 99
+LAST_TIER = 99
 """Tiers above it are counted as this one: clients choose tiers, and each takes memory."""
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "From a request's arrival to its first token",
@@ -100,7 +100,7 @@ class PrometheusMetrics:
     def _series_of(self, request: MeasuredRequest) -> _Series:
         """The pool is empty for a request that was never placed."""
         live, replica = request.live, request.replica
-        return self._series[live.model, "" if replica is None else replica.pool, min(live.tier, _LAST_TIER)]
+        return self._series[live.model, "" if replica is None else replica.pool, min(live.tier, LAST_TIER)]
 
     def count_end(self, request: MeasuredRequest, outcome: Outcome, now: float) -> None:
         """Count a request that has ended, and its latencies if it finished."""
@@ -154,32 +154,36 @@ class PrometheusMetrics:
 
     def page(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> str:
         """All metrics in Prometheus' text format. `gauges`: (name, help, samples) of the values of this moment."""
-        lines = [*self._counters(), *self._histograms()]
+        return "\n".join(self.lines(gauges)) + "\n"
+
+    def lines(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> Iterator[str]:
+        """The lines of the page, the lines of one histogram together. Metrics may change meanwhile."""
+        yield from self._counters()
+        yield from self._histograms()
         for name, help, samples in gauges:
-            lines += _head(name, help, "gauge")
-            lines += [f"headway_{name}{_labels(labels)} {value:g}" for labels, value in samples]
-        return "\n".join(lines) + "\n"
+            yield from _head(name, help, "gauge")
+            yield from [f"headway_{name}{_labels(labels)} {value:g}" for labels, value in samples]
 
     def _counters(self) -> Iterator[str]:
         yield from _head("requests_total", "Requests that have ended", "counter")
-        for series in self._series.values():
-            for outcome, num in series.num_by_outcome.items():
+        for series in list(self._series.values()):
+            for outcome, num in list(series.num_by_outcome.items()):
                 yield f"headway_requests_total{_labels({**series.labels, 'outcome': outcome})} {num}"
         for name, (label, help) in _COUNTERS.items():
             counts = self._by_model[name]
             if counts or name == "tokens_total":
                 yield from _head(name, help, "counter")
-            for (model, value), num in counts.items():
+            for (model, value), num in list(counts.items()):
                 yield f"headway_{name}{_labels({'model': model, label: value})} {num}"
 
     def _histograms(self) -> Iterator[str]:
         for name, help in _HISTOGRAMS.items():
             yield from _head(name, help, "histogram")
-            for series in self._series.values():
-                for (metric, phase), histogram in series.histograms.items():
+            for series in list(self._series.values()):
+                for (metric, phase), histogram in list(series.histograms.items()):
                     if metric == name and (phase or histogram.counts):
                         labels = series.labels | ({"phase": phase} if phase else {})
-                        yield from _buckets(f"headway_{name}", labels, histogram)
+                        yield "\n".join(_buckets(f"headway_{name}", labels, histogram))
 
 
 def _head(name: str, help: str, kind: str) -> tuple[str, str]:

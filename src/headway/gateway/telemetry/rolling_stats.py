@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -13,7 +13,7 @@ from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.telemetry.histogram import Histogram
-from headway.gateway.telemetry.metrics import latencies_s
+from headway.gateway.telemetry.metrics import LAST_TIER, latencies_s
 
 SLOT_S = 5.0
 NUM_SLOTS = 60
@@ -93,8 +93,8 @@ class RollingStats:
         self._collects_until_s = float("-inf")
 
     def count_end(self, live: Live, outcome: Outcome, now: float, is_unstreamed: bool) -> None:
-        """Count a request that has ended. `is_unstreamed`: all its tokens came at once."""
-        tier = self._slot(now).setdefault(live.tier, _TierSlot())
+        """Count a request that has ended, in `LAST_TIER` at most. `is_unstreamed`: all its tokens came at once."""
+        tier = self._slot(now).setdefault(min(live.tier, LAST_TIER), _TierSlot())
         tier.num += 1
         tier.tokens += live.generated_tokens
         if outcome is not Outcome.FINISHED:
@@ -132,25 +132,30 @@ class RollingStats:
             tokens_per_s=sum(slot.tokens for slot in slots) / length_s,
         )
 
-    def tiers(self, now: float) -> list[TierStats]:
-        """Each tier over the whole window."""
-        rows, window = [], self._window(now)
+    def tiers(self, now: float) -> Iterator[TierStats]:
+        """Each tier over the whole window. Requests may end meanwhile."""
+        window = self._window(now)
         for tier in _tiers(window):
             slots = [slot[tier] for slot in window if tier in slot]
             num, failed = sum(slot.num for slot in slots), sum(slot.failed for slot in slots)
             latencies = {name: _quantiles(slot.latencies[name] for slot in slots) for name in _LATENCIES}
-            rows.append(TierStats(tier=tier, num=num, failed=failed, **latencies))
-        return rows
+            yield TierStats(tier=tier, num=num, failed=failed, **latencies)
 
-    def series(self, now: float) -> SlotSeries:
-        """The whole window, slot by slot."""
+    def medians(self, now: float) -> Iterator[tuple[str, dict[str, list[float | None]]]]:
+        """Each tier, and its metrics' medians over the whole window, slot by slot. Requests may end meanwhile."""
+        window = self._window(now)
+        for tier in _tiers(window):
+            yield str(tier), _medians(tier, window)
+
+    def series(self, now: float, medians: dict[str, dict[str, list[float | None]]]) -> SlotSeries:
+        """The whole window, slot by slot, with the medians of `medians`."""
         window = self._window(now)
         return SlotSeries(
             slot_s=SLOT_S,
             requests=[sum(tier.num for tier in slot.values()) for slot in window],
             tokens=[sum(tier.tokens for tier in slot.values()) for slot in window],
             failed=[sum(tier.failed for tier in slot.values()) for slot in window],
-            tiers={str(tier): _medians(tier, window) for tier in _tiers(window)},
+            tiers=medians,
         )
 
     def _window(self, now: float) -> _Slots:
