@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from full_disk import full_disk
 from headway import catalog
 from headway.control.decisions import Decision, DecisionObserver
 from headway.control.policies import Policies
@@ -16,6 +21,7 @@ from headway.core.fleet import Engine, Fault, Fleet, Pool
 from headway.core.record import Outcome, Records
 from headway.core.view import FleetView, RequestView
 from headway.policies import resolve
+from headway.records.decision_log import BackgroundDecisionFile, DecisionFile
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
@@ -119,3 +125,35 @@ def test_held_and_refused_requests_are_logged() -> None:
     assert list(records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]) == [7]
     kept = [one for one in told if one.why == "kept by the admission policy"]
     assert kept and all(one.tier == 2 and one.held_s > 0 for one in kept)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+class Line(msgspec.Struct):
+    number: int
+    text: str = "x" * 100
+
+
+def test_the_log_goes_on_when_a_full_disk_has_room_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No line is torn, and what is missing is counted."""
+    path = tmp_path / "decisions.jsonl"
+    writer = BackgroundDecisionFile(DecisionFile(path), max_queued=50)
+    writer.write(Line(0))
+    until(lambda: path.stat().st_size > 0)
+    with full_disk(path.stat().st_size + 150):  # one line more, and a half
+        for number in range(1, 200):
+            writer.write(Line(number))
+        until(lambda: "decisions are dropped until it can" in caplog.text)
+    until(lambda: "is written again" in caplog.text)
+    writer.write(Line(1000))
+    writer.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    dropped = sum(line["num"] for line in lines if line.get("what") == "dropped")
+    numbers = [line["number"] for line in lines if "number" in line]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == 1000
+    assert dropped and len(numbers) + dropped == 201

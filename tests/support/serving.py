@@ -109,6 +109,15 @@ class Process:
                 _ = self.port
         self._end()
 
+    def wait_for(self, *texts: str) -> None:
+        """Read what it writes to stderr, until all of these have come."""
+        assert self.process.stderr is not None
+        end_s, read = time.monotonic() + PATIENCE_S, ""
+        while not all(text in read for text in texts):
+            assert time.monotonic() < end_s and self.process.poll() is None, read
+            if select.select([self.process.stderr], [], [], 0.2)[0]:
+                read += self.process.stderr.readline().decode()
+
     def stop(self) -> str:
         """End it politely; what it wrote to stderr."""
         self.process.send_signal(signal.SIGTERM)

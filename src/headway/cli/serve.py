@@ -20,7 +20,7 @@ from headway.core.errors import HeadwayError
 from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.server import web_server
 from headway.records.decision_log import BackgroundDecisionFile, DecisionFile
-from headway.records.parquet import save
+from headway.records.part_writer import PartWriter
 from headway.scenario import replan
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ServeOptions(Struct, frozen=True):
     "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
     help="Worker processes that relay requests and answers. With several, one more process schedules for all of them.",
 )  # fmt: skip
-@click.option("--records", type=PATH, help="Write records of the requests to this folder, at the end.")
+@click.option("--records", type=PATH, help="Write records of the requests to this folder, as the run goes.")
 @decisions_option
 @click.option("--certfile", type=PATH, help="Certificate (PEM): serve HTTPS.")
 @click.option("--keyfile", type=PATH, help="Private key (PEM), if it is not in the same file.")
@@ -113,8 +113,12 @@ def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Pat
     if options.decisions is not None:
         decision_writer = BackgroundDecisionFile(DecisionFile(options.decisions, plan.settings.max_decisions_bytes))
 
+    records_writer = None
+    if options.records is not None:
+        records_writer = PartWriter(options.records, {"fleet": file.read_text(encoding="utf-8")})
+
     def make() -> Gateway:
-        recording = Recording(enabled=options.records is not None)
+        recording = Recording(records_writer is not None, None if records_writer is None else records_writer.write)
         gateway = Gateway(plan, recording, None if decision_writer is None else decision_writer.write)
         if supervisor is not None:
             supervisor.start(gateway)
@@ -123,9 +127,9 @@ def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Pat
     def stopped(gateway: Gateway) -> None:
         if decision_writer is not None:
             decision_writer.close()
-        if options.records is not None:
-            save(gateway.records(), options.records, {"fleet": file.read_text(encoding="utf-8")})
-            click.echo(f"wrote {gateway.recording.num_requests:,} requests to {options.records}", err=True)
+        if records_writer is not None:
+            gateway.flush_records()
+            click.echo(records_writer.finish(), err=True)
 
     _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
     if supervisor is None:

@@ -91,6 +91,12 @@ class Table:
         del rows
         self._rows.clear()
 
+    def drain(self) -> Columns:
+        """Take all rows out, as columns. Not after `flush`."""
+        rows = np.frombuffer(bytes(self._rows), dtype=self._dtype)
+        self._rows.clear()
+        return {name: rows[name] for name in self._columns}
+
     def columns(self) -> Columns:
         """All rows, as read-only columns. No more can be written."""
         self.flush(0)

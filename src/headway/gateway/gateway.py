@@ -48,6 +48,8 @@ _RATIO_WEIGHT = 0.05
 _MIN_COUNTED_CHARS = 32
 """Shorter prompts are not used to estimate tokens per character."""
 _DRAIN_POLL_S = 0.05
+_RECORDS_PER_PART = 20_000
+"""Records of so many requests are written before their time."""
 
 
 class Gateway:
@@ -91,6 +93,8 @@ class Gateway:
         self._tracing, self._new_relay = self._make_relays()
         self.batches = self._make_batches()
         self.is_closing = False
+        self._records_timer: asyncio.TimerHandle | None = None
+        """Set if records are written as the run goes."""
         dual = [each for each in plan.pools if ADAPTERS[each.api].dual_dispatch and each.pool.role != "mixed"]
         self._dual_dispatch_models = {each.pool.model.name for each in dual}
         self._ids = count()
@@ -145,12 +149,16 @@ class Gateway:
         self.fleet.schedule_roles(self.plan.roles)
         if self.batches is not None:
             self.batches.start()
+        if self.recording.is_written:
+            self._flush_periodically(self.clock.now, None)
 
     async def stop(self) -> None:
         """Reject new requests, let streams end for the drain time, then close."""
         self.is_closing = True
         if self.batches is not None:
             await self.batches.stop()
+        if self._records_timer is not None:
+            self._records_timer.cancel()
         end_s = self.clock.now + self.settings.drain_s
         while self.driver.requests and self.clock.now < end_s:
             await asyncio.sleep(_DRAIN_POLL_S)
@@ -325,6 +333,8 @@ class Gateway:
         if self.rolling_stats is not None:
             self.rolling_stats.count_end(live, outcome, now, request.is_unstreamed)
         self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
+        if self.recording.num_waiting >= _RECORDS_PER_PART and self._records_timer is not None:
+            self.flush_records()
         self.fleet.remove_empty()
 
     def _load_read(self, replica: LiveReplica, load: Load) -> None:
@@ -356,6 +366,19 @@ class Gateway:
         ])  # fmt: skip
 
     def records(self) -> Records:
+        return self.recording.records(self.fleet.records(), self.clock.now, self._judge_usd)
+
+    def flush_records(self) -> None:
+        """Give the records of the requests that have ended to the recording's writer."""
+        if self.recording.enabled:
+            self.recording.flush(self.fleet.records(), self.clock.now, self._judge_usd)
+
+    def _flush_periodically(self, now: float, _: None) -> None:
+        self._records_timer = self.clock.at(now + self.settings.records_period_s, self._flush_periodically, None)
+        if self.recording.num_waiting:
+            self.flush_records()
+
+    @property
+    def _judge_usd(self) -> float:
         cascade = self.driver.cascade
-        judge_usd = 0.0 if cascade is None else cascade.config.judge_usd
-        return self.recording.records(self.fleet.records(), self.clock.now, judge_usd)
+        return 0.0 if cascade is None else cascade.config.judge_usd

@@ -116,6 +116,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Whether the header `x-headway-explain: 1` adds response headers with the hold time, attempts, tier and model."""
     max_decisions_bytes: Annotated[int, Meta(ge=1 << 10)] = 256 << 20
     """Size at which the decision log is renamed to FILE.1, which replaces an older FILE.1."""
+    records_period_s: _Seconds = 10.0
+    """With `--records`: the time after which records are written. A gateway that is killed loses those since."""
     tracing: bool = False
     """Whether OpenTelemetry spans are exported. The OTEL_* environment variables say where to."""
     batches: Batches | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,8 @@ log = logging.getLogger("headway.decisions")
 _MAX_QUEUED = 1 << 14
 """Lines that may wait for the disk."""
 _PAUSE_S = 0.1
+_FAILED_PAUSE_S = 1.0
+_BUFFER_BYTES = 1 << 16
 
 
 class DroppedLines(Struct, frozen=True, tag_field="what", tag="dropped"):
@@ -29,41 +32,65 @@ class DroppedLines(Struct, frozen=True, tag_field="what", tag="dropped"):
 class DecisionFile:
     """A new log file. HeadwayError if it cannot be written.
 
-    With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.
+    After an error `write` and `flush` can be called again: what could not be written is kept and comes first, so that
+    no line is torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None) -> None:
         self.path, self._max_bytes = path, max_bytes
         self._encoder = msgspec.json.Encoder()
+        self._unwritten = bytearray()
         self._size = 0
+        """Bytes of the file, with those that are not written yet."""
+        self._file: IO[bytes] | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = path.open("wb", buffering=1 << 16)
+        except OSError as error:
+            raise self._write_error(error) from None
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._file = self.path.open("wb", buffering=0)
         except OSError as error:
             raise self._write_error(error) from None
 
     def write(self, line: Struct) -> None:
         data = self._encoder.encode(line)
+        if self._max_bytes is not None and self._size and self._size + len(data) >= self._max_bytes:
+            self._rotate()
+        if len(self._unwritten) >= _BUFFER_BYTES:
+            self.flush()
+        self._unwritten += data + b"\n"
+        self._size += len(data) + 1
+
+    def _rotate(self) -> None:
+        self.flush()
         try:
-            if self._max_bytes is not None and self._size and self._size + len(data) >= self._max_bytes:
-                self._file.close()
-                self.path.replace(self.path.with_name(self.path.name + ".1"))
-                self._file, self._size = self.path.open("wb", buffering=1 << 16), 0
-            self._file.write(data + b"\n")
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
         except OSError as error:
             raise self._write_error(error) from None
-        self._size += len(data) + 1
+        self.close()
+        self._size = 0
+        self._open()
 
     def flush(self) -> None:
         """Make all lines readable for other processes."""
+        if self._file is None:
+            self._open()
+        assert self._file is not None
         try:
-            self._file.flush()
+            while self._unwritten:
+                del self._unwritten[: self._file.write(self._unwritten)]
         except OSError as error:
             raise self._write_error(error) from None
 
     def close(self) -> None:
+        self.flush()
+        file, self._file = self._file, None
+        assert file is not None
         try:
-            self._file.close()
+            file.close()
         except OSError as error:
             raise self._write_error(error) from None
 
@@ -74,13 +101,15 @@ class DecisionFile:
 class BackgroundDecisionFile:
     """Writes lines from its own thread, so that `write` never waits for the disk.
 
-    Lines that arrive faster than the disk accepts them are dropped and counted. An error of the disk ends the log only.
+    Lines that arrive faster than the disk accepts them, or while it is full, are dropped and counted. When the disk has
+    room again, the log goes on.
     """
 
     def __init__(self, file: DecisionFile, max_queued: int = _MAX_QUEUED) -> None:
         self._file, self._max_queued = file, max_queued
         self._queue: deque[Struct] = deque()
         self._num_dropped = 0
+        self._is_failing = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="decisions", daemon=True)
         self._thread.start()
@@ -98,20 +127,35 @@ class BackgroundDecisionFile:
         self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while not self._closing.wait(_PAUSE_S):
-                self._drain()
-            self._drain()
+        while not self._closing.wait(_FAILED_PAUSE_S if self._is_failing else _PAUSE_S):
+            self._try_drain()
+        if not self._try_drain():
+            log.error("%s: the last %d decisions are lost", self._file.path, len(self._queue) + self._num_dropped)
+        with suppress(HeadwayError):
             self._file.close()
+
+    def _try_drain(self) -> bool:
+        """Write the queue. False if the disk does not accept it now."""
+        num_dropped = self._num_dropped
+        try:
+            self._drain()
         except HeadwayError as error:
-            self._max_queued = 0
-            self._queue.clear()
-            log.error("%s; decisions are no longer logged", error)
+            if not self._is_failing:
+                self._is_failing = True
+                log.error("%s; decisions are dropped until it can", error)
+            return False
+        if self._is_failing:
+            self._is_failing = False
+            log.warning("%s is written again; %d decisions were dropped", self._file.path, num_dropped)
+        return True
 
     def _drain(self) -> None:
+        self._file.flush()
         while self._queue:
-            self._file.write(self._queue.popleft())
+            self._file.write(self._queue[0])
+            self._queue.popleft()
         if self._num_dropped:
-            num, self._num_dropped = self._num_dropped, 0
+            num = self._num_dropped
             self._file.write(DroppedLines(num))
+            self._num_dropped -= num
         self._file.flush()

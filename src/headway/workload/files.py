@@ -67,7 +67,10 @@ def to_parquet(workload: Workload, path: Path) -> None:
 def from_parquet(path: Path) -> Workload:
     """Read a file that `to_parquet` wrote. Columns of a run's records are ignored; other columns are errors."""
     if not path.is_file():
-        raise HeadwayError(f"{path}: no such file")
+        hint = ""
+        if (path.parent / "parts").is_dir():
+            hint = f"; the run is under way or was killed: `python -m headway.records {path.parent}` joins its parts"
+        raise HeadwayError(f"{path}: no such file{hint}")
     try:
         file = parquet.ParquetFile(path)
         names = _workload_columns(file.schema_arrow.names, path)

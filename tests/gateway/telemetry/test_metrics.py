@@ -24,6 +24,7 @@ def _request(tier: int = 0, pool: str | None = "pool", **changes: Any) -> Any:
         "model": 'a "model"', "tier": tier, "phase": Phase.ANSWERING, "prompt_tokens": 10, "generated_tokens": 5,
         "tenant": "", "arrival_s": 1.0, "placed_s": 1.5, "enqueued_s": 1.5, "first_token_s": 2.0,
     } | changes  # fmt: skip
+    live.setdefault("tenant", "ann")
     replica = None if pool is None else SimpleNamespace(pool=pool)
     return SimpleNamespace(live=SimpleNamespace(**live), replica=replica, is_unstreamed=False)
 
@@ -48,6 +49,8 @@ def test_a_finished_request_is_counted_with_its_latencies() -> None:
     assert found[f'headway_requests_total{{{labels},outcome="finished"}}'] == 1
     assert found[r'headway_requests_total{model="a \"model\"",pool="",tier="0",outcome="rejected"}'] == 1
     assert found[r'headway_tokens_total{model="a \"model\"",kind="output"}'] == 10 and found["headway_replicas"] == 2
+    assert found[r'headway_tenant_requests_total{model="a \"model\"",tenant="ann"}'] == 2
+    assert found[r'headway_tenant_tokens_total{model="a \"model\"",tenant="ann"}'] == 30
 
 
 def test_high_tiers_share_one_series() -> None:

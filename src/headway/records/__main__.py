@@ -1,0 +1,30 @@
+"""`python -m headway.records FOLDER`: make the parts that a killed gateway left the records of a run that has ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headway.core.errors import HeadwayError
+from headway.records import parts
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m headway.records FOLDER\n")
+        return 2
+    folder = Path(arguments[0])
+    try:
+        records = parts.finish(folder)
+    except HeadwayError as error:
+        sys.stderr.write(f"headway: {error}\n")
+        return 1
+    if records is None:
+        sys.stderr.write(f"headway: {folder / parts.FOLDER}: no parts of records\n")
+        return 1
+    sys.stdout.write(f"wrote {len(records.workload['arrival_s']):,} requests to {folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

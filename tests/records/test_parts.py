@@ -1,0 +1,172 @@
+"""Records that are written as the run goes: in parts, of several runs, with a full disk, and after a kill."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from full_disk import full_disk
+from headway import records
+from headway.control.live import Live
+from headway.control.recorder import Recorder
+from headway.core.errors import HeadwayError
+from headway.core.record import Outcome, ReplicaRecord
+from headway.gateway.telemetry.recording import Recording
+from headway.records import __main__ as joining
+from headway.records import part_writer, parts
+from headway.records.part_writer import PartWriter
+from headway.records.parts import Rows
+from headway.workload.files import from_parquet
+
+REPLICA = ReplicaRecord(0, "pool", "m", "h100", "", 1, 2.0, 700.0, 1000, 8, ((0.0, 9.0),))
+
+
+class Run:
+    """A gateway's recording with requests that end at once."""
+
+    def __init__(self, write: Any = None, started_s: float = 1000.0) -> None:
+        self.recording = Recording(enabled=True, write=write)
+        self.recording._started_s = started_s
+
+    def ends(self, id: int, arrival_s: float, tenant: str = "", **changes: Any) -> None:
+        live = Live(id, arrival_s, 10 + id, 1, model="m", tenant=tenant, **changes)
+        live.generated_tokens = 5
+        recorder: Recorder = self.recording.recorder
+        nan = float("nan")
+        end_s = arrival_s + 2.0
+        recorder.segments.write(recorder.segments.pack(
+            id, 0, 0, -1, arrival_s, arrival_s, arrival_s + 1, 0, 4, end_s, 0,
+        ))  # fmt: skip
+        recorder.requests.write(recorder.requests.pack(
+            id, Outcome.FINISHED, 1, 0, 0, arrival_s, arrival_s, arrival_s + 1, arrival_s + 1, end_s, 5, 0,
+            nan, 0, -1, nan,
+        ))  # fmt: skip
+        self.recording.add(live)
+
+    def flush(self, now: float = 50.0) -> None:
+        self.recording.flush([REPLICA], now)
+
+
+def until(condition: Any) -> None:
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_parts_become_what_one_file_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests end in another order than they arrive, parts are combined, and the whole is equal to a run in memory."""
+    monkeypatch.setattr(part_writer, "_MAX_PARTS", 3)
+    writer, whole = PartWriter(tmp_path, {"fleet": "text"}), Run()
+    run = Run(writer.write)
+    arrivals = [(3, 7.5), (0, 1.0), (1, 2.0), (5, 9.0), (2, 2.0), (4, 8.0), (6, 9.5), (7, 9.75)]
+    for i, (id, arrival_s) in enumerate(arrivals):
+        for each in (run, whole):
+            each.ends(id, arrival_s, "ann" if id % 2 else "bob", quality=(), region="eu" if id == 2 else "")
+        if i != 4:
+            run.flush()
+    run.flush()
+    until(lambda: not writer._queue)
+    assert len(parts.numbers(tmp_path)) <= 4
+    early, provenance = records.load(tmp_path)
+    assert provenance == {"fleet": "text"} and len(early.requests["request"]) == 8
+    assert writer.finish() == f"wrote 8 requests to {tmp_path}" and not (tmp_path / "parts").exists()
+    found, _ = records.load(tmp_path)
+    expected = whole.recording.records([REPLICA], 50.0)
+    for table in ("workload", "requests", "segments"):
+        ours, theirs = getattr(found, table), getattr(expected, table)
+        assert ours.keys() == theirs.keys()
+        for name in ("prompt_tokens", "arrival_s", "tenant") if table == "workload" else ():
+            np.testing.assert_array_equal(ours[name], theirs[name])
+    order = np.argsort(expected.requests["request"])
+    np.testing.assert_array_equal(
+        found.requests["end_s"][np.argsort(found.requests["request"])], expected.requests["end_s"][order]
+    )
+    assert found.workload["prompt_tokens"].tolist() == list(range(10, 18)) and found.end_s == expected.end_s == 49.0
+    assert found.replicas == expected.replicas and set(found.tenants) == {"ann", "bob"}
+
+
+def test_runs_that_were_killed_come_one_after_the_other(tmp_path: Path) -> None:
+    """Even if the clock went back meanwhile; a part that was combined and not deleted counts once."""
+    for started_s in (1000.0, 2000.0, 1500.0):  # the third run begins before the second one did
+        writer = PartWriter(tmp_path, {})
+        run = Run(writer.write, started_s)
+        for id in range(3):
+            run.ends(id, 10.0 + id)
+            run.flush(40.0)
+        writer.close()
+    numbers = parts.numbers(tmp_path)
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "parts" / f"{numbers[-1]:06d}", kept)
+    tables = parts._read(kept)
+    parts.combine(tmp_path, numbers[-3:], parts._state(tmp_path, tables["requests"]))
+    shutil.move(kept, tmp_path / "parts" / f"{numbers[-1]:06d}")
+    found = parts.join(tmp_path)
+    assert found is not None
+    assert found.workload["arrival_s"].tolist() == [0, 1, 2, 1000, 1001, 1002, 1040, 1041, 1042]
+    assert sorted(found.requests["replica"].tolist()) == [0] * 3 + [1] * 3 + [2] * 3
+    assert [replica.id for replica in found.replicas] == [0, 1, 2] and found.end_s == 1070.0
+
+
+def test_a_full_disk_loses_a_bounded_number_of_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = PartWriter(tmp_path, {}, max_waiting=5, pause_s=0.02)
+    run = Run(writer.write)
+    run.ends(0, 1.0)
+    run.flush()
+    until(lambda: not writer._queue)
+    with full_disk():
+        for id in range(1, 11):
+            run.ends(id, float(id))
+            run.flush()
+        until(lambda: "cannot be written" in caplog.text)
+    until(lambda: not writer._queue)
+    run.ends(11, 20.0)
+    run.flush()
+    assert writer.finish() == f"wrote 7 requests to {tmp_path}; those of 5 are lost, as they could not be written"
+    found, _ = records.load(tmp_path)
+    assert found.workload["prompt_tokens"].tolist() == [10, 11, 12, 13, 14, 15, 21]
+    assert "records are lost" in caplog.text
+    assert "records are written again; those of 5 requests are lost" in caplog.text
+
+
+def test_records_stay_as_parts_without_room_for_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = PartWriter(tmp_path, {"fleet": ""})
+    run = Run(writer.write)
+    run.ends(0, 1.0)
+    run.flush()
+    until(lambda: not writer._queue)
+    with full_disk(), pytest.raises(HeadwayError, match=r"cannot be written .* they stay as parts"):
+        writer.finish()
+    assert records.load(tmp_path)[0].requests["request"].tolist() == [0]
+    with pytest.raises(HeadwayError, match=r"no such file; .* `python -m headway.records"):
+        from_parquet(tmp_path / "requests.parquet")
+    assert joining.main([str(tmp_path)]) == 0 and "wrote 1 requests" in capsys.readouterr().out
+    assert len(from_parquet(tmp_path / "requests.parquet")) == 1
+    assert joining.main([str(tmp_path)]) == 1 and "no parts of records" in capsys.readouterr().err
+
+
+def test_damaged_parts_and_folders_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "parts" / "000001").mkdir(parents=True)
+    (tmp_path / "parts" / "000001" / "arrivals.parquet").write_bytes(b"x")
+    with pytest.raises(HeadwayError, match="cannot be read as a part of records"):
+        parts.join(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(HeadwayError, match="records cannot be written"):
+        PartWriter(tmp_path / "file", {})
+
+
+def test_rows_without_requests_are_tables(tmp_path: Path) -> None:
+    taken: list[Rows] = []
+    run = Run(taken.append)
+    run.flush()
+    assert {name: table.num_rows for name, table in taken[0].tables().items()} == dict.fromkeys(parts._TABLES, 0)
+    assert len(Run().recording.records([], 1.0).requests["request"]) == 0
+
+
+logging.getLogger("headway.records").setLevel(logging.INFO)
