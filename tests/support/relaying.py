@@ -9,6 +9,7 @@ from typing import Any
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.errors import ApiError
+from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import CHAT, ClientRequest, read_request
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
@@ -189,10 +190,11 @@ def engine(id: int, serve: Serve, api: Api = "vllm") -> EngineEndpoint:
 
 
 def relay_of(
-    request: ClientRequest, scheduler: OrderedScheduler, max_attempts: int = 3
+    request: ClientRequest, scheduler: OrderedScheduler, max_attempts: int = 3, quarantine: Quarantine | None = None
 ) -> tuple[Relay, KeepingWriter, Health]:
     """A relay whose request is placed."""
     in_flight = InFlightRequest(Live(0, 0.0, 5, request.max_tokens or 1, model=request.model), "r1")
     scheduler.place(in_flight)
     writer, health = KeepingWriter(), Health()
-    return Relay(request, in_flight, scheduler, health, writer, max_attempts, True), writer, health
+    relay = Relay(request, in_flight, scheduler, health, writer, max_attempts, True, quarantine or Quarantine(60.0))
+    return relay, writer, health

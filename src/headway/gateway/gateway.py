@@ -22,6 +22,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
@@ -91,6 +92,7 @@ class Gateway:
             self._load_read,
         )
         self._tracing, self._new_relay = self._make_relays()
+        self._quarantine = Quarantine(self.settings.quarantine_s)
         self.batches = self._make_batches()
         self.is_closing = False
         self._records_timer: asyncio.TimerHandle | None = None
@@ -181,6 +183,7 @@ class Gateway:
     ) -> Relay:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
+        self._quarantine.check(client_request.raw, self.clock.now)
         if client_request.prompt_ids is None:
             engines = self._engines_of(client_request.model)
             client_request.counted_tokens = await count_prompt(
@@ -199,6 +202,7 @@ class Gateway:
         deadline_s: float | None = None,
     ) -> Relay:
         """Admit a request of a batch, within its caller's limits. `deadline_s`: seconds from now."""
+        self._quarantine.check(client_request.raw, self.clock.now)
         features = client_request.features(self.clock.now)
         request = self.admit(features, lambda live: InFlightRequest(live, request_id), caller, deadline_s)
         return self._relay(client_request, request, writer)
@@ -206,7 +210,7 @@ class Gateway:
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         return self._new_relay(
             client_request, request, self.driver, self.health, writer, self.settings.max_attempts,
-            self.plan.sends_priority,
+            self.plan.sends_priority, self._quarantine,
         )  # fmt: skip
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:

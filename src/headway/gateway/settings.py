@@ -99,7 +99,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     probe_timeout_s: _Seconds = 5.0
     """Time limit for an engine's answer to a probe."""
     max_attempts: Annotated[int, Meta(ge=1)] = 3
-    """Attempts at a request before its client gets an error."""
+    """Attempts at a request before its client gets an error. No engine is sent it more often, unless the attempts
+    before made progress."""
+    quarantine_s: Annotated[float, Meta(ge=0)] = 60.0
+    """A request on which two engines broke is sent to no other one, and copies of it are refused for so long."""
     body_timeout_s: _Seconds = 60.0
     """Time limit for receiving a request's body."""
     api_keys: tuple[_Sha256 | Key, ...] = ()

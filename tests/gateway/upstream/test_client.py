@@ -117,6 +117,82 @@ def test_a_request_on_an_idle_connection_that_the_server_closes_is_sent_again() 
     run(story())
 
 
+async def _after_one_answer(
+    serve: Callable[[ServerExchange], Any], **options: Any
+) -> tuple[Client, InMemoryTransport, Coroutine[Any, Any, Connection]]:
+    """A client with a kept connection, and a request that `serve` handles."""
+    requests = 0
+
+    def serve_later(exchange: ServerExchange) -> Any:
+        nonlocal requests
+        requests += 1
+        return exchange.answer(b"{}") if requests == 1 else serve(exchange)
+
+    client, transport = client_of(serve_later)
+    await client.fetch("/health", 5.0)
+    return client, transport, client.request("POST", "/", body=b"{}", **options)
+
+
+def test_a_request_is_sent_again_once_and_on_a_new_connection() -> None:
+    async def story() -> None:
+        seen: list[ServerExchange] = []
+        _, transport, request = await _after_one_answer(lambda exchange: (seen.append(exchange), exchange.close()))
+        with pytest.raises(BrokenOffError):
+            await request
+        assert (len(seen), transport.num_connections) == (2, 2)
+
+    run(story())
+
+
+@pytest.mark.parametrize("how", ["later", "aborted", "after a byte", "not allowed"])
+def test_a_request_that_the_server_may_process_is_not_sent_again(how: str) -> None:
+    """The failures of a kept connection that was not closed before the request came."""
+
+    async def story() -> None:
+        seen: list[ServerExchange] = []
+        used: list[Connection] = []
+
+        async def serve(exchange: ServerExchange) -> None:
+            seen.append(exchange)
+            if how == "aborted":
+                used[-1].abort("does not answer any more")
+            elif how == "later":
+                await asyncio.sleep(0.06)
+            elif how == "after a byte":
+                exchange.send(b"H")
+                await asyncio.sleep(0)
+            exchange.close()
+
+        *_, request = await _after_one_answer(serve, on_connection=used.append, may_resend=lambda: how != "not allowed")
+        with pytest.raises(EngineError):
+            await request
+        assert len(seen) == 1
+
+    run(story())
+
+
+def test_a_refused_reconnection_is_a_failure_of_the_request_that_was_sent() -> None:
+    """It is no failure to connect, which would not count as an attempt."""
+
+    class Once(InMemoryTransport):
+        async def connect(self) -> Connection:
+            if self.num_connections:
+                raise ConnectionRefusedError("refused")
+            return await super().connect()
+
+    async def story() -> None:
+        async def serve(exchange: ServerExchange) -> None:
+            exchange.answer(b"{}") if exchange.path == "/health" else exchange.close()
+
+        client = Client(URL, transport=Once(serve))
+        await client.fetch("/health", 5.0)
+        with pytest.raises(BrokenOffError, match="broke off the connection, and cannot be reached") as caught:
+            await client.request("POST", "/", body=b"{}")
+        assert not caught.value.is_untouched
+
+    run(story())
+
+
 def test_a_new_connection_that_the_server_closes_is_an_error() -> None:
     client, transport = client_of(lambda exchange: exchange.close())
     with pytest.raises(BrokenOffError, match="broke off the connection"):

@@ -141,7 +141,7 @@ class LiveFleet:
             self._host.health.remove(replica)
             driver.drain(replica, True)
         if at_once:
-            driver.fail_over(replica)
+            driver.fail_over(replica, is_removed=True)
         self.remove_empty()
 
     def remove_empty(self) -> None:

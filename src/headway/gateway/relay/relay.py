@@ -21,6 +21,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.passthrough import error_event
+from headway.gateway.relay.quarantine import BrokenEngines, Quarantine
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.writer import BufferedWriter, ResponseWriter, write_error
 from headway.gateway.scheduling import vllm_disaggregation
@@ -31,6 +32,7 @@ from headway.gateway.upstream import sse
 from headway.gateway.upstream.client import JSON, Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import (
+    BrokenOffError,
     EngineError,
     RefusedError,
     UnreachableError,
@@ -67,15 +69,19 @@ class Relay:
         client: ResponseWriter,
         max_attempts: int,
         sends_priority: bool,
+        quarantine: Quarantine,
     ) -> None:
         self._request, self._live, self.in_flight = request, in_flight.live, in_flight
         self._scheduler, self._health = scheduler, health
         self._client = self._writer = client
         self._max_attempts, self._sends_priority = max_attempts, sends_priority
+        self._quarantine, self._broken = quarantine, BrokenEngines()
         self._headers = f"{JSON}X-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
         self._error: EngineError | None = None
         """The last attempt's failure."""
         self._num_failures = self._tokens_at_failure = self._escalated_tokens = 0
+        self._tokens_at_start = 0
+        """Tokens of the answer at the start of the present attempt."""
         self._snapshot: KvSnapshot | None = None
         self._dispatch: DualDispatch | None = None
         self._start_stage()
@@ -133,6 +139,7 @@ class Relay:
         """Relay one model's answer, from as many of its replicas as it takes."""
         while not self._is_complete:
             replica = await self.in_flight.wait_for_replica()
+            self._tokens_at_start = self._live.generated_tokens
             try:
                 if self._snapshot is not None:
                     await self._snapshot.restore(replica, self._slot)
@@ -229,6 +236,7 @@ class Relay:
             leg,
             lambda: self._meter.partial.tokens > tokens_before or self._is_complete,
             self._scheduler.prefill_leg_done,
+            self._may_resend,
         )
         try:
             await self._dispatch.send(self._exchange, replica, path, self._headers, body)
@@ -240,7 +248,9 @@ class Relay:
 
     async def _exchange(self, replica: EngineEndpoint, path: str, data: bytes) -> None:
         """Send the request's bytes, and relay the response by its kind."""
-        connection = await replica.client.request("POST", path, self._headers, data, self._set_connection)
+        connection = await replica.client.request(
+            "POST", path, self._headers, data, self._set_connection, self._may_resend
+        )
         status = connection.status
         if is_retryable(status) or (self._has_begun and status != 200):
             raise RefusedError(status, await connection.read(1 << 16))
@@ -254,9 +264,19 @@ class Relay:
             await self._relay_whole(connection)
         self._health.succeeded(replica)
 
+    def _may_resend(self) -> bool:
+        """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
+        failure: later ones are more likely the engine's end than that of an idle connection."""
+        if self._num_failures or self._max_attempts == 1:
+            return False
+        self._num_failures = 1
+        return True
+
     def _set_connection(self, connection: Connection) -> None:
         if self.in_flight.outcome is not None or (self._dispatch is not None and self._dispatch.has_failed):
             connection.abort("the request is over")
+        elif self.in_flight.aborted_because is not None:
+            connection.abort(self.in_flight.aborted_because)
         else:
             self.in_flight.connection = connection
 
@@ -376,6 +396,8 @@ class Relay:
         self._health.failed(replica, error)
         self._error = error
         self._count_failure(error)
+        if isinstance(error, BrokenOffError):
+            self._count_break(replica)
         has_output = self._meter.partial.tokens or self._meter.passthrough is not None
         if self._num_failures >= self._max_attempts:
             raise self._failure()
@@ -398,6 +420,14 @@ class Relay:
             self._num_failures = 0
         self._tokens_at_failure = tokens
         self._num_failures += not isinstance(error, UnreachableError)
+
+    def _count_break(self, replica: EngineEndpoint) -> None:
+        """Count an engine that broke with the request on it. ApiError if it is quarantined."""
+        self._broken.count(replica.name, self._live.generated_tokens - self._tokens_at_start)
+        if self._broken.is_quarantined:
+            log.warning("request %s is quarantined: %s", self.in_flight.request_id, self._broken.error().message)
+            self._quarantine.add(self._request.raw, self._scheduler.now)
+            raise self._broken.error()
 
     async def _save_kv(self, replica: EngineEndpoint) -> None:
         """Save the KV cache of a request that moves. Without it, the next replica computes the tokens again."""

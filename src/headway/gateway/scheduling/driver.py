@@ -26,7 +26,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 
 log = logging.getLogger("headway.gateway")
 _CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
-_UNRESPONSIVE = "does not answer any more"
+_UNRESPONSIVE, _REMOVED = "does not answer any more", "was removed"
 
 
 class Driver:
@@ -292,13 +292,14 @@ class Driver:
         """Place no requests at a replica. Its streams continue as long as they last."""
         self.control.on_crashed(replica.id, [], self.now)
 
-    def fail_over(self, replica: LiveReplica) -> None:
+    def fail_over(self, replica: LiveReplica, is_removed: bool = False) -> None:
         """Abort a replica's requests, so that they continue elsewhere if they can."""
+        why = _REMOVED if is_removed else _UNRESPONSIVE
         for request in list(self.requests.values()):
             if request.prefill_leg is not None and request.prefill_leg.replica is replica:
-                request.abort_prefill_leg(_UNRESPONSIVE)
+                request.abort_prefill_leg(why)
             if request.replica is replica:
-                request.abort(_UNRESPONSIVE)
+                request.abort(why)
                 if request.reservation is not None and request.reservation.waits_for_slot:
                     self._place_again(request)
 

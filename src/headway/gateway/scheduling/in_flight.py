@@ -121,6 +121,8 @@ class InFlightRequest:
     replica: EngineEndpoint | None = None
     reservation: Reservation | None = None
     connection: Connection | None = None
+    aborted_because: str | None = None
+    """The replica was given up before a connection to it was open."""
     outcome: Outcome | None = None
     """None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
@@ -153,9 +155,11 @@ class InFlightRequest:
         return self.connection is not None
 
     def abort(self, why: str) -> None:
-        """Break off the connections, on which engines abort."""
+        """Break off the connections, on which engines abort. A connection that is not open yet is aborted later."""
         if self.connection is not None:
             self.connection.abort(why)
+        elif self.reservation is not None:
+            self.aborted_because = why
         if self.prefill_leg is not None:
             self.prefill_leg.stop(why)
 
@@ -181,7 +185,7 @@ class InFlightRequest:
 
     def return_connection(self) -> None:
         """Return the connection to the replica's client, which closes it if the answer is not complete."""
-        connection, self.connection = self.connection, None
+        connection, self.connection, self.aborted_because = self.connection, None, None
         if connection is not None and self.replica is not None:
             self.replica.client.release(connection)
 

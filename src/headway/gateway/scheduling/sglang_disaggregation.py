@@ -67,10 +67,12 @@ class DualDispatch:
         leg: PrefillLeg,
         has_begun: Callable[[], bool],
         on_done: Callable[[InFlightRequest], None],
+        may_resend: Callable[[], bool],
     ) -> None:
         """`has_begun()`: the decode replica has answered, so it has the KV cache. `on_done(request)` is called when the
-        prefill replica's answer has ended well."""
+        prefill replica's answer has ended well. `may_resend`: see `Client.request`."""
         self._request, self._leg, self._has_begun, self._on_done = request, leg, has_begun, on_done
+        self._may_resend = may_resend
         self._error: EngineError | None = None
         """The failure of the prefill replica, on which the decode replica was aborted."""
         self._rejection: tuple[int, bytes] | None = None
@@ -105,7 +107,7 @@ class DualDispatch:
     async def _prefill(self, path: str, headers: str, data: bytes) -> None:
         leg = self._leg
         try:
-            connection = await leg.replica.client.request("POST", path, headers, data, self._opened)
+            connection = await leg.replica.client.request("POST", path, headers, data, self._opened, self._may_resend)
             answer = await connection.read(_MAX_ANSWER_BYTES)
             if is_retryable(connection.status):
                 raise RefusedError(connection.status, answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -19,6 +20,8 @@ _MAX_OVERHEAD_BYTES = 1 << 18
 """Bytes of headers, or of framing between two pieces of a body."""
 _MAX_IDLE_CONNECTIONS = 256
 """Idle connections kept to one server: a burst of streams would leave one open for each of them."""
+_STALE_S = 0.05
+"""A kept connection that the server closes so soon after a request was closed before the request came."""
 JSON = "Content-Type: application/json\r\n"
 
 OnData = Callable[[bytes], bool]
@@ -215,6 +218,11 @@ class Connection(asyncio.Protocol):
         """Another request can be sent: the last response is complete and consumed, and nothing waits on it."""
         return self.is_complete and not self.is_lost and not self._parts and self._keeps_alive and self._waiter is None
 
+    @property
+    def has_answered(self) -> bool:
+        """A byte of the present response has come."""
+        return bool(self.status or self._overhead)
+
     def abort(self, reason: str) -> None:
         """Close at once. Tasks that wait on the response get an EngineError with the reason."""
         if not self.is_complete and self._error is None:
@@ -287,28 +295,48 @@ class Client:
         headers: str = "",
         body: bytes = b"",
         on_connection: Callable[[Connection], None] | None = None,
+        may_resend: Callable[[], bool] = lambda: True,
     ) -> Connection:
         """Send a request and wait for its status. `headers` are lines that end in CRLF. EngineError if none comes.
 
         `on_connection` is called before anything is sent, so that the caller can abort the connection while it waits.
+        A request is sent a second time, on a new connection, only if the server closed a kept connection at once and
+        without a byte of an answer, and `may_resend()` agrees: the server may have begun to process it after all.
         """
         length = f"Content-Length: {len(body)}\r\n" if body or method == "POST" else ""
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"
-        while True:
-            connection = await self.connect()
+        data = head.encode("latin-1")
+        connection, sent_s = await self.connect(), monotonic()
+        try:
+            await self._send(connection, data, body, on_connection)
+        except BrokenOffError as error:
+            if not _was_stale(connection, sent_s):
+                raise
             try:
-                if on_connection is not None:
-                    on_connection(connection)
-                connection.send(head.encode("latin-1"), body)
-                await connection.wait_for_headers()
-            except EngineError:
-                if connection.is_fresh or not connection.is_lost:
-                    raise
-                continue  # the server had closed an idle connection, and never saw the request
-            except BaseException:
+                connection = await self._open()
+            except UnreachableError as refused:  # the request was sent: this is no failure to connect
+                raise BrokenOffError(f"{error}, and {refused}") from None
+            if not may_resend():
                 connection.abort("given up")
                 raise
-            return connection
+            await self._send(connection, data, body, on_connection)
+        return connection
+
+    @staticmethod
+    async def _send(
+        connection: Connection, head: bytes, body: bytes, on_connection: Callable[[Connection], None] | None
+    ) -> None:
+        """Send a request on this connection and wait for its status."""
+        try:
+            if on_connection is not None:
+                on_connection(connection)
+            connection.send(head, body)
+            await connection.wait_for_headers()
+        except EngineError:
+            raise
+        except BaseException:
+            connection.abort("given up")
+            raise
 
     async def connect(self) -> Connection:
         """An idle connection, else a new one. UnreachableError if the server accepts none in time."""
@@ -316,6 +344,10 @@ class Client:
             connection = self._idle.pop()
             if not connection.is_lost:
                 return connection
+        return await self._open()
+
+    async def _open(self) -> Connection:
+        """A new connection. UnreachableError if the server accepts none in time."""
         try:
             async with asyncio.timeout(self._connect_s):
                 return await self._transport.connect()
@@ -350,3 +382,8 @@ class Client:
         """Close the idle connections; those in use are their requests'."""
         while self._idle:
             self._idle.pop().abort("closed")
+
+
+def _was_stale(connection: Connection, sent_s: float) -> bool:
+    """Whether the server had closed a kept connection before a request was sent on it at `sent_s`."""
+    return not connection.is_fresh and not connection.has_answered and monotonic() - sent_s < _STALE_S

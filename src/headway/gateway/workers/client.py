@@ -301,8 +301,10 @@ class RemoteScheduler:
     def _abort(self, request: PendingRequest, message: protocol.AbortRequest) -> None:
         if message.is_prefill_leg_only:
             request.abort_prefill_leg(message.why)
+        elif message.target is None:
+            request.abort(message.why)
         elif request.is_streaming:
-            request.move_target = None if message.target is None else self._replicas[message.target]
+            request.move_target = self._replicas[message.target]
             request.abort(message.why)
 
     def _update_replica(self, info: protocol.ReplicaInfo) -> None:

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
+from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import PATHS, ClientRequest
 from headway.gateway.relay.writer import ClientWriter, ResponseWriter
@@ -45,6 +46,7 @@ class Worker:
         scorer = None if config.judge is None else AnswerScorer(config.judge)
         self.scheduler = RemoteScheduler(self.clock, scorer, on_lost)
         self._health = RemoteHealth(self.scheduler.link)
+        self._quarantine = Quarantine(self.settings.quarantine_s)
         self._tracing: Tracing | None = None
         self._new_relay: Callable[..., Relay] = Relay
         if self.settings.tracing:
@@ -57,10 +59,11 @@ class Worker:
         self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str
     ) -> Relay:
         client_request.wants_explanation &= self.settings.explain
+        self._quarantine.check(client_request.raw, self.clock.now)
         request = await self.scheduler.submit(client_request, caller.owner, request_id)
         return self._new_relay(
             client_request, request, self.scheduler, self._health, writer, self.settings.max_attempts,
-            self._config.sends_priority,
+            self._config.sends_priority, self._quarantine,
         )  # fmt: skip
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:

@@ -1,0 +1,77 @@
+"""Quarantine: a request that broke two engines is sent to no third one, and neither is a copy of it for a while.
+
+A request cannot be told from the others that ran on an engine when it broke. Two rules keep the innocent out. An engine
+that had generated a few tokens of the request has survived its prompt, and its end is not the request's. And one engine
+is not enough: the second one must break with the request on it as well.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import sha256
+
+from headway.gateway.errors import ApiError
+
+SURVIVED_TOKENS = 4
+"""An engine that has generated so many tokens of a request in one attempt did not break because of it."""
+MAX_BROKEN = 2
+"""Engines that a request may break."""
+_STATUS, _CODE = 422, "request_quarantined"
+"""Clients repeat a request by themselves after a 5xx, and would break the next engines."""
+_MAX_KEPT = 1024
+
+
+class Quarantine:
+    """The bodies of requests that broke engines, each for `keep_s` seconds. Time is an argument."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        """By digest of the body, the oldest first."""
+
+    def add(self, body: bytes, now: float) -> None:
+        """Refuse copies of this body from now on. Beyond a limit, the oldest body is forgotten."""
+        if not self._keep_s:
+            return
+        digest = sha256(body).digest()
+        self._until_s.pop(digest, None)
+        self._until_s[digest] = now + self._keep_s
+        if len(self._until_s) > _MAX_KEPT:
+            self._until_s.popitem(last=False)
+
+    def check(self, body: bytes, now: float) -> None:
+        """ApiError if a copy of this body broke engines."""
+        if not self._until_s:
+            return
+        digest = sha256(body).digest()
+        until_s = self._until_s.get(digest)
+        if until_s is None:
+            return
+        if until_s > now:
+            what = f"a request with the same body broke {MAX_BROKEN} engines and is quarantined"
+            raise ApiError(_STATUS, what, _CODE)
+        del self._until_s[digest]
+
+
+class BrokenEngines:
+    """The engines that broke while they ran one request, as far as it may be the cause."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def count(self, name: str, generated_tokens: int) -> None:
+        """An engine broke off, after it had generated so many tokens of the request in this attempt."""
+        if generated_tokens < SURVIVED_TOKENS:
+            self._names.append(name)
+        else:
+            self._names.clear()
+
+    @property
+    def is_quarantined(self) -> bool:
+        return len(self._names) >= MAX_BROKEN
+
+    def error(self) -> ApiError:
+        """The client's error for a request on which these engines broke."""
+        names = " and ".join(self._names)
+        what = f"{names} broke off while they ran the request: it is quarantined, and sent to no other engine"
+        return ApiError(_STATUS, what, _CODE)

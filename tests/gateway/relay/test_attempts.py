@@ -1,0 +1,75 @@
+"""How often engines run a request: engines that are stopped, that die of a prompt, and that are removed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import serving
+from faulty import POISON, FaultyEngine, executions, text_of
+from keys import digest
+from serving import ask, chat, said
+
+pytest.importorskip("httptools")
+
+
+def test_requests_of_a_stopped_engine_go_to_another_one(tmp_path: Path) -> None:
+    """Their connections are kept ones, which the gateway breaks off by itself."""
+    engines = [FaultyEngine("--interval-s", "0.02") for _ in range(2)]
+    gateway = {"probe_timeout_s": 0.2, "scrape_period_s": 0.1, "timeout_s": 15.0}
+    front = serving.gateway(serving.fleet_file(tmp_path, [each.url for each in engines], gateway=gateway))
+    with serving.closing(*engines, front), ThreadPoolExecutor(10) as clients:
+        serving.all_up(front, 2)
+        for _ in clients.map(lambda _: chat(front, max_tokens=2).json(), range(10)):
+            pass  # connections to both are kept
+        engines[0].process.send_signal(signal.SIGSTOP)
+        start_s = time.monotonic()
+        replies = list(clients.map(lambda _: chat(front, max_tokens=5).json(), range(10)))
+        assert [reply["choices"][0]["message"]["content"] for reply in replies] == [text_of(5)] * 10
+        assert time.monotonic() - start_s < 10, "they waited for the time-out"
+        engines[0].process.send_signal(signal.SIGCONT)
+        assert max(executions(engines).values()) <= 2
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
+def test_a_poison_prompt_ends_two_engines_and_no_more(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    """Other requests run beside it, on connections that are kept, and all of them are answered."""
+    engines = [FaultyEngine("--interval-s", "0.02") for _ in range(5)]
+    front = serving.gateway(serving.fleet_file(tmp_path, [each.url for each in engines]), *workers)
+    with serving.closing(*engines, front), ThreadPoolExecutor(10) as clients:
+        serving.all_up(front, 5)
+        for _ in clients.map(lambda _: chat(front, max_tokens=2).json(), range(20)):
+            pass
+        others = [
+            clients.submit(lambda: said(list(chat(front, stream=True, max_tokens=60).events()))) for _ in range(5)
+        ]
+        time.sleep(0.3)
+        reply = chat(front, f"some {POISON}", max_tokens=5)
+        assert reply.status == 422 and reply.json()["error"]["code"] == "request_quarantined"
+        again = chat(front, f"some {POISON}", max_tokens=5)
+        message = again.json()["error"]["message"]
+        assert again.status == 422 and "quarantined" in message
+        if not workers:  # each worker has a quarantine of its own
+            assert sum(each.is_alive for each in engines) == 3
+        assert [each.result() for each in others] == [text_of(60)] * 5
+
+
+def test_a_removed_engine_gets_no_request_again(tmp_path: Path) -> None:
+    """It answers requests well, and is removed by force while it runs some on kept connections."""
+    engines = [FaultyEngine("--interval-s", "0.05") for _ in range(2)]
+    gateway = {"admin_keys": [digest("root")]}
+    front = serving.gateway(serving.fleet_file(tmp_path, [each.url for each in engines], gateway=gateway))
+    with serving.closing(*engines, front), ThreadPoolExecutor(10) as clients:
+        serving.all_up(front, 2)
+        for _ in clients.map(lambda _: chat(front, max_tokens=2).json(), range(10)):
+            pass
+        before = executions(engines[:1]).total()
+        running = [clients.submit(lambda: chat(front, max_tokens=30).json()) for _ in range(8)]
+        serving.until(lambda: executions(engines[:1]).total() == before + 4)
+        ask(front, "/workers/0?force=true", headers={"authorization": "Bearer root"}, method="DELETE").json()
+        assert [each.result()["choices"][0]["message"]["content"] for each in running] == [text_of(30)] * 8
+        assert executions(engines[:1]).total() == before + 4
