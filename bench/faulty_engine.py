@@ -158,7 +158,7 @@ class FaultyEngine:
             writer.write(_event(answer.chunk(k, k == end - 1 and name != "endless")))
             await writer.drain()
             k += 1
-            await asyncio.sleep(fault["interval_s"] if name == "trickle" else self._interval_s)
+            await asyncio.sleep(self._fault.get("interval_s", self._interval_s))  # until the fault ends
         if (answer.body.get("stream_options") or {}).get("include_usage"):
             writer.write(_event({**answer.head, "choices": [], "usage": answer.usage(answer.num)}))
         writer.write(_event(b"[DONE]"))

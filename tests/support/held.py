@@ -91,7 +91,8 @@ def gateway_before_held(
                 OPEN.add(self)
 
         patch.setattr(client.Connection, "send", send)
-        made = Inside(folder, num_engines, write, gateway={"scrape_period_s": 3600.0, "hold_s": 5.0})
+        gateway = {"scrape_period_s": 3600.0, "hold_s": 5.0, "outliers": {"max_ejected_share": 0}}
+        made = Inside(folder, num_engines, write, gateway=gateway)
         yield made
         made.close()
 

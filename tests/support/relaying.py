@@ -20,6 +20,7 @@ from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import EngineError
+from headway.gateway.upstream.health import Refusals
 from in_memory import InMemoryTransport, Serve
 
 ENDS = {
@@ -127,6 +128,13 @@ class Health:
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, str]] = []
+        self._refusals = Refusals()
+
+    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
+        return self._refusals.doubts(replica, status)
+
+    def trusted(self, replica: EngineEndpoint) -> None:
+        self._refusals.clear(replica)
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         self.reports.append((replica.name, str(error)))

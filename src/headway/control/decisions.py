@@ -33,7 +33,8 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
 
     time_s: float
     """Since the start of the run; at a gateway, since 1970."""
-    what: Literal["placed", "moved", "refused"]
+    what: Literal["placed", "moved", "refused", "ejected", "returned"]
+    """The last two are a gateway's decisions on a replica (`choice`), not on a request."""
     request: str
     model: str
     tier: int
@@ -112,6 +113,12 @@ class DecisionObserver:
         """Record that a held request was rejected, with the reason for its hold; nothing if it was not held."""
         if live.id in self._held:
             self._record("refused", live, now, request=name)
+
+    def record_ejection(self, replica: int, model: str, why: str, is_return: bool, now: float) -> None:
+        """Record that a replica gets no more requests as it serves worse than its peers, or gets them again."""
+        what: Literal["ejected", "returned"] = "returned" if is_return else "ejected"
+        for listener in self.listeners:
+            listener(Decision(self.start_s + now, what, "", model, 0, "", choice=replica, why=why))
 
     def _record(self, what: Literal["placed", "moved", "refused"], live: Live, now: float, **fields: Any) -> None:
         since_s, why = self._held.pop(live.id, (now, "")) if what != "moved" else (now, "")

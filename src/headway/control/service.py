@@ -54,6 +54,28 @@ class Member:
         return self.is_ready and not self.is_draining and tokens <= self.max_tokens
 
 
+class SlowStart:
+    """A replica's way back after an ejection: it is offered for a growing share of the placements."""
+
+    __slots__ = ("_credit", "_duration_s", "_start_s")
+    _LEAST = 0.1
+
+    def __init__(self, start_s: float, duration_s: float) -> None:
+        self._start_s, self._duration_s = start_s, duration_s
+        self._credit = 0.0
+
+    def is_over(self, now: float) -> bool:
+        return now >= self._start_s + self._duration_s
+
+    def offers(self, now: float) -> bool:
+        """Whether the replica is offered for this placement."""
+        self._credit += max((now - self._start_s) / self._duration_s, self._LEAST)
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
+
 class _OpenMembers:
     """The members that may be given new requests: of those ready, the ones not draining, or all if all drain."""
 
@@ -103,6 +125,8 @@ class Service:
         """The hold queue's ordering, if it counts the service of all requests, also of those that never waited."""
         self.add_learner(hold_ordering)
         self.window, self.prompt_window = window, prompt_window
+        self._slow_starts: dict[int, SlowStart] = {}
+        """By replica."""
         self.view = view
         self._observer = observer
         self.hold_queue = hold_queue(hold_ordering)
@@ -171,6 +195,8 @@ class Service:
             ids = {candidate.id for candidate in candidates}
         if live.release_region:
             candidates, ids = _in_region(candidates, ids, live.release_region)
+        if self._slow_starts:
+            candidates, ids = self._without_slow(candidates, ids, now)
         if not candidates:
             return None
         view = self.view
@@ -193,6 +219,25 @@ class Service:
             leaves = source is not None and source.is_draining
             self._observer.record_placement(live, placement, candidates, leaves, now)
         return replica
+
+    def start_slowly(self, replica: int, now: float, duration_s: float) -> None:
+        """Offer a replica for a share of the placements that grows from a tenth to all in this time."""
+        if duration_s > 0:
+            self._slow_starts[replica] = SlowStart(now, duration_s)
+
+    def _without_slow(
+        self, candidates: Sequence[ReplicaView], ids: set[int], now: float
+    ) -> tuple[Sequence[ReplicaView], set[int]]:
+        """The candidates without those that start slowly and are not offered this time; all if no other is left."""
+        hidden = set()
+        for replica, start in list(self._slow_starts.items()):
+            if start.is_over(now):
+                del self._slow_starts[replica]
+            elif replica in ids and len(ids) > 1 and not start.offers(now):
+                hidden.add(replica)
+        if not hidden or not ids - hidden:
+            return candidates, ids
+        return [candidate for candidate in candidates if candidate.id not in hidden], ids - hidden
 
     def _open_without(self, exclude: int) -> _OpenMembers:
         return _OpenMembers([m for m in self.members if m.view.id != exclude], self.names_decoder)

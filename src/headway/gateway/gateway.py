@@ -18,7 +18,7 @@ from headway.core.record import Outcome, Records
 from headway.core.request import Phase
 from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import ApiError, logged
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
@@ -30,6 +30,7 @@ from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.scorer import AnswerScorer
+from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.telemetry.metrics import PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
@@ -86,10 +87,23 @@ class Gateway:
         self.health = HealthMonitor(
             self.replicas,
             self.settings,
-            self.scaling.replica_up,
+            self._replica_up,
             self.driver.replica_down,
             self.driver.fail_over,
             self._load_read,
+            self._replica_ejected,
+            lambda: self.clock.now,
+        )
+        self.ejections: dict[int, str] = {}
+        """By replica that is ejected or generates nothing, why."""
+        self._returning: set[int] = set()
+        """Replicas that were ejected, and get a growing share of the requests when they are up."""
+        self._stalls = StallWatch(
+            self.settings.limits,
+            self.health.outliers,
+            self.health,
+            lambda replica: self.fleet.paces[replica.pool],
+            self.driver.has_other,
         )
         self._tracing, self._new_relay = self._make_relays()
         self._quarantine = Quarantine(self.settings.quarantine_s)
@@ -145,6 +159,7 @@ class Gateway:
     def start(self) -> None:
         """Start to probe replicas, to call periodic policies, and to start replicas."""
         self.health.start()
+        self._look_for_stalls(self.clock.now)
         delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
         self.scaling.start()
@@ -190,7 +205,8 @@ class Gateway:
                 client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
             )
         features = client_request.features(self.clock.now)
-        request = self.admit(features, lambda live: InFlightRequest(live, request_id), caller)
+        is_streamed = client_request.stream
+        request = self.admit(features, lambda live: InFlightRequest(live, request_id, is_streamed=is_streamed), caller)
         return self._relay(client_request, request, writer)
 
     def relay(
@@ -204,7 +220,9 @@ class Gateway:
         """Admit a request of a batch, within its caller's limits. `deadline_s`: seconds from now."""
         self._quarantine.check(client_request.raw, self.clock.now)
         features = client_request.features(self.clock.now)
-        request = self.admit(features, lambda live: InFlightRequest(live, request_id), caller, deadline_s)
+        request = self.admit(
+            features, lambda live: InFlightRequest(live, request_id, is_streamed=False), caller, deadline_s
+        )
         return self._relay(client_request, request, writer)
 
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
@@ -323,8 +341,36 @@ class Gateway:
 
     # Callbacks.
 
+    def _look_for_stalls(self, now: float, _: object = None) -> None:
+        """Look for engines that stall, and once a second for those that serve worse than their peers."""
+        self.clock.at(self.clock.now + PERIOD_S, self._look_for_stalls, None)
+        requests = list(self.driver.requests.values())
+        with logged("the search for stalled engines failed"):
+            self._stalls.look(requests, self.clock.now)
+            self._stalls.abort_stuck(requests)
+            if int(now) != int(now - PERIOD_S):
+                self.health.check_outliers()
+
+    def _replica_up(self, replica: LiveReplica) -> None:
+        if replica.id in self._returning:
+            self._returning.discard(replica.id)
+            self.ejections.pop(replica.id, None)
+            self.driver.start_slowly(replica, self.settings.outliers.slow_start_s)
+        self.scaling.replica_up(replica)
+
+    def _replica_ejected(self, replica: LiveReplica, reason: str, why: str) -> None:
+        """A replica is ejected or generates nothing; without a reason, it returns."""
+        if reason:
+            self.ejections[replica.id] = why
+            self._returning.add(replica.id)
+            self.request_metrics.count_ejection(replica.model, reason)
+        if self.decisions is not None:
+            self.decisions.record_ejection(replica.id, replica.model, why, not reason, self.clock.now)
+
     def _request_ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         live = request.live
+        if outcome is Outcome.FINISHED:
+            self._stalls.finished(request, now)
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0
         self.request_metrics.count_end(request, outcome, now)
@@ -350,10 +396,12 @@ class Gateway:
     def metrics_lines(self) -> Iterator[str]:
         in_flight: list[Sample] = []
         up: list[Sample] = []
+        ejected: list[Sample] = []
         for replica in self.fleet.present():
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
             in_flight.append((labels, replica.num_in_flight))
             up.append((labels, float(self.health.is_up(replica))))
+            ejected.append((labels, float(self.health.is_ejected(replica))))
         services = self.driver.control.services
         held: list[Sample] = [({"model": each.model}, len(each.hold_queue.requests())) for each in services]
         waiting = Counter(live.tenant for live in self.driver.control.held_requests() if live.tenant)
@@ -361,6 +409,7 @@ class Gateway:
         return self.request_metrics.lines([
             ("requests_in_flight", "Requests at a replica", in_flight),
             ("replica_up", "Whether requests are sent to a replica", up),
+            ("replica_ejected", "Whether a replica passes its health checks and gets no requests", ejected),
             ("replicas_failed", "Wanted replicas that fail to start", failed),
             ("requests_held", "Requests held in the gateway", held),
             ("tenant_requests_held", "Requests held in the gateway, by tenant",

@@ -81,6 +81,44 @@ class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What happens to an answer that could not be scored."""
 
 
+class TimeLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long an engine may be silent while it has requests. What is expected of it follows from the step model of its
+    model and GPU, times the ratio by which the pool's replicas have turned out slower."""
+
+    factor: Annotated[float, Meta(gt=1)] = 10.0
+    """An engine may be silent for so many times the time that it is expected to need for its next token."""
+    silence_s: _Seconds = 3.0
+    """But for at least so long. Then it is sent a one-token request, and without an answer it is down."""
+    cold_s: _Seconds = 30.0
+    """The same while no replica of the pool has answered yet, as engines compile at their first requests."""
+    stuck_s: _Seconds = 15.0
+    """While the engine generates for others, one request may be silent for at least so long, and 5 times as long as an
+    engine; then it continues at another one. Four times that if there is no other."""
+
+
+class Outliers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a replica that passes its health checks is ejected, as it serves worse than its pool's others."""
+
+    failures: Annotated[int, Meta(ge=1)] = 5
+    """Failed requests in a row."""
+    failure_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
+    """Share of requests that fail, beyond the share of its peers."""
+    min_requests: Annotated[int, Meta(ge=1)] = 10
+    """Requests that this comparison needs."""
+    slow_factor: Annotated[float, Meta(gt=1)] = 5.0
+    """Times to first token, or between tokens, over those of its peers."""
+    window_s: _Seconds = 30.0
+    """Time that these comparisons look back."""
+    ejection_s: _Seconds = 10.0
+    """Length of the first ejection. Further ones are twice, three times, ... as long."""
+    max_ejection_s: _Seconds = 300.0
+    """Longest ejection. A replica that has served well for so long starts anew."""
+    max_ejected_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """Largest share of a pool's replicas that may be ejected, but at least one of them and never all. 0: none."""
+    slow_start_s: Annotated[float, Meta(ge=0)] = 10.0
+    """Time in which the share of requests that a returned replica is offered grows from a tenth to all."""
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of `headway serve`."""
 
@@ -103,6 +141,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     before made progress."""
     quarantine_s: Annotated[float, Meta(ge=0)] = 60.0
     """A request on which two engines broke is sent to no other one, and copies of it are refused for so long."""
+    limits: TimeLimits = TimeLimits()
+    """How long an engine may be silent."""
+    outliers: Outliers = Outliers()
+    """When a replica that serves worse than its peers is ejected."""
     body_timeout_s: _Seconds = 60.0
     """Time limit for receiving a request's body."""
     api_keys: tuple[_Sha256 | Key, ...] = ()

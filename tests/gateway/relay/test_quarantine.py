@@ -90,9 +90,9 @@ def test_a_request_whose_engines_break_after_some_tokens_goes_on() -> None:
 
 def test_an_engine_that_survives_the_request_clears_it() -> None:
     broken = BrokenEngines()
-    for tokens in (0, SURVIVED_TOKENS, 0):
-        broken.count("a", tokens)
-        assert not broken.is_quarantined
+    for name, tokens in (("a", 0), ("a", 0), ("b", SURVIVED_TOKENS), ("a", 0)):
+        broken.count(name, tokens)
+        assert not broken.is_quarantined, "an engine that broke twice is one engine"
     broken.count("b", SURVIVED_TOKENS - 1)
     assert broken.is_quarantined
 

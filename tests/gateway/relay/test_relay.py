@@ -13,7 +13,7 @@ pytest.importorskip("httptools")
 from headway.core.record import Outcome
 from headway.gateway.relay.request import RESPONSES
 from headway.gateway.scheduling.in_flight import ReleaseReason
-from in_memory import ServerExchange
+from in_memory import Serve, ServerExchange
 from relaying import OrderedScheduler, chat_request, engine, relay_of
 from streams import HEAD, answering, chunk, event, run, streaming
 
@@ -136,6 +136,53 @@ def test_an_engines_refusal_is_the_clients_response() -> None:
         await relay.run()
         assert writer.status == 400 and json.loads(writer.body)["error"]["message"] == "too long"
         assert scheduler.reasons == [ReleaseReason.REFUSED] and health.reports == [("pool/0", "succeeded")]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("second", "status", "reports"),
+    [
+        (answering({"choices": []}), 200, ['pool/0 answered 401: {"error": {"message": "no"}}', "succeeded"]),
+        (answering({"error": {"message": "no"}}, 404), 404, ["succeeded"]),
+        (answering({"error": {"message": "no"}}, 500), 401, ['answered 500: {"error": {"message": "no"}}']),
+        (None, 401, []),
+    ],
+    ids=["a peer answers", "a peer refuses", "a peer fails", "no peer"],
+)
+def test_a_doubtful_refusal_is_the_clients_unless_a_peer_answers(
+    second: Serve | None, status: int, reports: list[str]
+) -> None:
+    async def story() -> None:
+        engines = [engine(0, answering({"error": {"message": "no"}}, 401))]
+        engines += [] if second is None else [engine(1, second)]
+        relay, writer, health = relay_of(chat_request(), OrderedScheduler(engines))
+        await relay.run()
+        assert writer.status == status and writer.is_complete
+        assert [what.removeprefix("pool/0 ") for _, what in health.reports] == [
+            report.removeprefix("pool/0 ") for report in reports
+        ]
+
+    run(story())
+
+
+def test_ordinary_refusals_are_doubted_after_some_in_a_row() -> None:
+    async def story() -> None:
+        bodies: list[int] = []
+
+        async def refuse(exchange: ServerExchange) -> None:
+            bodies.append(1)
+            exchange.answer(b"{}", 400)
+
+        both = engine(0, refuse), engine(1, answering({"choices": []}))
+        relay, writer, first_health = relay_of(chat_request(), OrderedScheduler(both))
+        for num in range(3):
+            if num:
+                relay, writer, _ = relay_of(chat_request(), OrderedScheduler(both))
+                relay._health = first_health
+            await relay.run()
+            assert writer.status == (400 if num < 2 else 200)
+        assert len(bodies) == 3
 
     run(story())
 

@@ -14,11 +14,12 @@ from headway.gateway.errors import ApiError
 from headway.gateway.fleet.combos import ComboInstances, in_order
 from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.scheduling.driver import Driver
+from headway.gateway.scheduling.pace import ExpectedPace
 from headway.gateway.scheduling.replica import LiveReplica, Slots
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.health import HealthMonitor
 
-Status = Literal["up", "starting", "down", "draining", "leaving"]
+Status = Literal["up", "starting", "down", "ejected", "draining", "leaving"]
 
 
 class FleetHost(Protocol):
@@ -38,6 +39,8 @@ class LiveFleet:
         self._ordering = plan.policies.ordering()
         self.pools = {served.pool.name: served for served in plan.pools}
         self.replicas: list[LiveReplica] = []
+        self.paces = {served.pool.name: ExpectedPace(served.pool) for served in plan.pools}
+        """By pool, the times that its replicas are expected to need."""
         self.combos = ComboInstances()
         self.num_failed: Counter[str] = Counter()
         """By pool, wanted replicas that fail to start."""
@@ -83,6 +86,8 @@ class LiveFleet:
             return "draining"
         if self._host.health.is_up(replica):
             return "up"
+        if self._host.health.is_ejected(replica):
+            return "ejected"
         return "starting" if replica.is_starting else "down"
 
     def failed(self) -> list[tuple[str, int, str]]:

@@ -62,7 +62,8 @@ class BrokenEngines:
     def count(self, name: str, generated_tokens: int) -> None:
         """An engine broke off, after it had generated so many tokens of the request in this attempt."""
         if generated_tokens < SURVIVED_TOKENS:
-            self._names.append(name)
+            if name not in self._names:
+                self._names.append(name)
         else:
             self._names.clear()
 

@@ -33,6 +33,7 @@ from headway.gateway.upstream.client import JSON, Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import (
     BrokenOffError,
+    DoubtfulRefusalError,
     EngineError,
     RefusedError,
     UnreachableError,
@@ -44,6 +45,7 @@ from headway.gateway.upstream.kv_snapshot import KvSnapshot
 
 log = logging.getLogger("headway.gateway")
 _MAX_RESPONSE_BYTES = 256 << 20
+_MAX_REFUSAL_BYTES = 1 << 20
 _PROGRESS_TOKENS = 8
 """Tokens after which a failure counts as the first one again. A replica that fails after fewer made no progress."""
 _TAIL_S = 1.0
@@ -55,6 +57,11 @@ class HealthReports(Protocol):
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
     def succeeded(self, replica: EngineEndpoint) -> None: ...
+    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
+        """A request was refused. Whether to ask a peer, too."""
+
+    def trusted(self, replica: EngineEndpoint) -> None:
+        """The replica has answered, or a peer has refused the same request."""
 
 
 class Relay:
@@ -80,6 +87,8 @@ class Relay:
         self._error: EngineError | None = None
         """The last attempt's failure."""
         self._num_failures = self._tokens_at_failure = self._escalated_tokens = 0
+        self._doubted: tuple[EngineEndpoint, DoubtfulRefusalError] | None = None
+        """The replica whose refusal another one is to confirm."""
         self._tokens_at_start = 0
         """Tokens of the answer at the start of the present attempt."""
         self._snapshot: KvSnapshot | None = None
@@ -122,11 +131,16 @@ class Relay:
                 await self._writer.copy_to(self._client)
             await self._client.drain()
         except RequestEndedError as ended:
-            if (error := self._error_of(ended.outcome)) is not None:
+            if ended.outcome is Outcome.REJECTED and self._doubted is not None:
+                await self._write_doubted(self._doubted[1])
+            elif (error := self._error_of(ended.outcome)) is not None:
                 await self._write_error(error)
         except ApiError as error:
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-            await self._write_error(error)
+            if self._doubted is not None:
+                await self._write_doubted(self._doubted[1])
+            else:
+                await self._write_error(error)
         except HeadwayError as error:
             log.error("%s", error)
             await self._write_error(ApiError(500, "a policy failed", "policy_error"))
@@ -254,15 +268,38 @@ class Relay:
         status = connection.status
         if is_retryable(status) or (self._has_begun and status != 200):
             raise RefusedError(status, await connection.read(1 << 16))
+        if status >= 400 and self._wants_second_opinion(replica, status):
+            raise DoubtfulRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
         if connection.headers.get("content-encoding", "identity") != "identity":
             raise EngineError("encoded its answer as nobody had asked for")
+        if self._doubted is not None:
+            self._settle_doubt(replica, status)
         if self._is_prefill and status == 200:
             await self._take_prefill(connection)
         elif self._request.stream and status == 200:
             await self._relay_stream(connection)
         else:
             await self._relay_whole(connection)
+        if status < 400:
+            self._health.trusted(replica)
         self._health.succeeded(replica)
+
+    def _wants_second_opinion(self, replica: EngineEndpoint, status: int) -> bool:
+        """Whether a peer is to confirm that the request is to blame for a refusal."""
+        in_flight = self.in_flight
+        is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
+        may_ask = is_whole and not self._has_begun and self._doubted is None
+        return self._health.doubts(replica, status) and may_ask and self._num_failures + 1 < self._max_attempts
+
+    def _settle_doubt(self, replica: EngineEndpoint, status: int) -> None:
+        """A peer has answered, or refused, the request that another replica had refused."""
+        assert self._doubted is not None
+        (doubted, error), self._doubted = self._doubted, None
+        if status < 400:
+            self._health.failed(doubted, error)
+        else:
+            self._health.trusted(doubted)
+            self._health.trusted(replica)
 
     def _may_resend(self) -> bool:
         """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
@@ -298,7 +335,7 @@ class Relay:
             self._write_events,
         )
         while await connection.stream_to(stream.feed) and not stream.is_done:
-            await self._writer.drain()
+            await self._wait_for_client()
         if not stream.has_ended:
             raise EngineError("ended its stream without [DONE]")
         if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
@@ -307,6 +344,20 @@ class Relay:
             await _read_tail(connection)
             await self._wait_for_prefill_leg()
         self._finish_stream(stream.last_events)
+
+    async def _wait_for_client(self) -> None:
+        """Wait until the client has read enough. The engine's silence meanwhile is not its own."""
+        self._set_waits_for_client(True)
+        try:
+            await self._writer.drain()
+        finally:
+            self._set_waits_for_client(False)
+
+    def _set_waits_for_client(self, waits: bool) -> None:
+        in_flight = self.in_flight
+        in_flight.waits_for_client = waits
+        if in_flight.reservation is not None and self._live.generated_tokens:
+            in_flight.reservation.count_tokens(0)  # has it reported where the scheduler is another process
 
     async def _relay_whole(self, connection: Connection) -> None:
         """Pass an answer that is not streamed, or a refusal, on."""
@@ -393,7 +444,10 @@ class Relay:
         is_prefill_leg = isinstance(error, PrefillLegError)
         if isinstance(error, PrefillLegError):
             replica, error = error.replica, error.cause
-        self._health.failed(replica, error)
+        if isinstance(error, DoubtfulRefusalError):
+            self._doubted = replica, error
+        else:
+            self._health.failed(replica, error)
         self._error = error
         self._count_failure(error)
         if isinstance(error, BrokenOffError):
@@ -452,6 +506,11 @@ class Relay:
             message = "no replica of the model can take the request now"
             return ApiError(503, message, "no_capacity", retry_after_s=self.in_flight.retry_after_s)
         return ApiError(504, "the request took too long", "timeout")
+
+    async def _write_doubted(self, error: DoubtfulRefusalError) -> None:
+        """Write a refusal that no other replica could confirm."""
+        self._write_whole(error.status, openai_error(error.status, error.body), "application/json")
+        await self._client.drain()
 
     async def _write_error(self, error: ApiError) -> None:
         """Write an error as the response, or as the last events of a stream that has begun."""

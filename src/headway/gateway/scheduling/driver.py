@@ -292,6 +292,14 @@ class Driver:
         """Place no requests at a replica. Its streams continue as long as they last."""
         self.control.on_crashed(replica.id, [], self.now)
 
+    def start_slowly(self, replica: LiveReplica, duration_s: float) -> None:
+        """Give a replica that was ejected a growing share of the requests."""
+        self.services[replica.model].start_slowly(replica.id, self.now, duration_s)
+
+    def has_other(self, request: InFlightRequest, replica: int) -> bool:
+        """Whether another replica than this one could serve the request."""
+        return self.services[request.live.model].is_served_without(replica)
+
     def fail_over(self, replica: LiveReplica, is_removed: bool = False) -> None:
         """Abort a replica's requests, so that they continue elsewhere if they can."""
         why = _REMOVED if is_removed else _UNRESPONSIVE

@@ -136,6 +136,10 @@ class InFlightRequest:
     prefilled_by: EngineEndpoint | None = None
     prefill_leg: PrefillLeg | None = None
     """Set while a dual dispatch's prefill replica computes the prompt."""
+    is_streamed: bool = True
+    """The client gets the answer token by token."""
+    waits_for_client: bool = False
+    """The client reads slowly, and the engine's answer is not read meanwhile."""
     is_unstreamed: bool = False
     """All tokens came at once."""
     awaits_score: bool = False

@@ -227,6 +227,12 @@ class LiveReplica(EngineEndpoint):
         return self._load if self._clock.now - self.seen_s <= self._stale_s else Load()
 
     @property
+    def is_saturated(self) -> bool:
+        """Requests wait at the engine, or may: without metrics, when it has more of them than one."""
+        waiting = self.load.waiting
+        return len(self._reservations) > 1 if waiting is None else waiting > 0
+
+    @property
     def num_running(self) -> int:
         """As scraped; if unknown, our requests up to the engine's limit."""
         running = self.load.running

@@ -155,12 +155,14 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     pool: str
     model: str
     url: str
-    status: Literal["up", "starting", "down", "draining", "leaving"]
+    status: Literal["up", "starting", "down", "ejected", "draining", "leaving"]
     combo: str | None
     role: Role
     in_flight: Num
     empty: bool
     engine: EngineLoad
+    why: str | None
+    """Why the replica is ejected."""
 
 
 class FailedPool(Struct, forbid_unknown_fields=True):

@@ -32,6 +32,7 @@ _INTER_TOKEN, _OVERHEAD = "inter_token_seconds", ("gateway_overhead_seconds", ""
 _COUNTERS = {
     "tokens_total": ("kind", "Tokens of requests that have ended"),
     "judgements_total": ("outcome", "Answers of a cascade's models, by the judgement on them"),
+    "ejections_total": ("reason", "Replicas that were taken out of service though they pass their health checks"),
     "prefills_total": ("outcome", "Prompts to be computed by another replica, by the result"),
     "tenant_requests_total": ("tenant", "Requests that have ended, by the tenant of their key"),
     "tenant_tokens_total": ("tenant", "Prompt and output tokens of these requests"),
@@ -147,6 +148,10 @@ class PrometheusMetrics:
 
     def count_judgement(self, model: str, outcome: str) -> None:
         self._by_model["judgements_total"][model, outcome] += 1
+
+    def count_ejection(self, model: str, reason: str) -> None:
+        """Count a replica that is ejected, or that generates nothing."""
+        self._by_model["ejections_total"][model, reason] += 1
 
     def count_prefill(self, model: str, outcome: str) -> None:
         """Count a prompt that one replica computed, or failed to compute, for another."""

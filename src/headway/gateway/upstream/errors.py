@@ -39,8 +39,12 @@ class RefusedError(EngineError):
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"answered {status}: {body[:300].decode(errors='replace')}")
-        self.status = status
+        self.status, self.body = status, body
         self.is_untouched = status in (429, 503)
+
+
+class DoubtfulRefusalError(RefusedError):
+    """The engine refused a request that a peer may answer."""
 
 
 def is_retryable(status: int) -> bool:

@@ -4,6 +4,9 @@ A breaker opens at once when a connection cannot be opened or is broken off, whe
 failed requests in a row; then the replica gets no requests. After a pause, which doubles each time and is zero at first
 after a broken connection, a probe is sent: the health check and, if requests had failed, a canary completion of one
 token. The breaker closes only if all of the probe succeeds.
+
+A replica whose breaker is closed may still be ejected (`outliers`), or be suspected of generating nothing
+(`scheduling.stalls`): then a canary decides.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Generic, TypeVar
 
 from headway.gateway.errors import logged
@@ -19,12 +23,46 @@ from headway.gateway.settings import Settings
 from headway.gateway.upstream.dialects import Load
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
+from headway.gateway.upstream.outliers import Ejection, OutlierDetector
 
 log = logging.getLogger("headway.gateway")
 MAX_FAILURES = 3
 """Failures in a row that open the breaker."""
+MAX_REFUSALS = 2
+"""Refusals in a row that are taken for the requests' fault."""
+_DOUBTFUL = frozenset((401, 403, 404, 405))
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 Replica = TypeVar("Replica", bound=EngineEndpoint)
+
+
+def _is_overload(error: EngineError) -> bool:
+    return isinstance(error, RefusedError) and error.status in (408, 429)
+
+
+def _group(replica: EngineEndpoint) -> tuple[str, str]:
+    """Replicas that serve the same requests on the same hardware."""
+    return replica.pool, str(getattr(replica, "role", "mixed"))
+
+
+class Refusals:
+    """Refusals (4xx) that replicas gave in a row: are they the request's fault, or the replica's?"""
+
+    def __init__(self) -> None:
+        self._in_row: dict[int, int] = {}
+
+    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
+        """Count a refusal. Whether a peer is to be asked, too.
+
+        The gateway has checked key, path and model before, so an engine's objection to these is always doubted; any
+        other refusal if the replica has refused the last requests, too.
+        """
+        num = self._in_row[replica.id] = self._in_row.get(replica.id, 0) + 1
+        return status in _DOUBTFUL or num > MAX_REFUSALS
+
+    def clear(self, replica: EngineEndpoint) -> None:
+        """A request was answered, or a peer has refused the same request."""
+        if self._in_row:
+            self._in_row.pop(replica.id, None)
 
 
 class Breaker:
@@ -42,8 +80,7 @@ class Breaker:
 
     def failed(self, error: EngineError) -> bool:
         """Count a failed request. Returns True if the breaker opens because of it."""
-        if not (isinstance(error, RefusedError) and error.status in (408, 429)):
-            self.num_failures += 1
+        self.num_failures += 1
         if self.is_open or not (isinstance(error, UnreachableError) or self.num_failures >= MAX_FAILURES):
             return False
         self.needs_canary = not isinstance(error, UnreachableError)
@@ -64,8 +101,9 @@ class Breaker:
 class HealthMonitor(Generic[Replica]):
     """Probes all replicas and keeps their breakers.
 
-    `on_up` and `on_down` are called when a breaker closes and opens, `on_unresponsive` after `on_down` if health checks
-    failed, and `on_load` when metrics were read.
+    `on_up` and `on_down` are called when a replica begins and ceases to get requests, `on_unresponsive` after `on_down`
+    if health checks failed or it generates nothing, and `on_load` when metrics were read. `on_ejection` is told of
+    replicas that are ejected, and of their return before `on_up`.
     """
 
     def __init__(
@@ -76,11 +114,20 @@ class HealthMonitor(Generic[Replica]):
         on_down: Callable[[EngineEndpoint], None],
         on_unresponsive: Callable[[Replica], None],
         on_load: Callable[[Replica, Load], None],
+        on_ejection: Callable[[Replica, str, str], None] = lambda replica, reason, why: None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`on_ejection(replica, reason, why)`; an empty reason: the replica returns."""
         self.replicas = list(replicas)
-        self._settings = settings
+        self._settings, self._on_ejection, self._now = settings, on_ejection, clock
+        self.outliers = OutlierDetector(settings.outliers)
+        self._refusals = Refusals()
+        self._checks: dict[int, asyncio.Task[None]] = {}
+        """Canaries of suspected replicas."""
         self._on_up, self._on_down, self._on_unresponsive, self._on_load = on_up, on_down, on_unresponsive, on_load
         self.breakers = {replica.id: Breaker() for replica in replicas}
+        for replica in replicas:
+            self.outliers.add(replica.id, _group(replica))
         self._failures = {replica.id: asyncio.Event() for replica in replicas}
         """Set when a request fails: the next probe is due."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -92,6 +139,7 @@ class HealthMonitor(Generic[Replica]):
     def add(self, replica: Replica) -> None:
         """Start to monitor a replica, which is down until its first probe."""
         self.replicas.append(replica)
+        self.outliers.add(replica.id, _group(replica))
         self.breakers[replica.id], self._failures[replica.id] = Breaker(), asyncio.Event()
         self._tasks[replica.id] = asyncio.create_task(self._monitor(replica))
 
@@ -99,20 +147,34 @@ class HealthMonitor(Generic[Replica]):
         """Stop monitoring a replica; it is down from now on."""
         self._tasks.pop(replica.id).cancel()
         self.replicas.remove(replica)
+        self.outliers.remove(replica.id)
         self.breakers[replica.id].is_open = True
         self._on_down(replica)
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._checks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_up(self, replica: EngineEndpoint) -> bool:
-        return not self.breakers[replica.id].is_open
+        """The replica gets requests."""
+        return not self.breakers[replica.id].is_open and not self.outliers.is_ejected(replica.id)
+
+    def is_ejected(self, replica: EngineEndpoint) -> bool:
+        """The replica passes its health checks, and gets no requests."""
+        return self.outliers.is_ejected(replica.id) and not self.breakers[replica.id].is_open
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
-        """Report a failed request, which may open the breaker."""
+        """Report a failed request, which may open the breaker, or have the replica ejected."""
+        is_refusal = isinstance(error, RefusedError) and 400 <= error.status < 500
+        if not is_refusal:  # a probe shows nothing about refusals, which only peers show to be the replica's fault
+            self._fail_breaker(replica, error)
+        is_counted = not isinstance(error, BrokenOffError | UnreachableError) and not _is_overload(error)
+        if is_counted and self.outliers.failed(replica.id, self._now()):
+            self.check_outliers()
+
+    def _fail_breaker(self, replica: EngineEndpoint, error: EngineError) -> None:
         breaker = self.breakers[replica.id]
         if breaker.failed(error):
             self._report_down(replica, error)
@@ -125,6 +187,57 @@ class HealthMonitor(Generic[Replica]):
     def succeeded(self, replica: EngineEndpoint) -> None:
         """Report an answered request, which resets the failure count."""
         self.breakers[replica.id].succeeded()
+        self.outliers.succeeded(replica.id, self._now())
+
+    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
+        """Report a refused request. Whether a peer is to be asked, too."""
+        return self._refusals.doubts(replica, status)
+
+    def trusted(self, replica: EngineEndpoint) -> None:
+        """Forget the replica's refusals in a row: it has answered, or a peer has refused the same request."""
+        self._refusals.clear(replica)
+
+    # Replicas that pass their health checks.
+
+    def check_outliers(self) -> None:
+        """Eject outliers, and let replicas return whose ejection is over."""
+        changes = self.outliers.check(self._now(), lambda id: not self.breakers[id].is_open)
+        by_id = {replica.id: replica for replica in self.replicas} if changes else {}
+        for change in changes:
+            self._apply(by_id[change.replica], change)
+
+    def _apply(self, replica: Replica, change: Ejection) -> None:
+        if change.reason is not None:
+            log.warning("%s at %s is ejected: %s", replica.name, replica.url, change.why)
+            self._on_ejection(replica, change.reason, change.why)
+            self._on_down(replica)
+            return
+        log.info("%s at %s returns from its ejection%s", replica.name, replica.url, change.why and f": {change.why}")
+        self._on_ejection(replica, "", change.why)
+        if not self.breakers[replica.id].is_open:
+            self._on_up(replica)
+
+    def suspect(self, replica: Replica, timeout_s: float) -> None:
+        """Have a replica complete one token in this time; otherwise it is down."""
+        is_checked = replica.id in self._checks or replica.id not in self._tasks
+        if not is_checked and not self.breakers[replica.id].is_open:
+            check = asyncio.create_task(self._check_generation(replica, min(timeout_s, self._settings.probe_timeout_s)))
+            self._checks[replica.id] = check
+
+    async def _check_generation(self, replica: Replica, timeout_s: float) -> None:
+        try:
+            await replica.run_canary(timeout_s)
+        except EngineError as error:
+            breaker = self.breakers[replica.id]
+            if not breaker.is_open:
+                breaker.is_open = breaker.needs_canary = True
+                with logged(f"{replica.name}: a callback of the health monitor failed"):
+                    self._on_ejection(replica, "hangs", f"generates nothing: {error}")
+                    self._report_down(replica, EngineError(f"generates nothing: {error}"))
+                    self._on_unresponsive(replica)
+                self._failures[replica.id].set()
+        finally:
+            del self._checks[replica.id]
 
     def _report_down(self, replica: EngineEndpoint, error: EngineError) -> None:
         log.warning("%s at %s is down: %s", replica.name, replica.url, error)
@@ -176,4 +289,5 @@ class HealthMonitor(Generic[Replica]):
         breaker.is_open = breaker.needs_canary = False
         model = replica.reported_model or "the requested model"
         log.info("%s at %s is up, and serves %s", replica.name, replica.url, model)
-        self._on_up(replica)
+        if not self.outliers.is_ejected(replica.id):
+            self._on_up(replica)

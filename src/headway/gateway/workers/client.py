@@ -26,6 +26,7 @@ from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint, count_prompt
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
+from headway.gateway.upstream.health import Refusals
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Link, Progress, Released
 
@@ -65,7 +66,7 @@ class PendingRequest(InFlightRequest):
         live = self.live
         return Progress(
             live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
-            live.answer_s, live.reasoning_end_s,
+            live.answer_s, live.reasoning_end_s, self.waits_for_client,
         )  # fmt: skip
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
@@ -152,7 +153,11 @@ class RemoteScheduler:
         )  # fmt: skip
         request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
         can_move = client_request.stream and client_request.can_resume
-        self.link.send(protocol.RequestArrived(number, request_id, owner, can_move, client_request.features(now)))
+        self.link.send(
+            protocol.RequestArrived(
+                number, request_id, owner, can_move, client_request.features(now), client_request.stream
+            )
+        )
         try:
             await self._reply(request)
         except ApiError:
@@ -356,6 +361,7 @@ class RemoteHealth:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._refusals = Refusals()
         self._reported_s: dict[int, float] = {}
         """When a replica's success was last reported; removed when it fails."""
 
@@ -364,6 +370,12 @@ class RemoteHealth:
         status = error.status if isinstance(error, RefusedError) else 0
         unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
         self._link.send(protocol.RequestFailed(replica.id, str(error), status, unreachable, broken_off))
+
+    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
+        return self._refusals.doubts(replica, status)
+
+    def trusted(self, replica: EngineEndpoint) -> None:
+        self._refusals.clear(replica)
 
     def succeeded(self, replica: EngineEndpoint) -> None:
         now = monotonic()

@@ -56,6 +56,7 @@ class Progress(Struct, array_like=True, gc=False):
     first_token_s: float
     answer_s: float
     reasoning_end_s: float
+    waits_for_client: bool = False
 
 
 class RequestArrived(Struct, array_like=True, tag=0, gc=False):
@@ -68,6 +69,7 @@ class RequestArrived(Struct, array_like=True, tag=0, gc=False):
     can_move: bool
     """Another replica could continue the answer."""
     features: Features
+    is_streamed: bool = True
 
 
 class ProgressReport(Struct, array_like=True, tag=1, gc=False):

@@ -32,6 +32,7 @@ class RemoteRequest(InFlightRequest):
         super().__init__(live, message.request_id)
         self._session = session
         self.number, self.num_chars = message.number, message.features.num_chars
+        self.is_streamed = message.is_streamed
         self.is_movable = message.can_move
         """Once it has brought tokens, another replica can continue the answer."""
         self.is_assigned = False
@@ -187,6 +188,7 @@ class WorkerSession:
         live, reservation = request.live, request.reservation
         if request.outcome is not None or reservation is None:
             return
+        request.waits_for_client = progress.waits_for_client
         if progress.prompt_tokens not in (0, live.prompt_tokens):
             request.counted_prompt_tokens = progress.prompt_tokens
             live.prompt_tokens = progress.prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here

@@ -1,0 +1,36 @@
+"""The seconds that a replica is expected to need, by its step model."""
+
+from __future__ import annotations
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Pool
+from headway.perf.step import StepModel
+
+_UNKNOWN_PREFILL_S, _UNKNOWN_STEP_S = 1e-4, 0.02
+"""Seconds a prompt token, and an iteration, where there is no model. What is observed corrects them."""
+
+
+class ExpectedPace:
+    """Prefill and iteration times of a pool's replicas on an engine of their own."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._chunk_tokens = max(pool.engine.max_num_batched_tokens, 1)
+        self._max_num_seqs = pool.engine.max_num_seqs
+        try:
+            self._model: StepModel | None = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel)
+            self._chunk_s = self._model.line(0, 0, [(self._chunk_tokens, 0)])[0]
+        except HeadwayError:
+            self._model = None
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds to compute so many prompt tokens, in whole chunks."""
+        if self._model is None:
+            return tokens * _UNKNOWN_PREFILL_S
+        num_chunks, rest = divmod(max(tokens, 0), self._chunk_tokens)
+        return num_chunks * self._chunk_s + (self._model.line(0, 0, [(rest, 0)])[0] if rest else 0.0)
+
+    def step_s(self, num_decoding: int, context_tokens: int) -> float:
+        """Seconds of an iteration that decodes so many sequences, over so many tokens in all."""
+        if self._model is None:
+            return _UNKNOWN_STEP_S
+        return self._model.line(min(max(num_decoding, 1), self._max_num_seqs), context_tokens)[0]

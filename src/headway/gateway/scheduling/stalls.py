@@ -1,0 +1,189 @@
+"""Stalls: engines that hold requests and generate nothing, and single requests that do not go on.
+
+Health checks do not show either. Every quarter of a second, the tokens of all requests are compared with those of the
+last time, at no cost for each token. Silence is counted in such periods and not by the clock: after a pause of the
+gateway itself, no engine is taken to be silent.
+
+An engine that is silent towards all of its requests for longer than `TimeLimits` allows is suspected: a one-token
+request tells whether it generates. A request that is silent for much longer while its engine generates for others is
+aborted, and continues elsewhere. An engine that reports a queue is not suspected of neglecting one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from headway.control.live import Live
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.pace import ExpectedPace
+from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.settings import TimeLimits
+from headway.gateway.upstream.outliers import OutlierDetector
+
+PERIOD_S = 0.25
+_STUCK_FACTOR = 5
+_ALONE_FACTOR = 4
+_CANARY_SHARE = 1 / 3
+"""Of an engine's limit: time for the answer to the one-token request."""
+_WEIGHT = 0.2
+"""Weight of the newest observation in the mean of a replica's ratio of observed to expected times."""
+
+
+class Suspicions(Protocol):
+    """The health monitor, as far as stalls concern it."""
+
+    def suspect(self, replica: LiveReplica, timeout_s: float) -> None:
+        """Have a replica complete one token in this time; otherwise it is down."""
+
+
+class _Stay:
+    """A request's stay at one replica, as of the last look."""
+
+    __slots__ = ("expected_s", "key", "replica", "silent_s", "start_tokens", "tokens")
+
+    def __init__(self, key: tuple[int, ...], replica: LiveReplica, tokens: int, expected_s: float) -> None:
+        self.key, self.replica = key, replica
+        self.start_tokens = self.tokens = tokens
+        self.expected_s = expected_s
+        """Expected time to the first token here."""
+        self.silent_s = 0.0
+
+
+class StallWatch:
+    """Looks for stalls among the requests of a gateway. `look` is to be called every PERIOD_S."""
+
+    def __init__(
+        self,
+        limits: TimeLimits,
+        outliers: OutlierDetector,
+        health: Suspicions,
+        pace_of: Callable[[LiveReplica], ExpectedPace],
+        has_other: Callable[[InFlightRequest, int], bool],
+    ) -> None:
+        """`has_other(request, replica)`: another replica than this one could serve the request."""
+        self._limits, self._outliers, self._health = limits, outliers, health
+        self._pace_of, self._has_other = pace_of, has_other
+        self._stays: dict[int, _Stay] = {}
+        self._silent_s: dict[int, float] = {}
+        """By replica with requests, the time since the last sign of life."""
+        self._ratios: dict[int, float] = {}
+        """By replica that has answered, observed over expected times."""
+        self._pools: dict[str, set[int]] = {}
+        """By pool, the replicas that have answered."""
+
+    def look(self, requests: Iterable[InFlightRequest], now: float) -> None:
+        """Compare the requests with the last look, and suspect engines that are silent for too long."""
+        stays: dict[int, _Stay] = {}
+        busy: dict[int, LiveReplica] = {}
+        alive: set[int] = set()
+        for request in requests:
+            if (replica := _waits_on(request)) is None:
+                continue
+            live = request.live
+            key = (replica.id, live.attempt, live.moves, live.stage_index)
+            stay = self._stays.get(live.id)
+            if stay is None or stay.key != key:
+                if stay is not None and stay.key[0] != replica.id and stay.key[1] == live.attempt:
+                    alive.add(stay.replica.id)  # it has done its part, and the request is elsewhere
+                stay = _Stay(key, replica, live.generated_tokens, self._expected_first_s(replica))
+            elif live.generated_tokens != stay.tokens:
+                alive.add(replica.id)
+                self._progressed(stay, live, now)
+            elif request.waits_for_client:
+                stay.silent_s = 0.0
+            else:
+                stay.silent_s += PERIOD_S
+            stays[live.id] = stay
+            if not request.waits_for_client:
+                busy[replica.id] = replica
+        self._stays = stays
+        self._silent_s = {id: 0.0 if id in alive else self._silent_s.get(id, -PERIOD_S) + PERIOD_S for id in busy}
+        for id, replica in busy.items():
+            limit_s = self._limit_s(replica)
+            if self._silent_s[id] > limit_s:
+                self._silent_s[id] = 0.0
+                self._health.suspect(replica, limit_s * _CANARY_SHARE)
+
+    def abort_stuck(self, requests: Iterable[InFlightRequest]) -> None:
+        """Abort requests that have been silent for too long at engines that generate for others."""
+        for request in requests:
+            stay, replica = self._stays.get(request.live.id), _waits_on(request)
+            if stay is None or replica is None or stay.replica is not replica or replica.is_saturated:
+                continue
+            limit_s = max(self._limits.stuck_s, _STUCK_FACTOR * self._limit_s(replica))
+            if not request.is_streamed:  # nothing comes before all of it is generated
+                if request.live.output_tokens <= 1:
+                    continue
+                limit_s += self._limits.factor * self._ratio(replica) * self._answer_s(replica, request.live)
+            if not self._has_other(request, replica.id):
+                limit_s *= _ALONE_FACTOR
+            if stay.silent_s > limit_s:
+                stay.silent_s = 0.0
+                why = f"sent no token for {limit_s:.0f} s"
+                if request.prefill_leg is not None:
+                    request.abort_prefill_leg(why)
+                else:
+                    request.abort(why)
+
+    def finished(self, request: InFlightRequest, now: float) -> None:
+        """A request has its whole answer: learn from the times that were not seen while it ran."""
+        replica, live, stay = request.replica, request.live, self._stays.get(request.live.id)
+        if not isinstance(replica, LiveReplica) or live.enqueued_s != live.enqueued_s:
+            return
+        if replica.id in self._silent_s:
+            self._silent_s[replica.id] = 0.0
+        expected_s = self._pace_of(replica).prefill_s(live.prompt_tokens) + self._step_s(replica)
+        if request.is_unstreamed:
+            self._learn(replica, (now - live.enqueued_s) / (expected_s + self._answer_s(replica, live)))
+        elif live.first_token_s > live.enqueued_s and (stay is None or stay.tokens == stay.start_tokens):
+            first_s = live.first_token_s - live.enqueued_s
+            self._outliers.observe(replica.id, "first token", first_s, expected_s, now)
+            self._learn(replica, first_s / expected_s)
+
+    def _progressed(self, stay: _Stay, live: Live, now: float) -> None:
+        replica, tokens = stay.replica, live.generated_tokens - stay.tokens
+        if stay.tokens > stay.start_tokens:
+            expected_s = self._step_s(replica) * max(tokens, 1)
+            self._outliers.observe(replica.id, "between tokens", stay.silent_s + PERIOD_S, expected_s, now)
+        elif not stay.start_tokens:
+            first_s = live.first_token_s - live.enqueued_s
+            if first_s == first_s:
+                self._outliers.observe(replica.id, "first token", first_s, stay.expected_s, now)
+                self._learn(replica, first_s / stay.expected_s)
+        stay.tokens, stay.silent_s = live.generated_tokens, 0.0
+
+    def _learn(self, replica: LiveReplica, ratio: float) -> None:
+        self._pools.setdefault(replica.pool, set()).add(replica.id)
+        known = self._ratios.get(replica.id, ratio)
+        self._ratios[replica.id] = known + _WEIGHT * (ratio - known)
+
+    def _ratio(self, replica: LiveReplica) -> float:
+        """By how much the pool is slower than its model, by its fastest replica; at least 1."""
+        return max(min((self._ratios[id] for id in self._pools.get(replica.pool, ())), default=1.0), 1.0)
+
+    def _expected_first_s(self, replica: LiveReplica) -> float:
+        """Expected time to the first token of a request that comes now, after all prompts at the replica."""
+        return self._pace_of(replica).prefill_s(replica.prefill_tokens_left) + self._step_s(replica)
+
+    def _step_s(self, replica: LiveReplica) -> float:
+        tokens = replica.kv_blocks_used * replica.block_size_tokens
+        return self._pace_of(replica).step_s(replica.num_in_flight, tokens)
+
+    def _answer_s(self, replica: LiveReplica, live: Live) -> float:
+        return self._step_s(replica) * max(live.output_tokens, live.generated_tokens)
+
+    def _limit_s(self, replica: LiveReplica) -> float:
+        """How long the replica may be silent towards all of its requests."""
+        limits = self._limits
+        least_s = limits.silence_s if self._pools.get(replica.pool) else max(limits.cold_s, limits.silence_s)
+        return max(least_s, limits.factor * self._ratio(replica) * self._expected_first_s(replica))
+
+
+def _waits_on(request: InFlightRequest) -> LiveReplica | None:
+    """The replica that has to generate the request's next token; None if it is at none."""
+    reservation = request.reservation
+    if request.outcome is not None or reservation is None or reservation.waits_for_slot:
+        return None
+    replica = request.replica if request.prefill_leg is None else request.prefill_leg.replica
+    return replica if isinstance(replica, LiveReplica) else None

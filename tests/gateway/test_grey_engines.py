@@ -1,0 +1,139 @@
+"""Engines that pass their health checks and do not serve: each beside a good one, with the default settings."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import serving
+from faulty import FaultyEngine, executions, text_of
+from keys import digest
+from serving import ask, chat, metric, said, until
+
+pytest.importorskip("httptools")
+ROOT = {"authorization": "Bearer root"}
+
+
+class Fleet:
+    """Two engines behind a gateway, which have answered some requests."""
+
+    def __init__(self, folder: Path, *workers: str, **settings: Any) -> None:
+        self.engines = [FaultyEngine("--interval-s", "0.01") for _ in range(2)]
+        self.log = folder / "decisions.jsonl"
+        gateway = {"admin_keys": [digest("root")], **settings}
+        path = serving.fleet_file(folder, [each.url for each in self.engines], gateway=gateway)
+        self.front = serving.gateway(path, "--decisions", str(self.log), *workers)
+        self.clients = ThreadPoolExecutor(32)
+        serving.all_up(self.front, 2)
+        for _ in self.clients.map(lambda _: self.ask(4), range(12)):
+            pass
+
+    def ask(self, max_tokens: int, stream: bool = True) -> tuple[int, str]:
+        """A client's status and text."""
+        reply = chat(self.front, max_tokens=max_tokens, stream=stream)
+        if reply.status != 200:
+            return reply.status, json.dumps(reply.json())
+        if stream:
+            return 200, said(list(reply.events()))
+        return 200, reply.json()["choices"][0]["message"]["content"]
+
+    def begin(self, num: int, max_tokens: int, stream: bool = True) -> list[Future[tuple[int, str]]]:
+        return [self.clients.submit(self.ask, max_tokens, stream) for _ in range(num)]
+
+    def status(self, replica: int = 0) -> str:
+        found = ask(self.front, f"/workers/{replica}", headers=ROOT).json()
+        return str(found["status"])
+
+    def close(self) -> None:
+        self.clients.shutdown()
+        for process in (self.front, *self.engines):
+            process.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_an_engine_that_generates_nothing_is_found_out(fleet: Fleet, stream: bool) -> None:
+    """Its health checks go on well. All requests are answered, and later ones do not wait for it."""
+    fleet.engines[0].fail("hang")
+    start_s = time.monotonic()
+    replies = fleet.begin(10, 20, stream)
+    until(lambda: fleet.status() == "down")
+    assert time.monotonic() - start_s < 8, "on an idle machine, 5 s"
+    assert {each.result() for each in replies} == {(200, text_of(20))}
+    before = executions(fleet.engines[:1]).total()
+    start_s = time.monotonic()
+    assert {each.result() for each in fleet.begin(6, 5, stream)} == {(200, text_of(5))}
+    assert executions(fleet.engines[:1]).total() - before <= 2, "only canaries"
+    assert metric(fleet.front, "headway_ejections_total") == 1
+    fleet.engines[0].fail()
+    serving.all_up(fleet.front, 2)
+
+
+def test_streams_that_stall_continue_elsewhere(fleet: Fleet) -> None:
+    fleet.engines[0].fail("stall", after=7)
+    replies = fleet.begin(10, 30)
+    time.sleep(1.0)
+    fleet.engines[0].fail("hang")
+    assert {each.result() for each in replies} == {(200, text_of(30))}
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
+@pytest.mark.parametrize("status", [401, 404, 400])
+def test_an_engine_that_refuses_at_once_does_not_attract_requests(
+    tmp_path: Path, status: int, workers: tuple[str, ...]
+) -> None:
+    """Beside a good one it is always the least loaded. A refusal that the other does not give is the engine's."""
+    fleet = Fleet(tmp_path, *workers)
+    try:
+        before = executions(fleet.engines[:1]).total()
+        fleet.engines[0].fail("status", status=status)
+        replies = [each.result() for _ in range(10) for each in fleet.begin(10, 5, stream=False)]
+        num_errors = sum(reply != (200, text_of(5)) for reply in replies)
+        assert num_errors <= (2 if status == 400 and not workers else 6 if status == 400 else 0)
+        assert fleet.status() == "ejected"
+        assert executions(fleet.engines[:1]).total() - before <= 40
+        decisions = [json.loads(line) for line in fleet.log.read_text().splitlines()]
+        (ejection,) = [each for each in decisions if each["what"] == "ejected"]
+        assert ejection["choice"] == 0 and "in a row" in ejection["why"]
+        assert metric(fleet.front, "headway_replica_ejected") == 1
+        assert metric(fleet.front, "headway_replica_up") == 1
+    finally:
+        fleet.close()
+
+
+def test_a_request_that_all_engines_refuse_is_the_clients_fault(fleet: Fleet) -> None:
+    for engine in fleet.engines:
+        engine.fail("status", status=404)
+    for _ in range(12):
+        assert fleet.ask(5)[0] == 404
+    assert fleet.status(0) == fleet.status(1) == "up"
+
+
+def test_an_engine_that_trickles_is_ejected_and_returns_slowly(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, outliers={"ejection_s": 6, "slow_start_s": 20})
+    try:
+        fleet.engines[0].fail("trickle", interval_s=0.7)
+        replies = fleet.begin(4, 12) + fleet.begin(4, 400)
+        until(lambda: fleet.status() == "ejected")
+        fleet.engines[0].fail()
+        assert {each.result()[0] for each in replies} == {200}
+        until(lambda: fleet.status() == "up")
+        before = [executions([each]).total() for each in fleet.engines]
+        for _ in range(20):
+            fleet.ask(1)
+        after = [executions([each]).total() for each in fleet.engines]
+        assert 0 < after[0] - before[0] < after[1] - before[1], "it is offered a growing share"
+    finally:
+        fleet.close()
