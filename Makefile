@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast lint format bench bench-gateway soak docs site gallery clients lock clean
+.PHONY: demo test test-fast lint format bench bench-gateway soak attack docs site gallery clients lock clean
 
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
@@ -37,6 +37,9 @@ bench-gateway: .venv/ready  ## The gateway's own latency and rates, and live aga
 
 soak: .venv/ready  ## Ten minutes of mixed load, killed engines and lost clients: errors and memory
 	$(BIN)/python bench/soak.py
+
+attack: .venv/ready  ## The attacks of tests/attacks, a hundred times as long: 100,000 unauthorised requests and more
+	HEADWAY_ATTACK_SCALE=100 $(BIN)/pytest -q -s tests/attacks
 
 docs: .venv/ready  ## Write the generated pages
 	$(BIN)/python docs/generate.py

@@ -29,6 +29,7 @@ BODIES = {
     "empty arrays": (b"[*[],*1]", 400), "empty objects": (b"[*{},*1]", 400), "numbers": (b"[*1,*1]", 400),
     "deep arrays": (b"*[*", 400), "short texts": (b'[*"a",*1]', 400), "keys": (b'{*"a":1,*"b":1}', 400),
     "a long text": (b'"*x*"', 200), "a text of escapes": (b'"*\\n*"', 200), "a text of symbols": (b'"*\xc3\xa9*"', 200),
+    "a text of wide symbols": (b'"*x*\xf0\x9f\x98\x80"', 200),
     "a long number": (b"*1*", 400), "spaces": (b"* *1", 200),
 }  # fmt: skip
 
@@ -56,7 +57,7 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield made
 
 
-@pytest.mark.parametrize("name", ["empty arrays", "keys", "a long text", "a text of symbols"])
+@pytest.mark.parametrize("name", ["empty arrays", "keys", "a long text", "a text of wide symbols"])
 def test_a_body_takes_a_bounded_multiple_of_its_length(front: serving.Process, script: Script, name: str) -> None:
     script.says = WELL
     field, status = BODIES[name]

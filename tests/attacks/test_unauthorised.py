@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +57,27 @@ def test_each_kind_of_request_is_refused_and_forgotten(front: serving.Process, m
     with memory_ceiling(front, peak_mib=40.0, growth_mib=FLAT_MIB):
         statuses = attack(front, make, 400)
     assert set(statuses) <= {0, 401} and statuses[401] > 300, statuses
+
+
+def test_slow_bodies_do_not_hold_their_connections(front: serving.Process) -> None:
+    """The answer comes at once and ends the connection, though the body goes on."""
+    files = Path(f"/proc/{front.process.pid}/fd")
+    before = len(list(files.iterdir()))
+    with ExitStack() as held:
+        made = [held.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=20)) for _ in range(50)]
+        for each in made:
+            each.sendall(HEAD + b"Content-Length: 1000\r\n\r\n")
+            with each.makefile("rb") as answer:
+                assert answer.read().startswith(b"HTTP/1.1 401")
+
+        def are_closed() -> bool:
+            for each in made:
+                with suppress(OSError):
+                    each.sendall(b"x")
+            time.sleep(0.2)
+            return len(list(files.iterdir())) <= before
+
+        serving.until(are_closed)
 
 
 def test_memory_is_flat_over_many_unauthorised_requests(front: serving.Process) -> None:
