@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
-from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Model, Parallel, Pool, Role, Sampling
+from headway.core.errors import HeadwayError
+from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Gpu, Model, Parallel, Pool, Role, Sampling
 from headway.perf import memory
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """A Hugging Face repository: organisation and name."""
+
+_PROXIED_GPU = "unknown"
+_PROXIED_CONTEXT_TOKENS = 1 << 24
+"""No limit of the gateway's: an engine has its own."""
 
 LEAST_SETTINGS = {
     "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0,
@@ -66,6 +72,8 @@ def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) ->
 
 def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places) -> Coefficients:
     """From the pool's own file, else from the catalog."""
+    if not spec.gpu:
+        raise places.error((*at, "gpu"), "missing; expected a GPU, without which replicas can be served, not simulated")
     if spec.coefficients is None:
         return coefficients(pool.gpu.name, pool.engine.name)
     with places.at(*at, "coefficients"):
@@ -103,9 +111,11 @@ def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
 
 
 def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, units: int = 1) -> Pool:
-    shape = _model(spec, at, base_dir, places)
+    if not spec.gpu and not spec.endpoints:
+        raise places.error((*at, "gpu"), "missing; expected a GPU, or `endpoints` of replicas to be served")
+    shape = _model(spec, at, base_dir, places) if spec.gpu else _proxied_model(spec, at, places)
     with places.at(*at, "gpu"):
-        accelerator = gpu(spec.gpu)
+        accelerator = gpu(spec.gpu) if spec.gpu else _proxied_gpu()
     pool = Pool(
         name=spec.name or name,
         model=shape,
@@ -124,8 +134,27 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, un
     )
     with places.at(*at):
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
-    _coefficients(spec, pool, at, base_dir, places)
+    if spec.gpu:
+        _coefficients(spec, pool, at, base_dir, places)
     return pool
+
+
+def _proxied_model(spec: PoolSpec, at: Key, places: Places) -> Model:
+    """A model that is only served: it has its names, and some shape, on which no decision rests."""
+    shape = model("llama-3.1-8b")
+    if not isinstance(spec.model, str):
+        raise places.error((*at, "gpu"), "missing; expected it beside `model: {config: ...}`, or a model's name")
+    names = dict.fromkeys((spec.model, spec.served_name))
+    with suppress(HeadwayError):  # any name will do
+        names |= dict.fromkeys(model(spec.model).names)
+    name, *others = filter(None, names)
+    return replace(
+        shape, name=name, hf_id=spec.hf_id or name, aliases=tuple(others), max_context_tokens=_PROXIED_CONTEXT_TOKENS
+    )
+
+
+def _proxied_gpu() -> Gpu:
+    return replace(gpu("h100"), name=_PROXIED_GPU, usd_per_hour=0.0, aliases=())
 
 
 def _model(spec: PoolSpec, at: Key, base_dir: Path, places: Places) -> Model:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from headway.catalog.coefficients import Coefficients
 from headway.config import strict_yaml
 from headway.config.fleet import coefficients_of, fleet_of
+from headway.config.placeholders import has_placeholder
 from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import unknown
@@ -67,12 +68,20 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
 def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
     """The scenario of a document, some values changed. HeadwayError where keys, values or the fleet are invalid."""
     changed, places = strict_yaml.change(document, places, changes or {})
-    spec = strict_yaml.convert(changed, Spec, places)
+    spec = strict_yaml.convert(_without_secrets(changed), Spec, places)
     scenario = Scenario(spec, fleet_of(spec, base_dir, places), changed, base_dir, places)
     _check_values(scenario)
     _check_faults(scenario)
     _check_role_changes(scenario)
     return scenario
+
+
+def _without_secrets(document: dict[str, Any]) -> dict[str, Any]:
+    """The document without settings of the gateway that have placeholders, which nothing but the gateway reads."""
+    settings = document.get("gateway")
+    if not isinstance(settings, Mapping) or not has_placeholder(settings):
+        return document
+    return {**document, "gateway": {key: value for key, value in settings.items() if not has_placeholder(value)}}
 
 
 _PATH_KEYS = ("path", "config", "coefficients")

@@ -33,8 +33,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     model: str | ModelFile
     """A name that `headway catalog models` lists, or `config:` and the path of a `config.json`."""
-    gpu: str
-    """A name that `headway catalog gpus` lists."""
+    gpu: str = ""
+    """A name that `headway catalog gpus` lists. `headway serve` needs none for `endpoints`, and then the model may have
+    any name; simulations and plans need it."""
     replicas: Count = 1
     """Number of replicas."""
     tp: Count = 1
@@ -72,6 +73,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     the node's disk cache and to start the engine."""
     endpoints: tuple[str, ...] = ()
     """For `headway serve`: the address of each replica, `http://host:port`. Sets the number of replicas."""
+    api_key: str = ""
+    """For `headway serve`: the key that the endpoints ask for, in place of the client's. `${NAME}` stands for a
+    variable of the environment, `${file:PATH}` for the text of a file."""
     api: Api | None = None
     """For `headway serve`: the API dialect of the endpoints. Without one: the engine's, else OpenAI's."""
     processes: Processes | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from inspect import signature
@@ -13,6 +15,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from headway import scenario
+from headway.config.placeholders import resolved
 from headway.config.scenario import Scenario, listed, with_policies
 from headway.config.scenario import read as read_document
 from headway.config.spec import Spec
@@ -40,9 +43,14 @@ QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 
 
 def read(path: Path) -> Scenario:
+    """The scenario of a fleet file. Its document keeps the placeholders of the section `gateway`, not their values."""
     data, places = read_document(path)
     data.setdefault("workload", NO_WORKLOAD)
-    return scenario.assemble(data, places, path.parent)
+    if "gateway" not in data:
+        return scenario.assemble(data, places, path.parent)
+    settings = resolved(data["gateway"], ("gateway",), places, path.parent, os.environ)
+    chosen = scenario.assemble({**data, "gateway": settings}, places, path.parent)
+    return dataclasses.replace(chosen, document={**chosen.document, "gateway": data["gateway"]})
 
 
 def load(
@@ -84,6 +92,7 @@ def plan(scenario: Scenario) -> ServingPlan:
             each.bounded(), each.spec.endpoints, each.adapter.api, kv_blocks(each.pool), start,
             pools.slot_folder(each, scenario.base_dir, places),
             None if each.combo is None else combos[each.combo.name],
+            pools.engine_key(each, scenario.base_dir, places),
         )
         for each, start in zip(declared, starts, strict=True)
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +12,7 @@ from shutil import which
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headway.config.placeholders import resolved
 from headway.config.scenario import Scenario
 from headway.config.spec import PolicySpecs, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
@@ -20,6 +23,7 @@ from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 
+_TOKEN = re.compile(r"[!-~]+")
 _LOCATIONS = ("endpoints", "processes", "kubernetes")
 _NO_HANDOVER = {
     "sglang": "an SGLang engine is started for one phase and cannot do the other; expected vLLM",
@@ -156,6 +160,15 @@ def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | No
         what = f"{folder} is no folder; expected the engines' --slot-save-path"
         raise places.error((*each.at, "slots"), what)
     return folder
+
+
+def engine_key(each: DeclaredPool, base_dir: Path, places: Places) -> str:
+    """The key that a pool's engines ask for. HeadwayError if it cannot be sent in a header."""
+    at = (*each.at, "api_key")
+    key: str = resolved(each.spec.api_key, at, places, base_dir, os.environ)
+    if each.spec.api_key and not _TOKEN.fullmatch(key):
+        raise places.error(at, "is empty, or has characters that no header may have; expected a bearer token")
+    return key
 
 
 def check_pools(pools: Sequence[DeclaredPool], places: Places) -> None:

@@ -57,7 +57,7 @@ class LiveFleet:
         """Create a replica that neither the driver nor the health monitor knows."""
         replica = LiveReplica(
             len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
-            self._plan.pacer, self._clock, self._plan.settings.stale_s,
+            self._plan.pacer, self._clock, self._plan.settings.stale_s, served.api_key,
         )  # fmt: skip
         self.combos.join(replica, served)
         if served.slots is not None:

@@ -75,6 +75,8 @@ class ServedPool(Struct, frozen=True):
     slots: Path | None = None
     """Folder through which llama.cpp servers hand over KV caches."""
     combo: Combo | None = None
+    api_key: str = ""
+    """The key that the engines ask for; empty: that of each client."""
 
     @property
     def deployment(self) -> Pool | Combo:

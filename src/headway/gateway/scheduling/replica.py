@@ -113,8 +113,10 @@ class LiveReplica(EngineEndpoint):
         pacer: Pacer,
         clock: Clock,
         stale_s: float,
+        api_key: str = "",
     ) -> None:
-        super().__init__(id, pool.name, pool.model.name, url, adapter, pool.model.max_context_tokens)
+        context_tokens = pool.model.max_context_tokens
+        super().__init__(id, pool.name, pool.model.name, url, adapter, context_tokens, api_key=api_key)
         self.gpu, self.region = pool.gpu.name, pool.region
         self.max_num_seqs = pool.engine.max_num_seqs
         self.block_size_tokens = pool.engine.block_size_tokens

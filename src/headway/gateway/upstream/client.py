@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable
 from time import monotonic
@@ -26,6 +27,7 @@ JSON = "Content-Type: application/json\r\n"
 
 OnData = Callable[[bytes], bool]
 """Takes a piece of a body; False stops the stream for now."""
+_CLIENT_KEY = re.compile(r"(?im)^(?:authorization|x-api-key):.*\r\n")
 
 
 class Connection(asyncio.Protocol):
@@ -277,7 +279,7 @@ class UnixTransport:
 class Client:
     """All connections to one server. `transport` replaces the TCP connection that the URL names."""
 
-    def __init__(self, url: str, connect_s: float = 5.0, transport: Transport | None = None) -> None:
+    def __init__(self, url: str, connect_s: float = 5.0, transport: Transport | None = None, api_key: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise HeadwayError(f"{url!r} is no address of an engine; expected http://host:port")
@@ -286,6 +288,8 @@ class Client:
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._authority = parts.netloc
         self._connect_s = connect_s
+        self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        """Replaces the client's key, if there is one."""
         self._idle: list[Connection] = []
 
     async def request(
@@ -303,6 +307,8 @@ class Client:
         A request is sent a second time, on a new connection, only if the server closed a kept connection at once and
         without a byte of an answer, and `may_resend()` agrees: the server may have begun to process it after all.
         """
+        if self._authorization:
+            headers = _CLIENT_KEY.sub("", headers) + self._authorization
         length = f"Content-Length: {len(body)}\r\n" if body or method == "POST" else ""
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"
         data = head.encode("latin-1")

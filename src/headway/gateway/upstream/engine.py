@@ -57,11 +57,13 @@ class EngineEndpoint:
 
     def __init__(
         self, id: int, pool: str, model: str, url: str, adapter: Adapter, max_context_tokens: int,
-        client: Client | None = None,
+        client: Client | None = None, api_key: str = "",
     ) -> None:  # fmt: skip
         self.id, self.pool, self.model = id, pool, model
         self.url, self.adapter = url, adapter
-        self.client = client or Client(url)
+        self.client = client or Client(url, api_key=api_key)
+        self.api_key = api_key
+        """The engine's own key; empty: it gets the client's."""
         self.max_context_tokens = max_context_tokens
         self.num_arriving = 0
         self.reported_model: str | None = None

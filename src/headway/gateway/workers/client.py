@@ -316,7 +316,9 @@ class RemoteScheduler:
         replica = self._replicas.get(info.id)
         if replica is None:
             adapter = ADAPTERS[info.api]
-            replica = EngineEndpoint(info.id, info.pool, info.model, info.url, adapter, info.max_context_tokens)
+            replica = EngineEndpoint(
+                info.id, info.pool, info.model, info.url, adapter, info.max_context_tokens, api_key=info.api_key
+            )
             replica.kv_folder = None if info.kv_folder is None else Path(info.kv_folder)
             self._replicas[info.id] = replica
         replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens

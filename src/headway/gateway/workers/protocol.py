@@ -199,6 +199,7 @@ class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
     max_context_tokens: int
     kv_folder: str | None
     bootstrap_port: int = 0
+    api_key: str = ""
 
 
 class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):

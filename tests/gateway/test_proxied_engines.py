@@ -1,0 +1,124 @@
+"""Engines that are merely proxied: any model name, no GPU, and a key of their own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import serving
+from headway import scenario
+from headway import serving as composition
+from headway.core.errors import HeadwayError
+
+pytest.importorskip("httptools")
+KEY = "of the engine"
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """An engine that answers nobody without its key, and keeps the headers that it was sent."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[dict[str, list[str]]]
+
+    def _answer(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        self._answer(200, {"object": "list", "data": [{"id": "house-model"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.seen.append({name: self.headers.get_all(name, []) for name in ("Authorization", "x-api-key")})
+        if self.headers["Authorization"] != f"Bearer {KEY.replace(' ', '-')}":
+            self._answer(401, {"error": {"message": "who are you?"}})
+            return
+        message = {"role": "assistant", "content": "hello"}
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        self._answer(200, {"id": "c", "object": "chat.completion", "created": 1, "model": "house-model",
+                           "choices": [choice], "usage": usage})  # fmt: skip
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def engine() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Guarded,), {"seen": []}))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def fleet(folder: Path, engine: ThreadingHTTPServer, **pool: Any) -> Path:
+    (folder / "key").write_text(KEY.replace(" ", "-") + "\n")
+    entry = {"model": "house-model", "endpoints": [f"http://127.0.0.1:{engine.server_port}"], "api_key": "${file:key}"}
+    document = {"fleet": [{**entry, **pool}], "gateway": {"api_keys": ["${CLIENT_SUM}"]}}
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_engine_gets_its_own_key_and_never_the_clients(
+    workers: int, engine: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIENT_SUM", sha256(b"mine").hexdigest())
+    front = serving.gateway(fleet(tmp_path, engine), "--workers", str(workers))
+    with serving.closing(front):
+        serving.until(lambda: serving.ask(front, "/health", None).json()["up"] == 1)
+        headers = {"Authorization": "Bearer mine"}
+        body = {"model": "house-model", "messages": [{"role": "user", "content": "hi"}]}
+        reply = serving.ask(front, "/v1/chat/completions", body, headers)
+        assert reply.status == 200 and reply.json()["choices"][0]["message"]["content"] == "hello"
+        assert serving.ask(front, "/v1/chat/completions", body, {}).status == 401
+        listed = serving.ask(front, "/v1/models", None, headers).json()["data"]
+        assert [each["id"] for each in listed] == ["house-model"]
+    seen = engine.RequestHandlerClass.seen  # type: ignore[attr-defined]
+    assert seen and all(
+        each == {"Authorization": [f"Bearer {KEY.replace(' ', '-')}"], "x-api-key": []} for each in seen
+    )
+
+
+def test_a_key_is_in_no_document(engine: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENT_SUM", sha256(b"mine").hexdigest())
+    chosen, plan = composition.load(fleet(tmp_path, engine))
+    assert plan.pools[0].api_key == "of-the-engine" and plan.settings.api_keys == (sha256(b"mine").hexdigest(),)
+    text = json.dumps(chosen.document)
+    assert "of-the-engine" not in text and sha256(b"mine").hexdigest() not in text and "${CLIENT_SUM}" in text
+
+
+def test_what_is_only_proxied_cannot_be_simulated(engine: ThreadingHTTPServer, tmp_path: Path) -> None:
+    path = fleet(tmp_path, engine)
+    chosen = scenario.load(path, {("workload",): ("", {"builtin": "chat", "num_requests": 10})})
+    with pytest.raises(HeadwayError, match=r"fleet\[0\]\.gpu: missing; expected a GPU"):
+        scenario.run(chosen)
+
+
+def test_a_pool_without_a_gpu_needs_endpoints(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("fleet: [{model: house-model, replicas: 2}]\nworkload: {builtin: chat}\n")
+    with pytest.raises(HeadwayError, match=r"fleet\[0\]\.gpu: missing; expected a GPU, or `endpoints`"):
+        scenario.load(path)
+
+
+@pytest.mark.parametrize("key", ["${NO_SUCH_KEY}", "two\nlines", "${file:nowhere}"])
+def test_keys_that_cannot_be_used(key: str, engine: ThreadingHTTPServer, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CLIENT_SUM", sha256(b"mine").hexdigest())
+    with pytest.raises(HeadwayError, match=r"fleet\[0\]\.api_key: "):
+        composition.load(fleet(tmp_path, engine, api_key=key))
