@@ -38,7 +38,7 @@ OUT = Path(__file__).parent.parent / "src/headway/catalog/data/coefficients"
 SOURCE = ("fitted on 12 serving experiments with vLLM 0.15.1 on H100 "
           "(inference-sim/sim-to-real-accuracy-validation); launching experts: 99th percentiles of ITL of "
           "Qwen3-30B-A3B, Qwen3-235B-A22B, GPT-OSS and Llama-4-Scout on H100 (ml-energy/leaderboard); sorting and "
-          "cutting logits: tables in vLLM's pull requests 32558 and 40376; penalties: bytes counted; pipelines: "
+          "cutting logits: tables in vLLM's pull requests 32558, 40376 and 42191; penalties: bytes counted; pipelines: "
           "vLLM's pull request 32618, 31.8% less time per token with Qwen3-30B-A3B in FP8 on 4 stages")  # fmt: skip
 GPU, ENGINE = "h100-80gb-sxm", "vllm-v1"
 
@@ -166,7 +166,9 @@ def write(x: np.ndarray, error_pct: float) -> None:
     data = json.loads(path.read_text())
     residuals = {"e2e_mean": float(f"{error_pct / 100:.3g}")}
     known = {
-        key: value for key, value in data["engines"][ENGINE].items() if key.endswith(("logit", "tokens", "before"))
+        key: value
+        for key, value in data["engines"][ENGINE].items()
+        if key.endswith(("logit", "tokens", "before", "latency_s"))
     }
     known["pipeline_step_s"] = data["engines"][ENGINE]["pipeline_step_s"]
     data["engines"][ENGINE] = {

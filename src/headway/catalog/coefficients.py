@@ -113,6 +113,8 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Additional launch time of a shared expert."""
     shared_beside_tokens: int = 0
     """Largest number of tokens for which the shared expert runs beside the routed ones, on a second stream."""
+    sampler_latency_s: float = 0.0
+    """Kernels of one sequence alone that cut the candidates, and again of those that penalise repetition."""
     sort_bytes_per_logit: float = 0.0
     """Bytes at the GPU's peak bandwidth that take as long as sorting one logit, for top-p and top-k."""
     sorts_before: str = ""

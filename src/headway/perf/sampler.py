@@ -13,24 +13,26 @@ from headway.core.fleet import Engine, Gpu, Model
 class Sampler:
     """The sampler of one engine, for one model with its requests' sampling parameters."""
 
-    __slots__ = ("_row_s", "_share")
+    __slots__ = ("_latency_s", "_row_s", "_share")
 
     def __init__(self, model: Model, gpu: Gpu, engine: Engine, overhead: Overhead) -> None:
         sampling = model.sampling
-        num_bytes = 0.0
+        num_bytes = self._latency_s = 0.0
         if sampling is not None and sampling.is_cut:
             sorts = is_before(engine.version, overhead.sorts_before)
             num_bytes += overhead.sort_bytes_per_logit if sorts else overhead.cut_bytes_per_logit
+            self._latency_s += overhead.sampler_latency_s
         if sampling is not None and sampling.is_penalised:
             num_bytes += overhead.penalty_bytes_per_logit
+            self._latency_s += overhead.sampler_latency_s
         self._row_s = num_bytes * model.vocab_size / gpu.bandwidth_bytes_per_s
         self._share = sampling.share if sampling is not None else 0.0
 
     def seconds(self, num_rows: int) -> float:
         """Seconds for `num_rows` sequences, if each asks for it with the probability `share`."""
-        if self._share >= 1.0:
-            return num_rows * self._row_s
-        return num_rows * self._row_s * (1.0 - (1.0 - self._share) ** num_rows)
+        if not num_rows:
+            return 0.0
+        return (self._latency_s + num_rows * self._row_s) * (1.0 - (1.0 - self._share) ** num_rows)
 
 
 def is_before(version: str, limit: str) -> bool:
