@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from headway import catalog
 from headway.calibration.replay import ReplayResult, SimulatedLatencies, engine, fleet, replay, workload
 from headway.calibration.serving import OFFLOAD_BYTES, REQUIRED, ServingExperiment, read
 from headway.calibration.validation import OVERALL, compare, validation
+from headway.catalog.coefficients import CoefficientFile
 from headway.cli import main
 from headway.cli.validate import EXCEEDED
 from headway.core.errors import HeadwayError
@@ -324,6 +326,30 @@ def test_the_command_names_bad_rows(tmp_path: Path, capsys: pytest.CaptureFixtur
     file = str(write(tmp_path / "m.csv", put(1, gpu="H1000")))
     assert main(["validate", file]) == 2
     assert "unknown GPU 'H1000'" in capsys.readouterr().err
+
+
+def test_the_command_writes_a_scorecard_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(write(tmp_path / "m.csv")), str(write(tmp_path / "n.csv", exp_id="9"))]
+    card = tmp_path / "card.md"
+    assert main(["validate", *files, "--seeds", "1", "--scorecard", str(card), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [one["file"] for one in printed["experiments"]] == ["m.csv", "n.csv"]
+    text = card.read_text()
+    assert "headway validate m.csv n.csv --scorecard card.md" in text
+    assert "| m.csv | 1 |" in text and "| n.csv | 1 |" in text
+
+
+def test_the_command_takes_coefficients_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(write(tmp_path / "m.csv"))
+    own = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
+    slow = CoefficientFile(("h100-80gb-sxm",), own.kernels, {"vllm-v1": replace(own.overhead, step_s=0.1)})
+    path = tmp_path / "slow.json"
+    path.write_bytes(msgspec.json.encode(slow))
+    found = []
+    for more in ([], ["--coefficients", str(path)]):
+        assert main(["validate", file, "--json", "--seeds", "1", *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["experiments"][0]["errors"]["tpot_mean"]["predicted"])
+    assert found[1] - found[0] == pytest.approx(100, rel=0.02)
 
 
 @pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")

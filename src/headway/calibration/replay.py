@@ -26,6 +26,8 @@ from headway.workload.sources import TraceSource
 from headway.workload.table import Prefix, Workload
 
 Floats = npt.NDArray[np.float64]
+FIRST = 100
+"""Requests that count as the start of a run."""
 
 
 class SimulatedLatencies(Struct, frozen=True):
@@ -41,6 +43,8 @@ class ReplayResult(Struct, frozen=True):
     overall: SimulatedLatencies
     stages: tuple[SimulatedLatencies, ...]
     num_unfinished: int
+    warm: SimulatedLatencies | None = None
+    """Without the first requests (`FIRST`), whose prompts are not cached yet; None: there are no others."""
 
 
 def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet:
@@ -119,7 +123,7 @@ def replay(
     line: Callable[[Pool], Line] | None = None
     if coefficients is not None:
         line = lambda pool: StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line  # noqa: E731
-    parts: list[tuple[Floats, Floats, Floats]] = []
+    parts: list[tuple[Floats, Floats, Floats, Floats]] = []
     unfinished = 0
     for seed in seeds:
         table = workload(experiment, seed)
@@ -127,13 +131,17 @@ def replay(
         requests = simulate(pools, TraceSource(table), policies, seed=seed, line=line).requests
         done = requests["outcome"] == Outcome.FINISHED
         unfinished += int(np.count_nonzero(~done))
-        arrival_s = table.arrival_s[requests["request"][done].astype("i8")]
+        numbers = requests["request"][done].astype("i8")
+        arrival_s = table.arrival_s[numbers]
         ttft_s, e2e_s = (requests[name][done] - arrival_s for name in ("first_token_s", "end_s"))
-        parts.append((arrival_s, np.asarray(ttft_s, "f8") * 1e3, np.asarray(e2e_s, "f8") * 1e3))
-    arrival_s, ttft_ms, e2e_ms = (np.concatenate(column) for column in zip(*parts, strict=True))
+        parts.append((arrival_s, np.asarray(ttft_s, "f8") * 1e3, np.asarray(e2e_s, "f8") * 1e3, numbers.astype("f8")))
+    arrival_s, ttft_ms, e2e_ms, number = (np.concatenate(column) for column in zip(*parts, strict=True))
     overall = _latencies(experiment, ttft_ms, e2e_ms)
     masks = [(arrival_s >= low) & (arrival_s < high) for low, high in pairwise(bounds)]
-    return ReplayResult(overall, tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks), unfinished)
+    stages = tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks)
+    late = number >= FIRST
+    warm = _latencies(experiment, ttft_ms[late], e2e_ms[late]) if late.any() else None
+    return ReplayResult(overall, stages, unfinished, warm)
 
 
 def _latencies(experiment: ServingExperiment, ttft_ms: Floats, e2e_ms: Floats) -> SimulatedLatencies:

@@ -36,6 +36,16 @@ class ExperimentErrors(Struct, frozen=True):
     num_unfinished: int
     errors: dict[str, LatencyError]
     stages: list[dict[str, LatencyError]]
+    first_share_of_ttft: float | None = None
+    """Part of the predicted mean TTFT that is due to the first hundred requests, whose prompts are not cached yet."""
+    load_factor: float | None = None
+    """Factor on the arrival rate at which the predicted TTFT equals the measured one; None: not asked, or none."""
+    concurrency: float = 0.0
+    """Mean share of `max_num_seqs` in use, by Little's law from the measured rate and E2E."""
+    pp: int = 1
+    engine: str = ""
+    engine_version: str = ""
+    file: str = ""
 
 
 class Validation(Struct, frozen=True):
@@ -54,7 +64,13 @@ class Validation(Struct, frozen=True):
     """Skipped rows, with reasons."""
 
 
-def compare(experiment: ServingExperiment, replayed: ReplayResult, calibrated: bool) -> ExperimentErrors:
+def compare(
+    experiment: ServingExperiment,
+    replayed: ReplayResult,
+    calibrated: bool,
+    load_factor: float | None = None,
+    file: str = "",
+) -> ExperimentErrors:
     """Compare every latency of an experiment, measured and predicted."""
     tokens = experiment.output_tokens
     return ExperimentErrors(
@@ -72,7 +88,27 @@ def compare(experiment: ServingExperiment, replayed: ReplayResult, calibrated: b
             pairs(stage.measured, simulated, tokens)
             for stage, simulated in zip(experiment.stages, replayed.stages, strict=True)
         ],
+        first_share_of_ttft=_first_share_of_ttft(replayed),
+        load_factor=load_factor,
+        concurrency=_concurrency(experiment),
+        pp=experiment.pp,
+        engine=experiment.engine,
+        engine_version=experiment.engine_version,
+        file=file,
     )
+
+
+def _first_share_of_ttft(replayed: ReplayResult) -> float | None:
+    if replayed.warm is None or not len(replayed.overall.ttft_ms):
+        return None
+    return float(1 - replayed.warm.ttft_ms.mean() / replayed.overall.ttft_ms.mean())
+
+
+def _concurrency(experiment: ServingExperiment) -> float:
+    duration_s = sum(stage.duration_s for stage in experiment.stages)
+    num = sum(stage.rate_rps * stage.duration_s for stage in experiment.stages)
+    in_flight = num / duration_s * experiment.measured.e2e_mean_ms / 1e3
+    return in_flight / (experiment.max_num_seqs * experiment.dp)
 
 
 def pairs(measured: MeasuredLatencies, simulated: SimulatedLatencies, output_tokens: int) -> dict[str, LatencyError]:

@@ -8,11 +8,15 @@ from pathlib import Path
 import click
 
 from headway import catalog
+from headway.calibration.load_error import load_factor
 from headway.calibration.replay import replay
+from headway.calibration.scorecard import page
 from headway.calibration.serving import ServingExperiment, read
 from headway.calibration.validation import OVERALL, ExperimentErrors, LatencyError, Validation, compare, validation
+from headway.catalog.load import coefficients_in
 from headway.cli.output import POSITIVE, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
+from headway.workload.atomic_file import write_text
 
 EXCEEDED = 3
 """Exit code if an error is above --max-error."""
@@ -20,7 +24,7 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
 
 
 @click.command()
-@click.argument("measurements", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("measurements", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: `overall`, and `experiments` with every pair.")
 @click.option(
     "--max-error",
@@ -36,40 +40,73 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
     help="Simulate each experiment with this many seeds, and pool the requests.",
 )
 @click.option("--skip-bad", is_flag=True, help="Skip experiments with bad rows, and name them.")
+@click.option(
+    "--coefficients",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Step-time coefficients that `headway calibrate` wrote, in place of the catalog's.",
+)
+@click.option(
+    "--load-error",
+    is_flag=True,
+    help="Find the factor on the arrival rate at which the predicted TTFT of an experiment equals the measured one.",
+)
+@click.option(
+    "--scorecard",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a Markdown page of errors by file, GPU, model family, engine and load. Implies --load-error.",
+)
 @no_progress_option
 def command(
-    measurements: Path, as_json: bool, max_error: float | None, seeds: int, skip_bad: bool, no_progress: bool
+    measurements: tuple[Path, ...],
+    as_json: bool,
+    max_error: float | None,
+    seeds: int,
+    skip_bad: bool,
+    coefficients: Path | None,
+    load_error: bool,
+    scorecard: Path | None,
+    no_progress: bool,
 ) -> int:
     """Replay measured serving experiments, and print the errors of the predictions.
 
-    MEASUREMENTS is a CSV file with a row for each stage of load and a summary row for each experiment: engine
+    MEASUREMENTS are CSV files with a row for each stage of load and a summary row for each experiment: engine
     settings, arrival rate, lengths, and measured latencies in milliseconds. An error is the predicted latency over
     the measured one of the summary row, minus 1; `overall` is the mean absolute error over experiments. An
     experiment whose ITL contradicts its own E2E is marked, and the means are printed with and without it.
     """
-    experiments, refused = read(measurements, skip_bad)
+    files = [(path, *read(path, skip_bad)) for path in measurements]
+    experiments = [(path, experiment) for path, found, _ in files for experiment in found]
+    refused = [reason for _, _, reasons in files for reason in reasons]
     with progress("validating", wanted=not no_progress) as report:
         compared = []
-        for i, experiment in enumerate(experiments):
+        for i, (path, experiment) in enumerate(experiments):
             try:
-                compared.append(_compared(experiment, seeds))
+                compared.append(_compared(experiment, seeds, coefficients, load_error or scorecard is not None, path))
             except HeadwayError as error:
                 refused.append(f"experiment {experiment.id}: cannot be replayed: {error}")
             if report is not None:
                 report((i + 1) / len(experiments))
     if not compared:
-        raise HeadwayError(f"{measurements}: {'; '.join(refused)}")
+        raise HeadwayError(f"{', '.join(map(str, measurements))}: {'; '.join(refused)}")
     result = validation(compared, refused)
     if as_json:
         print_json(result)
     else:
         _print(result)
+    if scorecard is not None:
+        names = " ".join(path.name for path in measurements)
+        write_text(scorecard, page(compared, f"headway validate {names} --scorecard {scorecard.name}"))
     return _verdict(result, max_error)
 
 
-def _compared(experiment: ServingExperiment, seeds: int) -> ExperimentErrors:
-    calibrated = catalog.coefficients(experiment.gpu.name, experiment.engine).calibrated
-    return compare(experiment, replay(experiment, range(seeds)), calibrated)
+def _compared(
+    experiment: ServingExperiment, seeds: int, coefficients: Path | None, load_error: bool, file: Path
+) -> ExperimentErrors:
+    gpu, engine = experiment.gpu.name, experiment.engine
+    used = catalog.coefficients(gpu, engine) if coefficients is None else coefficients_in(coefficients, gpu, engine)
+    factor = load_factor(experiment, used) if load_error else None
+    replayed = replay(experiment, range(seeds), coefficients=used)
+    return compare(experiment, replayed, used.calibrated, factor, file.name)
 
 
 def _verdict(result: Validation, max_error: float | None) -> int:
@@ -88,6 +125,9 @@ def _print(result: Validation) -> None:
     if result.contradicting and result.consistent:
         rows.append([f"mean absolute error without {', '.join(result.contradicting)}", *_means(result.consistent)])
     print_table(["experiment", *OVERALL], rows, "Error of the prediction, %")
+    for one in result.experiments:
+        if one.load_factor is not None:
+            click.echo(f"experiment {one.id}: the measured TTFT is predicted at {one.load_factor:.2f} times its rate")
     for line in _notes(result):
         click.echo(line)
 

@@ -1,0 +1,65 @@
+"""The load error: the factor on the arrival rate at which the predicted TTFT equals the measured one.
+
+Near saturation a small error of the capacity is a large error of TTFT: if a replica is predicted to saturate at 0.83 of
+the rate at which it does, TTFT is off by +91%. The factor says how wrong the capacity is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, log
+
+from msgspec.structs import replace
+
+from headway.calibration.replay import replay
+from headway.calibration.serving import ServingExperiment
+from headway.catalog.coefficients import Coefficients
+
+MOST = 2.0
+"""Largest factor, and the reciprocal of the smallest."""
+STEPS = 6
+"""Halvings of the interval, in logarithms: the factor is exact to 1%."""
+NEAR, STEEP = 1.1, 1.5
+"""Near saturation, TTFT at `NEAR` times the rate is at least `STEEP` times that at the rate over `NEAR`."""
+
+
+def load_factor(experiment: ServingExperiment, coefficients: Coefficients | None = None) -> float | None:
+    """Below 1: the replica is predicted to saturate too early.
+
+    None if TTFT says nothing about the load: no factor up to `MOST` gives the measured one, or TTFT hardly depends on
+    the rate there.
+    """
+    wanted_ms = experiment.measured.ttft_mean_ms
+
+    def ttft_ms(factor: float) -> float:
+        return float(replay(scaled(experiment, factor), (0,), coefficients=coefficients).overall.ttft_ms.mean())
+
+    factor = crossing(ttft_ms, wanted_ms)
+    if factor is None or ttft_ms(factor * NEAR) < STEEP * ttft_ms(factor / NEAR):
+        return None
+    return factor
+
+
+def crossing(ttft_ms: Callable[[float], float], wanted_ms: float) -> float | None:
+    """The factor at which a growing `ttft_ms` reaches `wanted_ms`, by bisection from 1 outwards."""
+    is_slow = ttft_ms(1.0) > wanted_ms
+    low, high = (-log(MOST), 0.0) if is_slow else (0.0, log(MOST))
+    edge_ms = ttft_ms(exp(low if is_slow else high))
+    if (edge_ms > wanted_ms) is is_slow:
+        return None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if ttft_ms(exp(middle)) > wanted_ms:
+            high = middle
+        else:
+            low = middle
+    return exp((low + high) / 2)
+
+
+def scaled(experiment: ServingExperiment, factor: float) -> ServingExperiment:
+    """The experiment with `factor` times the arrival rate, and as many requests."""
+    stages = tuple(
+        replace(stage, rate_rps=stage.rate_rps * factor, duration_s=stage.duration_s / factor)
+        for stage in experiment.stages
+    )
+    return replace(experiment, stages=stages)
