@@ -23,7 +23,7 @@ class Member:
 
     __slots__ = (
         "deployment", "is_draining", "is_gone", "is_single_phase", "is_up", "max_num_waiting", "max_tokens",
-        "num_switches", "role", "view",
+        "num_switches", "role", "view", "window",
     )  # fmt: skip
 
     def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None, deployment: str = "") -> None:
@@ -35,6 +35,8 @@ class Member:
         self.max_tokens = max_tokens
         """Longest request that the replica can hold: prompt and output tokens."""
         self.max_num_waiting = max_num_waiting
+        self.window: int | None = None
+        """Most requests at the replica, besides the service's own window."""
         self.is_up = True
         self.is_draining = False
         self.is_gone = False
@@ -147,7 +149,8 @@ class Service:
         if self.members:
             self.longest_tokens = max(self._max_tokens(member) for member in self.members)
             self._shortest_tokens = min(member.max_tokens for member in self.members)
-        self._is_limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
+        self._has_window = self.window is not None or any(member.window is not None for member in self.members)
+        self._is_limited = self._has_window or any(member.max_num_waiting is not None for member in self.members)
 
     def _max_tokens(self, member: Member) -> int:
         """Longest request that a member can hold; a single-phase one, with the best partner in its combo."""
@@ -261,6 +264,8 @@ class Service:
         view, (window, prompt_window) = member.view, limits
         if window is not None and view.num_in_flight >= window:
             return False
+        if member.window is not None and view.num_in_flight >= member.window:
+            return False
         if prompt_window is not None and view.prefill_tokens_left >= prompt_window and view.num_waiting:
             return False
         return member.max_num_waiting is None or view.num_waiting < member.max_num_waiting
@@ -292,7 +297,7 @@ class Service:
         """Whether a request without a replica is rejected: it fits none, or all queues are full and nothing is held."""
         opened = self._open if exclude is None else self._open_without(exclude)
         fits = self.fits(live)
-        rejects = not fits or (self.window is None and bool(opened.views))
+        rejects = not fits or (not self._has_window and bool(opened.views))
         if rejects and self._observer is not None:
             why = "all queues are full" if fits else "it is longer than any replica can hold"
             self._observer.record_refusal(live, now, why)

@@ -352,6 +352,8 @@ class Gateway:
                 self.health.check_outliers()
 
     def _replica_up(self, replica: LiveReplica) -> None:
+        if not self.plan.has_window:
+            self.driver.limit_to_slots(replica)
         if replica.id in self._returning:
             self._returning.discard(replica.id)
             self.ejections.pop(replica.id, None)

@@ -104,6 +104,7 @@ def plan(scenario: Scenario) -> ServingPlan:
         seed=spec.seed,
         settings=_checked_settings(scenario),
         sends_priority=pools.uses_engine_priority(spec),
+        has_window=spec.policies.window is not None,
         judge=judge,
         gpu_limits=scenario.fleet.gpu_limits,
         roles=spec.roles,

@@ -49,6 +49,21 @@ def test_a_failed_request_is_placed_at_another_replica_with_its_tokens() -> None
     assert (request.live.attempt, request.live.generated_tokens) == (1, 3)
 
 
+def test_a_llama_cpp_server_gets_as_many_requests_as_it_has_slots() -> None:
+    """The others are held, where a server that is killed does not take them along."""
+    driven = Driven(2)
+    for replica, num in zip(driven.replicas, (2, None), strict=True):
+        replica.num_slots = num
+        driven.driver.limit_to_slots(replica)
+    driven.driver.replica_down(driven.replicas[1])
+    requests = [driven.arrive(id) for id in range(5)]
+    assert driven.num_in_flight == [2, 0] and [request.live.stage is HELD for request in requests].count(True) == 3
+    driven.driver.release(requests[0], ReleaseReason.FINISHED)
+    assert driven.num_in_flight == [2, 0]
+    driven.driver.replica_up(driven.replicas[1])
+    assert driven.num_in_flight == [2, 2] and not driven.outcomes.get(4)
+
+
 def test_a_failed_request_without_another_replica_is_rejected() -> None:
     driven = Driven(1)
     driven.driver.release(driven.arrive(0), ReleaseReason.FAILED)

@@ -106,6 +106,8 @@ class ServingPlan(Struct, frozen=True):
     settings: Settings
     sends_priority: bool
     """Requests to engines carry their tier as `priority`."""
+    has_window: bool = False
+    """The file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has slots."""
     judge: Judge | None = None
     """Scores the cascade's answers; None without a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
+from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.passthrough import error_event
 from headway.gateway.relay.quarantine import BrokenEngines, Quarantine
@@ -45,6 +45,8 @@ from headway.gateway.upstream.kv_snapshot import KvSnapshot
 
 log = logging.getLogger("headway.gateway")
 _MAX_RESPONSE_BYTES = 256 << 20
+_RENDER_S = 1.0
+"""Time that the engine of the first attempt still has to render the chat, once another one needs it."""
 _MAX_REFUSAL_BYTES = 1 << 20
 _PROGRESS_TOKENS = 8
 """Tokens after which a failure counts as the first one again. A replica that fails after fewer made no progress."""
@@ -87,6 +89,8 @@ class Relay:
         self._error: EngineError | None = None
         """The last attempt's failure."""
         self._num_failures = self._tokens_at_failure = self._escalated_tokens = 0
+        self._rendering: asyncio.Task[None] | None = None
+        """Has an engine render the chat."""
         self._doubted: tuple[EngineEndpoint, DoubtfulRefusalError] | None = None
         """The replica whose refusal another one is to confirm."""
         self._tokens_at_start = 0
@@ -99,6 +103,9 @@ class Relay:
         """Reset the response: at the start, and for each further model of a cascade."""
         needs_score = self._scheduler.needs_score(self._live)
         self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
+        if self._rendering is not None:  # by another model's template
+            self._rendering.cancel()
+            self._rendering = None
         self._resumed: ResumedStream | None = None
         self._hidden_fields: tuple[str, ...] = ()
         """Fields of chunks that the client did not ask for."""
@@ -147,6 +154,8 @@ class Relay:
         finally:
             if self._snapshot is not None:
                 self._snapshot.delete()
+            if self._rendering is not None:
+                self._rendering.cancel()
             self._scheduler.drop(self.in_flight)
 
     async def _answer(self) -> None:
@@ -183,9 +192,8 @@ class Relay:
 
     async def _attempt(self, replica: EngineEndpoint) -> None:
         """Send the request to a replica and relay its response. EngineError if the replica fails."""
-        partial, request = self._meter.partial, self._request
-        if partial.tokens and partial.token_ids is None and partial.prompt is None:
-            partial.prompt = await replica.render_chat(request.body)
+        request = self._request
+        await self._learn_prompt(replica)
         path, body = self._engine_request(replica)
         if body is None:
             self._finish_stream(sse.DONE)
@@ -197,6 +205,25 @@ class Relay:
             await self._dispatch_to_pair(self.in_flight.prefill_leg, replica, path, body)
         else:
             await self._exchange(replica, path, request.encoded(body))
+
+    async def _learn_prompt(self, replica: EngineEndpoint) -> None:
+        """Have an engine without token ids render the chat: begin when the chat is sent, as the engine may be gone
+        or busy when the prompt is needed; wait only then."""
+        partial, request = self._meter.partial, self._request
+        if replica.adapter.template is None or not request.is_chat or partial.prompt is not None:
+            return
+        if not partial.tokens:
+            if request.stream and request.can_resume and self._rendering is None:
+                self._rendering = asyncio.create_task(self._render(replica))
+        elif partial.token_ids is None:
+            if self._rendering is not None:
+                await asyncio.wait({self._rendering}, timeout=_RENDER_S)
+            if partial.prompt is None:
+                partial.prompt = await replica.render_chat(request.body)
+
+    async def _render(self, replica: EngineEndpoint) -> None:
+        with suppress(EngineError):  # then the next replica is asked, once the prompt is needed
+            self._meter.partial.prompt = await replica.render_chat(self._request.body)
 
     def _engine_request(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any] | None]:
         """Path and body for this replica. No body: the answer is complete but for the end of its stream."""
@@ -520,95 +547,6 @@ class Relay:
             await self._client.drain()
         else:
             await write_error(self._client, error, self.in_flight.request_id.encode("latin-1"))
-
-
-_field_remover = cache(sse.FieldRemover)
-
-
-class EngineStream:
-    """One engine's stream: split into events, metered, rewritten for the client, and written."""
-
-    def __init__(
-        self,
-        meter: ResponseMeter,
-        itl: ItlMeter,
-        resumed: ResumedStream | None,
-        hidden_fields: tuple[str, ...],
-        wants_usage: bool,
-        write: Callable[[bytes], bool],
-    ) -> None:
-        """`write` writes events for the client, and returns False if no more must be read for now."""
-        self._meter, self._itl, self._write = meter, itl, write
-        self._resumed, self._hidden_fields, self._wants_usage = resumed, hidden_fields, wants_usage
-        self._remover = _field_remover(hidden_fields) if hidden_fields else None
-        self._is_rewritten = resumed is not None or meter.hides_logprobs
-        self._splitter = sse.EventSplitter()
-        self.last_events = b""
-        """Events of the last read, which go with the end of the response."""
-        self.is_done = False
-        """[DONE] has come."""
-
-    @property
-    def has_ended(self) -> bool:
-        """The stream may end here."""
-        passthrough = self._meter.passthrough
-        return self.is_done or (passthrough is not None and passthrough.has_ended)
-
-    def feed(self, data: bytes) -> bool:
-        """Split, meter, rewrite and write what one read brought. False: read no more for now.
-
-        EngineError for an invalid event or a reported error.
-        """
-        output: list[bytes] = []
-        may_read = True
-        try:
-            for event in self._splitter.split(data):
-                payload = sse.payload(event)
-                if payload is None:
-                    output.append(event)
-                elif payload == b"[DONE]":
-                    self.is_done = True
-                    output.append(sse.DONE)  # in the usual spelling
-                elif self._meter.passthrough is not None:
-                    self._meter.measure_passthrough(self._meter.passthrough, payload)
-                    output.append(event)
-                elif self._is_rewritten:
-                    output += self._rewrite(payload)
-                else:
-                    chunk = sse.decode_chunk(payload)
-                    self._meter.measure(chunk)
-                    if (
-                        self._remover is not None
-                        and chunk.choices
-                        and (rest := self._remover.remove(payload)) is not payload
-                    ):
-                        event = b"data: " + rest + b"\n\n"
-                    if chunk.choices or chunk.usage is None or self._wants_usage:
-                        output.append(event)
-        finally:  # events before an invalid one have been metered, and are written
-            self._itl.observe()
-            if self.is_done:
-                self.last_events = b"".join(output)
-            elif output:
-                may_read = self._write(b"".join(output))
-        return may_read and not self.is_done
-
-    def _rewrite(self, payload: bytes) -> list[bytes]:
-        """Meter and rewrite an event of a resumed stream, or of one with log probabilities for the gateway only."""
-        value = sse.decode_object(payload)
-        chunk = sse.decode_chunk(value)
-        if self._resumed is not None:
-            self._resumed.convert(chunk)
-        self._meter.measure(chunk)
-        if not chunk.choices and chunk.usage is not None and not self._wants_usage:
-            return []
-        if self._resumed is not None and not self._resumed.rewrite(value):
-            return []
-        if chunk.choices:
-            sse.remove_fields(self._hidden_fields, value)
-        if self._meter.hides_logprobs:
-            sse.remove_fields(("logprobs",), value)
-        return [sse.encode_event(value)]
 
 
 async def _read_tail(connection: Connection) -> None:

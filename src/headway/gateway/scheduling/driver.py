@@ -288,6 +288,14 @@ class Driver:
         """Place requests at a replica."""
         self.control.on_recovered(replica.id, self.now)
 
+    def limit_to_slots(self, replica: LiveReplica) -> None:
+        """Send a replica no more requests than it has slots: others wait in the gateway, where they stay unharmed."""
+        service = self.services[replica.model]
+        member = service.member(replica.id)
+        if member is not None and member.window != replica.num_slots:
+            member.window = replica.num_slots
+            service.refresh()
+
     def replica_down(self, replica: EngineEndpoint) -> None:
         """Place no requests at a replica. Its streams continue as long as they last."""
         self.control.on_crashed(replica.id, [], self.now)

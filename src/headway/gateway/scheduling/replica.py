@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from headway.control.live import Live
 from headway.core.fleet import Pool, Role
@@ -13,6 +14,7 @@ from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
 from headway.gateway.upstream.dialects import Adapter, Load
 from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import EngineError
 from headway.sim.lifetime import Lifetime
 
 
@@ -141,6 +143,8 @@ class LiveReplica(EngineEndpoint):
         self.prefill_tokens_left = self.tokens_generated = 0
         self.slots: Slots | None = None
         """None: the engine assigns its own."""
+        self.num_slots: int | None = None
+        """Requests that the engine runs at a time, where it reports that (llama.cpp)."""
         self._load = Load()
         self.seen_s = float("-inf")
         """When the engine's load was read."""
@@ -151,7 +155,11 @@ class LiveReplica(EngineEndpoint):
         if self.is_single_phase:
             await self.read_bootstrap_port(self.role, timeout_s)
         if self.slots is not None:
-            self.slots.resize(await self.read_num_slots(timeout_s))
+            self.num_slots = await self.read_num_slots(timeout_s)
+            self.slots.resize(self.num_slots)
+        elif self.adapter.has_slots:
+            with suppress(EngineError):
+                self.num_slots = await self.read_num_slots(timeout_s)
 
     @property
     def max_request_tokens(self) -> int:

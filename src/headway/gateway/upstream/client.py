@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from headway.core.errors import HeadwayError
-from headway.gateway.upstream.errors import BrokenOffError, EngineError, UnreachableError
+from headway.gateway.upstream.errors import BrokenOffError, EngineError, NoAnswerError, UnreachableError
 
 _MAX_BUFFERED_BYTES = 1 << 18
 """Body bytes read and not consumed; beyond this, reading pauses, so that a slow client costs no memory."""
@@ -382,7 +382,7 @@ class Client:
                 finally:
                     self.release(connection)
         except TimeoutError:
-            raise EngineError(f"no answer to {path} within {timeout_s:g} s") from None
+            raise NoAnswerError(f"no answer to {path} within {timeout_s:g} s") from None
 
     def close(self) -> None:
         """Close the idle connections; those in use are their requests'."""

@@ -35,6 +35,8 @@ class Adapter(Struct, frozen=True):
     """The path that renders a chat as a prompt. Such an engine accepts all options of a chat with a prompt, too."""
     tokenize: str | None = None
     """The path that counts the tokens of a prompt, and of a chat in the format of its requests."""
+    has_slots: bool = False
+    """The engine runs one request in each of its slots, and reports their number at `/props`."""
     continue_options: dict[str, bool] | None = None
     """Options that continue the last message of a chat instead of answering it; None: the engine cannot."""
     transfers_kv: bool = False
@@ -74,6 +76,7 @@ ADAPTERS: dict[Api, Adapter] = {
         token_options={"timings_per_token": True},
         token_fields=("timings",),
         template="/apply-template",
+        has_slots=True,
         tokenize="/tokenize",
     ),
     "openai": Adapter("openai", health="/v1/models", metrics=None),

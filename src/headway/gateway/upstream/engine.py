@@ -11,10 +11,11 @@ import msgspec
 from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import Adapter, Load, parse_load
-from headway.gateway.upstream.errors import EngineError, RefusedError
+from headway.gateway.upstream.errors import EngineError, NoAnswerError, RefusedError
 
 _DEFAULT_BOOTSTRAP_PORT = 8998
-_TEMPLATE_TIMEOUT_S = 5.0
+_TEMPLATE_TIMEOUT_S = 60.0
+"""Engines render templates beside their requests, at times slowly."""
 _COUNT_TIMEOUT_S = 2.0
 _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
 """The fields of a request on which the number of its prompt's tokens depends."""
@@ -128,10 +129,15 @@ class EngineEndpoint:
             raise RefusedError(status, data)
 
     async def render_chat(self, body: dict[str, Any]) -> str | None:
-        """The prompt for a chat; None: the engine does not render chats. EngineError if there is no answer in time."""
+        """The prompt for a chat; None: the engine does not render chats, or not in time. EngineError if it is gone."""
         if self.adapter.template is None:
             return None
-        status, data = await self.client.fetch(self.adapter.template, _TEMPLATE_TIMEOUT_S, msgspec.json.encode(body))
+        try:
+            status, data = await self.client.fetch(
+                self.adapter.template, _TEMPLATE_TIMEOUT_S, msgspec.json.encode(body)
+            )
+        except NoAnswerError:
+            return None
         if status != 200:
             return None
         try:

@@ -30,6 +30,10 @@ class BrokenOffError(EngineError):
     """The engine closed the connection before the end of its answer."""
 
 
+class NoAnswerError(EngineError):
+    """The engine did not answer in time."""
+
+
 class InvalidAnswerError(EngineError):
     """The engine answered with what is no completion."""
 
