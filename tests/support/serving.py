@@ -152,8 +152,9 @@ def fleet_file(folder: Path, engines: list[str], **changes: Any) -> Path:
 
 
 def gateway(path: Path, *options: str) -> Process:
-    """A gateway whose engines are all up, if they are there."""
-    return Process("-m", "headway", "serve", str(path), "--port", "0", *options)
+    """A gateway whose engines are all up, if they are there; in one process unless `--restarts` says otherwise."""
+    supervision = () if "--restarts" in options else ("--restarts", "0")
+    return Process("-m", "headway", "serve", str(path), "--port", "0", *supervision, *options)
 
 
 @contextmanager

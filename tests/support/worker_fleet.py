@@ -21,13 +21,21 @@ def gateway_with_workers(path: Path, num: int, *options: str) -> serving.Process
     return made
 
 
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def worker_pids(front: serving.Process) -> list[int]:
     """Process ids of the workers that have received their configuration."""
-    found, pid = [], front.process.pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    found = []
+    for child in children(front.process.pid):
         with suppress(OSError):
             if "headway.gateway.workers.worker" in Path(f"/proc/{child}/cmdline").read_text():
-                found.append(int(child))
+                found.append(child)
     return found
 
 

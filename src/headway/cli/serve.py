@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from headway.gateway.server import web_server
 from headway.records.decision_log import BackgroundDecisionFile, DecisionFile
 from headway.records.part_writer import PartWriter
 from headway.scenario import replan
+from headway.serving.supervision import MAX_RESTARTS, supervise
 
 if TYPE_CHECKING:
     from headway.gateway.fleet.specs import ServedPool, ServingPlan
@@ -36,6 +38,7 @@ class ServeOptions(Struct, frozen=True):
     port: int
     host: str
     workers: int
+    restarts: int
     records: Path | None
     decisions: Path | None
     certfile: Path | None
@@ -63,6 +66,10 @@ class ServeOptions(Struct, frozen=True):
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
     help="Worker processes that relay requests and answers. With several, one more process schedules for all of them.",
+)  # fmt: skip
+@click.option(
+    "--restarts", type=click.IntRange(0, 1000), default=MAX_RESTARTS, show_default=True,
+    help="Restarts in a row if the gateway's process is killed or crashes. 0: it is not started again.",
 )  # fmt: skip
 @click.option("--records", type=PATH, help="Write records of the requests to this folder, as the run goes.")
 @decisions_option
@@ -97,21 +104,42 @@ def command(
 
 
 def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Path) -> None:
-    """Serve until a signal; the records hold the fleet file's text."""
-    from headway.gateway.gateway import Gateway
-    from headway.gateway.server.app import application
-    from headway.gateway.telemetry.recording import Recording
-    from headway.gateway.workers.supervisor import WorkerSupervisor
-
+    """Serve until a signal, in a process that is started again if it is killed."""
     host, port, workers, tls = options.host, options.port, options.workers, options.tls()
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
-    supervisor = None if workers == 1 else WorkerSupervisor(listeners, tls)
+    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
+
+    def run(is_restart: bool) -> None:
+        _run(plan, options, file, listeners, tls, is_restart)
+
+    if options.restarts:
+        supervise(run, options.restarts)
+    else:
+        run(False)
+
+
+def _run(
+    plan: ServingPlan,
+    options: ServeOptions,
+    file: Path,
+    listeners: list[socket.socket],
+    tls: web_server.Tls | None,
+    is_restart: bool,
+) -> None:
+    """Serve until a signal, at these sockets. The records hold the fleet file's text."""
+    from headway.gateway.gateway import Gateway
+    from headway.gateway.server.app import application
+    from headway.gateway.telemetry.recording import Recording
+    from headway.gateway.workers.supervisor import WorkerSupervisor
+
+    supervisor = None if options.workers == 1 else WorkerSupervisor(listeners, tls)
     decision_writer = None
     if options.decisions is not None:
-        decision_writer = BackgroundDecisionFile(DecisionFile(options.decisions, plan.settings.max_decisions_bytes))
+        max_bytes = plan.settings.max_decisions_bytes
+        decision_writer = BackgroundDecisionFile(DecisionFile(options.decisions, max_bytes, is_continued=is_restart))
 
     records_writer = None
     if options.records is not None:
@@ -131,7 +159,6 @@ def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Pat
             gateway.flush_records()
             click.echo(records_writer.finish(), err=True)
 
-    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
     if supervisor is None:
         hosts = web_server.expected_hosts(plan.settings, listeners[0])
         web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls, hosts=hosts)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import msgspec
 from msgspec import Struct
@@ -30,13 +30,14 @@ class DroppedLines(Struct, frozen=True, tag_field="what", tag="dropped"):
 
 
 class DecisionFile:
-    """A new log file. HeadwayError if it cannot be written.
+    """A log file. HeadwayError if it cannot be written.
 
     After an error `write` and `flush` can be called again: what could not be written is kept and comes first, so that
     no line is torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.
     """
 
-    def __init__(self, path: Path, max_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, max_bytes: int | None = None, is_continued: bool = False) -> None:
+        """`is_continued`: add to the file if there is one."""
         self.path, self._max_bytes = path, max_bytes
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()
@@ -47,11 +48,12 @@ class DecisionFile:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._write_error(error) from None
-        self._open()
+        self._open("ab" if is_continued else "wb")
 
-    def _open(self) -> None:
+    def _open(self, mode: str = "wb") -> None:
         try:
-            self._file = self.path.open("wb", buffering=0)
+            self._file = cast(IO[bytes], self.path.open(mode, buffering=0))
+            self._size = self._file.tell()
         except OSError as error:
             raise self._write_error(error) from None
 

@@ -1,0 +1,120 @@
+"""Starts a gateway's process again when it is killed or crashes.
+
+The listening sockets stay open in the supervising process, so connections wait for the next process in place of being
+refused. A process that ends on its own, after a signal to end or because of an invalid setting, is not started again.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from headway.core.errors import HeadwayError
+
+log = logging.getLogger("headway.gateway")
+MAX_RESTARTS = 5
+"""Restarts in a row, each within `_STABLE_S`, after which the gateway ends."""
+_STABLE_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
+_CRASHED = 70
+"""Exit status after an exception that nobody handled (EX_SOFTWARE)."""
+
+
+def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> None:
+    """Call `run(is_restart)` in a process of its own, again whenever that is killed or crashes.
+
+    Returns, in either process, when `run` does. HeadwayError after `max_restarts` restarts in a row that did not last;
+    SystemExit with the status of a process that ended with another one than 0. To be called without threads.
+    """
+    pause_s, num_restarts = _FIRST_PAUSE_S, 0
+    is_restart = False
+    while True:
+        started_s = time.monotonic()
+        child = _Child(run, is_restart)
+        if child.is_this:
+            return
+        how = child.wait()
+        if how is None:
+            return
+        if time.monotonic() - started_s >= _STABLE_S:
+            pause_s, num_restarts = _FIRST_PAUSE_S, 0
+        if num_restarts >= max_restarts:
+            raise HeadwayError(f"the gateway's process has {how}, after {num_restarts} restarts in a row: it ends")
+        log.error("the gateway's process has %s: it is started again", how)
+        if child.wait_to_restart(pause_s):
+            return
+        num_restarts, pause_s, is_restart = num_restarts + 1, min(2 * pause_s, _LONGEST_PAUSE_S), True
+
+
+class _Child:
+    """One process of the gateway, seen from the supervising one; or, with `is_this`, the process itself, at its end."""
+
+    def __init__(self, run: Callable[[bool], None], is_restart: bool) -> None:
+        alive, self._held = os.pipe()  # its other end closes when the supervising process is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+        gc.freeze()  # memory that both processes share stays shared
+        self.pid = os.fork()
+        self.is_this = self.pid == 0
+        self._has_to_end = threading.Event()
+        if self.is_this:
+            os.close(self._held)
+            _run(run, is_restart, alive)
+            return
+        os.close(alive)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self._has_to_end.set()
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def wait(self) -> str | None:
+        """Wait until the process ends; how it failed, None if it ended well. SystemExit if it ended with an error."""
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._held)
+        if os.WIFSIGNALED(status) and not self._has_to_end.is_set():
+            return f"been killed by signal {os.WTERMSIG(status)}"
+        code = os.waitstatus_to_exitcode(status)
+        if code == _CRASHED:
+            return "crashed"
+        if code:
+            raise SystemExit(max(code, 1))
+        return None
+
+    def wait_to_restart(self, pause_s: float) -> bool:
+        """Pause. True if the gateway has to end meanwhile."""
+        end_s = time.monotonic() + pause_s
+        while time.monotonic() < end_s and not self._has_to_end.is_set():
+            time.sleep(min(0.05, pause_s))
+        return self._has_to_end.is_set()
+
+
+def _run(run: Callable[[bool], None], is_restart: bool, alive: int) -> None:
+    """The gateway's process: a group of its own, so that a terminal's signals come from the supervising process."""
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with, args=(alive,), name="supervisor", daemon=True).start()
+    try:
+        run(is_restart)
+    except HeadwayError:
+        raise
+    except Exception:
+        log.exception("the gateway")
+        logging.shutdown()
+        os._exit(_CRASHED)
+
+
+def _end_with(alive: int) -> None:
+    """End this process when the supervising one is gone."""
+    os.read(alive, 1)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,125 @@
+"""The gateway's process is killed, crashes, or ends; and so does the process that starts it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import serving
+from headway.core.errors import HeadwayError
+from headway.serving import supervision
+from headway.serving.supervision import supervise
+from serving import chat, until
+from worker_fleet import children, is_alive, started_stream
+
+pytest.importorskip("httptools")
+
+
+def supervised(folder: Path, engines: list[serving.Process], *options: str) -> serving.Process:
+    made = serving.gateway(serving.fleet_file(folder, [each.url for each in engines]), "--restarts", "3", *options)
+    serving.all_up(made, len(engines))
+    return made
+
+
+def child_of(front: serving.Process) -> int:
+    """The gateway's process."""
+    found: list[int] = []
+    until(lambda: bool(found.extend(children(front.process.pid)) or found))
+    return found[0]
+
+
+def ask_until_answered(front: serving.Process) -> float:
+    """Seconds until a client that asks now, and again when it is told to, has its answer."""
+    began_s = time.monotonic()
+    while "error" in (answer := chat(front, max_tokens=2).json()):
+        assert answer["error"]["code"] == "shutting_down", answer  # a worker of the process that is gone
+        time.sleep(0.2)
+    assert answer["usage"]["completion_tokens"] == 2
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_killed_gateway_is_back_in_seconds(tmp_path: Path, workers: str) -> None:
+    """A client that comes meanwhile waits. With workers, streams go on to their ends; without, they break."""
+    engine = serving.emulator()
+    with serving.closing(engine):
+        front = supervised(tmp_path, [engine], "--workers", workers)
+        with serving.closing(front):
+            reply, events = started_stream(front, max_tokens=100)
+            killed = child_of(front)
+            os.kill(killed, signal.SIGKILL)
+            assert ask_until_answered(front) < 5
+            assert child_of(front) != killed
+            if workers == "2":
+                assert list(events)[-1] == "[DONE]"
+            reply.close()
+            front.wait_for("been killed by signal 9: it is started again")
+            front.process.send_signal(signal.SIGTERM)
+            assert front.process.wait(20) == 0
+
+
+def test_it_ends_with_its_supervisor_and_drains(tmp_path: Path) -> None:
+    engine = serving.emulator()
+    with serving.closing(engine):
+        front = supervised(tmp_path, [engine])
+        with serving.closing(front):
+            reply, events = started_stream(front, max_tokens=100)
+            gateway = child_of(front)
+            front.process.kill()
+            assert list(events)[-1] == "[DONE]"
+            reply.close()
+            until(lambda: not is_alive(gateway))
+
+
+def test_restarts_are_bounded_and_the_end_has_a_reason(tmp_path: Path) -> None:
+    engine = serving.emulator()
+    with serving.closing(engine):
+        front = supervised(tmp_path, [engine])
+        with serving.closing(front):
+            for _ in range(4):
+                gateway = child_of(front)
+                os.kill(gateway, signal.SIGKILL)
+                until(lambda gateway=gateway: gateway not in children(front.process.pid))
+            assert front.process.wait(20) == 2
+            assert front.process.stderr is not None
+            written = front.process.stderr.read().decode()
+            assert "has been killed by signal 9, after 3 restarts in a row: it ends" in written
+
+
+def status_of(target: Callable[[], None]) -> int:
+    """The exit status of a process that does this."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            target()
+        except SystemExit as end:
+            os._exit(end.code if isinstance(end.code, int) else 1)
+        except HeadwayError as error:
+            os._exit(99 if "crashed, after 2 restarts" in str(error) else 98)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_only_what_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "_FIRST_PAUSE_S", 0.01)
+
+    def crashes(is_restart: bool) -> None:
+        raise RuntimeError
+
+    def ends(code: int) -> Callable[[bool], None]:
+        return lambda is_restart: os._exit(code)
+
+    def crashes_once(is_restart: bool) -> None:
+        if not is_restart:
+            raise RuntimeError
+        os._exit(7)
+
+    assert status_of(lambda: supervise(crashes, 2)) == 99
+    assert status_of(lambda: supervise(ends(3), 2)) == 3
+    assert status_of(lambda: supervise(ends(0), 2)) == 0
+    assert status_of(lambda: supervise(crashes_once, 2)) == 7
