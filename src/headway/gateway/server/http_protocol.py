@@ -19,9 +19,10 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headway.gateway.errors import ApiError
-from headway.gateway.server.framing import Part, RequestFraming
+from headway.gateway.server.framing import END, HEAD, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
 
+_ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _MAX_HEADERS = 256
 _HEAD_TIMEOUT_S = 30.0
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
@@ -33,6 +34,8 @@ _LINGER_S = 5.0
 _LINGER_BYTES = 64 << 20
 """After the last answer on a connection, so much of the request's rest is read and dropped. A connection that is closed
 with unread bytes is reset, and its client may lose the answer."""
+_COPIED_BYTES = 1 << 14
+"""Shorter segments are divided by copies, which take less time than views."""
 _MAX_UNPARSED_BYTES = 1 << 16
 """Of further requests, before the answer to the present one; then reading pauses."""
 
@@ -149,6 +152,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on the time and the length of all that is outside bodies."""
 
     _timer: asyncio.TimerHandle | None = None
+    _deadline_s: float | None = None
+    """On the event loop's clock: for the next head, or for its rest. None during a request."""
+    _is_in_head = False
+    """A part of a head has come."""
+    _takes_headers = True
+    """What the parser calls headers are no trailers."""
     _linger_timer: asyncio.TimerHandle | None = None
     _writer: TransportWriter | None = None
     _unparsed = b""
@@ -163,18 +172,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._hosts = hosts
         self._framing = RequestFraming()
+        self._takes_writer = getattr(self.app, "takes_writer", False)
 
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it, too
         super().connection_made(transport)
         self._cycle_transport: Any = _CycleTransport(self)
-        self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._time_out)
+        self._set_deadline(_HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timer()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        for timer in (self._timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
         if self._writer is not None:
             self._writer.disconnected()
@@ -185,25 +195,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._num_lingered += len(data)
             if self._num_lingered > _LINGER_BYTES:
                 self.transport.close()
-        elif self._framing.part is Part.END:
+        elif self._framing.part == END:
             self._unparsed += data
             if len(self._unparsed) > _MAX_UNPARSED_BYTES:
                 self.flow.pause_reading()
         else:
-            self._unset_keepalive_if_required()
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
         """Parse one request, part by part; what follows it is parsed after its answer."""
-        framing, size, start = self._framing, len(data), 0
-        if framing.part is Part.HEAD and not framing.num_outside:
+        framing, start = self._framing, 0
+        if framing.part == HEAD and not framing.num_outside:
             data = data.lstrip(b"\r\n")  # allowed before a request
-            size = len(data)
-        view = memoryview(data)
+        size = len(data)
+        parts = data if size < _COPIED_BYTES else memoryview(data)
         while start < size:
             part, end = framing.part, framing.end_of_part(data, start)
             try:
-                self.parser.feed_data(view[start:end])
+                self.parser.feed_data(parts[start:end])
             except httptools.HttpParserUpgrade:
                 pass  # the server may ignore a request to change the protocol
             except httptools.HttpParserError:
@@ -212,22 +221,31 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self._refusal is not None:
                 self._refuse(self._refusal)
                 return
-            if framing.part is Part.END:
+            if framing.part == END:
                 self._unparsed = data[end:]
                 return
-            if framing.part is part:
+            if framing.part == part:
                 framing.passed(data, start, end)
                 if framing.is_too_long:
                     self._refuse(_too_long(part))
                     return
             start = end
-        if framing.part is Part.HEAD and self._timer is None:
-            self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._time_out)
+        if framing.part == HEAD and not self._is_in_head:
+            self._is_in_head = True
+            self._set_deadline(_HEAD_TIMEOUT_S, is_sooner=True)
 
     # Called by the parser.
 
+    def on_message_begin(self) -> None:
+        self.url, self.headers, self.expect_100_continue = b"", [], False
+        scope: Any = {  # the rest follows with the end of the head
+            "type": "http", "asgi": _ASGI, "server": self.server, "client": self.client, "scheme": self.scheme,
+            "root_path": "", "headers": self.headers, "state": self.app_state.copy(),
+        }  # fmt: skip
+        self.scope = scope
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._framing.part is not Part.HEAD:
+        if not self._takes_headers:
             return  # a trailer: whoever checked the headers has not seen it
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
@@ -236,7 +254,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """As uvicorn's, without other protocols than HTTP, and for one request at a time."""
-        self._cancel_timer()
+        self._is_in_head = self._takes_headers = False
+        self._deadline_s = None
         version, scope = self.parser.get_http_version(), self.scope
         scope["method"] = self.parser.get_method().decode("ascii")
         scope["http_version"] = version
@@ -245,7 +264,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"], scope["query_string"] = url.path, url.query or b""
         found = dict(self.headers)
-        self._refusal = self._check(found, url.host) or self._begin_body(found, version)
+        if self._hosts is not None or len(found) != len(self.headers) or len(found) > _MAX_HEADERS:
+            self._refusal = self._check(found, url.host)
+        if self._refusal is None:
+            self._refusal = self._begin_body(found, version)
         if self._refusal is not None:
             return
         self.cycle = cycle = _Cycle(
@@ -267,10 +289,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return ApiError(431, f"more than {_MAX_HEADERS} headers", "headers_too_long")
         if self._hosts is None:
             return None
-        for host in (found.get(b"host"), target_host):
-            if host and not self._hosts.accepts(host):
-                what = "this gateway has no api_keys and does not serve this host; gateway.hosts names those it serves"
-                return ApiError(421, what, "unknown_host")
+        accepts, host = self._hosts.accepts, found.get(b"host")
+        if (host and not accepts(host)) or (target_host and not accepts(target_host)):
+            what = "this gateway has no api_keys and does not serve this host; gateway.hosts names those it serves"
+            return ApiError(421, what, "unknown_host")
         origin = found.get(b"origin")
         if origin is not None and not self._hosts.accepts_origin(origin):
             what = (
@@ -283,7 +305,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _begin_body(self, found: dict[bytes, bytes], version: str) -> ApiError | None:
         """Prepare for the body; why the request is not served, by the body's framing."""
-        coding, length = found.get(b"transfer-encoding"), int(found.get(b"content-length", b"0"))
+        coding, length = found.get(b"transfer-encoding"), int(found.get(b"content-length", 0))
         if self.parser.should_upgrade() and (coding is not None or length):
             return ApiError(
                 400, "a request with a body cannot change the protocol; expected no Upgrade", "invalid_http"
@@ -304,19 +326,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        self._framing.part = Part.END
+        self._framing.part = END
         if self._refusal is None:
             self.cycle.more_body = False
             self.cycle.message_event.set()
 
     # Responses.
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if getattr(app, "takes_writer", False):
-            assert isinstance(cycle, _Cycle)
+    def _start_asgi_task(self, cycle: _Cycle, app: Any) -> None:  # type: ignore[override]  # this class makes them
+        if self._takes_writer:
             self._writer = TransportWriter(self, cycle)
             app = partial(app, writer=self._writer)
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -326,31 +349,51 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._unparsed:
             self.loop.call_soon(self._parse_next)
         else:
-            self._framing.begin_head()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._begin_head()
+            self._set_deadline(self.timeout_keep_alive)
+
+    def _begin_head(self) -> None:
+        self._framing.begin_head()
+        self._takes_headers = True
 
     def _parse_next(self) -> None:
         data, self._unparsed = self._unparsed, b""
-        self._framing.begin_head()
+        self._begin_head()
         if not self.transport.is_closing():
             self._parse(data)
 
     def close_after_response(self) -> None:
         """Close the connection after its last answer. If more may come, it is read and dropped for a while."""
-        if self._framing.part is Part.END and not self._unparsed:
+        if self._framing.part == END and not self._unparsed:
             self.transport.close()
             return
-        self._cancel_timer()
+        self._deadline_s = None
         self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.close)
         self._unparsed = b""
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
-    def _time_out(self) -> None:
+    def _set_deadline(self, timeout_s: float, is_sooner: bool = False) -> None:
+        """Time out unless the next head is complete by then. A timer that is due before is kept, and set again then.
+        `is_sooner`: it may be due later."""
+        self._deadline_s = self.loop.time() + timeout_s
+        if is_sooner and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self.loop.call_later(timeout_s, self._check_deadline)
+
+    def _check_deadline(self) -> None:
         self._timer = None
+        if self._deadline_s is not None:
+            left_s = self._deadline_s - self.loop.time()
+            if left_s > 0:
+                self._timer = self.loop.call_later(left_s, self._check_deadline)
+            else:
+                self._time_out()
+
+    def _time_out(self) -> None:
         if self._framing.num_outside:
             self._refuse(ApiError(408, "the request was not there in time", "timeout"))
         else:
@@ -371,16 +414,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             body = error.json()
             head = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
-        self._framing.part = Part.HEAD
+        self._framing.part = HEAD
         self.close_after_response()
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
-
-def _too_long(part: Part) -> ApiError:
-    if part is Part.HEAD:
+def _too_long(part: int) -> ApiError:
+    if part == HEAD:
         return ApiError(431, "the headers are too long", "headers_too_long")
     return ApiError(431, "the body's chunk headers and trailers are too long", "framing_too_long")
