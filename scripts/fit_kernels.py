@@ -28,11 +28,14 @@ DATA = Path(os.environ["HEADWAY_DATA"]) / "measured"
 TABLES = ("gemm_vllm", "moe_vllm", "attn_context_vllm_hd128_bf16", "attn_generation_vllm_hd128_bf16", "comm")
 OUT = Path(__file__).parent.parent / "src/headway/catalog/data/coefficients"
 LIKE = {
-    "a100-80gb": ["a100-40gb", "a800-80gb-sxm", "a800-80gb-pcie"],
-    "h100-80gb-sxm": ["h100-96gb-sxm", "h800-80gb-sxm", "h20-96gb", "b200-180gb-sxm"],
+    "a100-80gb": ["a100-40gb", "a800-80gb-sxm", "a800-80gb-pcie", "a100-80gb-pcie"],
+    "h100-80gb-sxm": [
+        "h100-96gb-sxm", "h800-80gb-sxm", "h20-96gb", "b200-180gb-sxm", "h100-94gb-nvl", "h100-80gb-pcie",
+        "gb200-186gb",
+    ],
     "h200-141gb-sxm": [],
-    "l40s": ["l4", "rtx-4090", "a10"],
-}
+    "l40s": ["l4", "rtx-4090", "a10", "a10g", "rtx-pro-6000-96gb"],
+}  # fmt: skip
 SOURCE = "fitted on AIConfigurator's operator tables (ai-dynamo/aiconfigurator, Apache-2.0), {software} kernels"
 
 

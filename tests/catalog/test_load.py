@@ -116,6 +116,27 @@ def test_coefficients_are_fractions_and_measured_ones_say_so() -> None:
     assert not catalog.coefficients("a GPU of one's own", "vllm-v1").calibrated
 
 
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("NVIDIA H100 NVL", "h100-94gb-nvl"), ("h100-pcie", "h100-80gb-pcie"), ("a100-pcie", "a100-80gb-pcie"),
+        ("A10G", "a10g"), ("rtx-pro-6000", "rtx-pro-6000-96gb"), ("B200", "b200-180gb-sxm"), ("GB200", "gb200-186gb"),
+    ],
+)  # fmt: skip
+def test_gpus_without_measurements_have_peaks_and_say_so(alias: str, name: str) -> None:
+    gpu = catalog.gpu(alias)
+    assert gpu.name == name
+    found = catalog.coefficients(gpu.name, "vllm-v1")
+    assert not found.calibrated
+    assert found.estimated[0].startswith("kernels of ")
+
+
+def test_tensorrt_llm_is_marked_as_not_measured() -> None:
+    engine = catalog.engine("trtllm")
+    assert engine.name == "tensorrt-llm" and "not measured" in engine.source
+    assert "generic overhead of tensorrt-llm" in catalog.coefficients("h100-80gb-sxm", engine.name).estimated
+
+
 def test_import_reads_no_data_files() -> None:
     code = (
         "import sys, headway.catalog as c; from headway.catalog import load;"

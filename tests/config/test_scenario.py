@@ -22,7 +22,9 @@ from headway.config.scenario import (
 )
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.core.fleet import GREEDY, Sampling
+from headway.core.fleet import GREEDY, Pool, Sampling
+from headway.perf.memory import plan
+from headway.perf.params import num_params, weights_bytes
 
 DOCUMENT: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 20},
@@ -91,3 +93,63 @@ def test_sampling_makes_every_iteration_longer() -> None:
         return StepTimes(scenario)(scenario.fleet.pools[0])(64, 64_000, (), 0, 0)[0]
 
     assert decode_s() > decode_s(sampling="greedy")
+
+
+def pool_of(**changes: Any) -> Pool:
+    fleet = [{"model": "llama-3.1-70b", "gpu": "h100", "tp": 4, **changes}]
+    return assembled(fleet=fleet).fleet.pools[0]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "num_bytes"),
+    [("none", 2), ("fp8", 1), ("fp8_block", 1), ("awq", 0.52), ("gptq", 0.52), ("int4", 0.52), ("mxfp4", 0.53)],
+)
+def test_quantized_weights_take_less_memory(quantization: str, num_bytes: float) -> None:
+    model = pool_of(quantization=quantization).model
+    embeddings_bytes = 2 * 2 * model.vocab_size * model.hidden_size
+    in_layers = (weights_bytes(model) - embeddings_bytes) / (num_params(model) - embeddings_bytes / 2)
+    assert in_layers == pytest.approx(num_bytes, rel=0.01)
+
+
+def test_four_bits_of_a_mixture_are_of_all_layers_or_of_experts_only() -> None:
+    found = {
+        name: weights_bytes(assembled(fleet=[{"model": "mixtral-8x7b", "gpu": "h200", "quantization": name}])
+                            .fleet.pools[0].model)
+        for name in ("awq", "mxfp4")
+    }  # fmt: skip
+    attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    experts = 32 * 8 * 3 * 4096 * 14336
+    more_bytes = (2 - 4.15625 / 8) * attention + (4.25 - 4.15625) / 8 * experts
+    assert found["mxfp4"] - found["awq"] == pytest.approx(more_bytes, rel=0.01)
+
+
+def test_quantized_weights_decode_faster_and_own_no_other_kernels() -> None:
+    times = []
+    for quantization in ("none", "fp8", "awq"):
+        fleet = [{"model": "llama-3.1-70b", "gpu": "h100", "tp": 4, "quantization": quantization}]
+        scenario = assembled(fleet=fleet)
+        times.append(StepTimes(scenario)(scenario.fleet.pools[0])(1, 1000, (), 0, 0)[0])
+    assert times == sorted(times, reverse=True)
+    assert 0.3 < times[2] / times[0] < 0.65
+
+
+def test_a_kv_cache_in_8_bits_holds_twice_the_tokens() -> None:
+    full, half = (
+        plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_capacity_tokens
+        for pool in (pool_of(), pool_of(kv_cache_dtype="fp8"))
+    )
+    assert half == pytest.approx(2 * full, rel=1e-3)
+
+
+def test_an_unknown_quantization_is_named() -> None:
+    with pytest.raises(HeadwayError, match="awk"):
+        pool_of(quantization="awk")
+
+
+def test_another_version_of_the_engine_is_not_calibrated() -> None:
+    def estimated(**engine: str) -> tuple[str, ...]:
+        scenario = assembled(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "vllm-v1", **engine}}])
+        return StepTimes(scenario).coefficients["pool-0"].estimated
+
+    assert estimated() == estimated(version="0.15.3") == ()
+    assert estimated(version="0.24.0") == ("overhead of vllm-v1 0.15.1, not 0.24.0",)

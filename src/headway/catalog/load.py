@@ -67,13 +67,24 @@ def engines() -> tuple[Engine, ...]:
     return _engines().engines
 
 
-def coefficients(gpu_name: str, engine_name: str) -> Coefficients:
+def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
     """Step-time coefficients of an engine on a GPU, both by their short names.
 
     Without measurements of this GPU, coefficients come from a GPU of the same silicon, else from the generic file;
-    `calibrated` is then False. The `simulated` engine has the overhead of vLLM V1.
+    `calibrated` is then False, as it is if the engine has another `version` than the measured one, down to the second
+    number. The `simulated` engine has the overhead of vLLM V1.
     """
-    return _resolved(*_coefficients_of(gpu_name), gpu_name, engine_name)
+    found = _resolved(*_coefficients_of(gpu_name), gpu_name, engine_name)
+    measured = found.overhead.version
+    if not version or not measured or _minor(version) == _minor(measured):
+        return found
+    other = f"overhead of {engine_name} {measured}, not {version}"
+    return msgspec.structs.replace(found, calibrated=False, estimated=(*found.estimated, other))
+
+
+def _minor(version: str) -> list[str]:
+    """The first two numbers of a version."""
+    return version.lstrip("v").split(".")[:2]
 
 
 def has_measured_kernels(gpu_name: str) -> bool:

@@ -34,6 +34,12 @@ LEAST_SETTINGS = {
 """Least values of an engine's settings."""
 
 
+WEIGHT_DTYPES = {
+    "none": "bf16", "fp8": "fp8", "fp8_block": "fp8", "awq": "w4a16", "gptq": "w4a16", "int4": "w4a16", "mxfp4": "int4",
+}  # fmt: skip
+"""The model's `dtype` for each `quantization`."""
+
+
 def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     """Every pool and combo. HeadwayError where one is invalid; paths are relative to `base_dir`."""
     pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places) for i, pool in enumerate(spec.fleet))
@@ -75,7 +81,7 @@ def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: P
     if not spec.gpu:
         raise places.error((*at, "gpu"), "missing; expected a GPU, without which replicas can be served, not simulated")
     if spec.coefficients is None:
-        return coefficients(pool.gpu.name, pool.engine.name)
+        return coefficients(pool.gpu.name, pool.engine.name, pool.engine.version)
     with places.at(*at, "coefficients"):
         return coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
 
@@ -120,7 +126,7 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, un
         name=spec.name or name,
         model=shape,
         gpu=accelerator,
-        engine=_engine(spec.engine, (*at, "engine"), places),
+        engine=_with_kv_dtype(spec, _engine(spec.engine, (*at, "engine"), places)),
         parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
         replicas=_replicas(spec, at, places, units),
         region=spec.region,
@@ -137,6 +143,10 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, un
     if spec.gpu:
         _coefficients(spec, pool, at, base_dir, places)
     return pool
+
+
+def _with_kv_dtype(spec: PoolSpec, engine: Engine) -> Engine:
+    return replace(engine, kv_dtype_bytes=1.0) if spec.kv_cache_dtype == "fp8" else engine
 
 
 def _proxied_model(spec: PoolSpec, at: Key, places: Places) -> Model:
@@ -168,7 +178,9 @@ def _model(spec: PoolSpec, at: Key, base_dir: Path, places: Places) -> Model:
             deployed = shape.hf_id if _REPOSITORY.fullmatch(shape.hf_id) else ""
     deployed = spec.hf_id or deployed
     aliases = dict.fromkeys((shape.hf_id, *shape.aliases, spec.served_name))
-    return replace(shape, hf_id=deployed, aliases=tuple(n for n in aliases if n and n not in (shape.name, deployed)))
+    dtype = shape.dtype if spec.quantization is None else WEIGHT_DTYPES[spec.quantization]
+    others = tuple(n for n in aliases if n and n not in (shape.name, deployed))
+    return replace(shape, hf_id=deployed, dtype=dtype, aliases=others)
 
 
 def _with_distinct_names(fleet: Fleet) -> Fleet:

@@ -47,6 +47,12 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dp: Count = 1
     """Data parallel ranks of one replica, which step together; above 1 only with `ep`. The engine's limits are those
     of all ranks together. For dense models, use `replicas`."""
+    quantization: Literal["none", "fp8", "fp8_block", "awq", "gptq", "int4", "mxfp4"] | None = None
+    """Type of the weights. `awq`, `gptq` and `int4`: 4 bits with a scale for each group of 128; `mxfp4`: 4 bits with a
+    scale for each 32, of experts only. Without one: as published, `none` for 16 bits. It changes memory and step times;
+    the weights to deploy are those of `hf_id`."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of the KV cache: 16 bits, or what the engine's `kv_dtype_bytes` says; or 8 bits."""
     engine: str | dict[str, Any] = DEFAULT_ENGINE
     """A name that `headway catalog engines` lists, or `name:` and changes to the engine's settings."""
     name: str = ""

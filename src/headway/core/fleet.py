@@ -115,7 +115,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     gated_mlp: bool = True
     tie_embeddings: bool = False
     dtype: str = "bf16"
-    """Type of the weights: bf16, fp16, fp8, int4. Activations and KV cache have 16 bits unless the engine differs."""
+    """Type of the weights: bf16, fp16, fp8, int4, w4a16. Activations and KV cache have 16 bits, unless the engine
+    differs."""
     moe: Moe | None = None
     mla: Mla | None = None
     sliding_window_tokens: int | None = None

@@ -14,7 +14,7 @@ from math import exp, log
 
 from headway.catalog.coefficients import Coefficients, ExpertCurve, ExpertTable
 from headway.core.fleet import Gpu, Model, Moe, Parallel
-from headway.perf.params import expert_params, weight_dtype_bytes
+from headway.perf.params import KERNELS, expert_params, weight_dtype_bytes
 from headway.perf.roofline import compute_dtype, peak_flops, roofline_s
 
 ROUTING_SKEW = 0.4
@@ -84,7 +84,7 @@ class Experts:
         holds and computes an equal share.
         """
         model = self._model
-        c = self._kernels.moe["bf16" if model.dtype == "fp16" else model.dtype]
+        c = self._kernels.moe[KERNELS.get(model.dtype, model.dtype)]
         chosen = float(num_tokens * moe.experts_per_token)
         weights = expert_params(model) / (self._parallel.tp * self._parallel.dp)
         memory_s = self.num_bytes(num_tokens) / self._gpu.bandwidth_bytes_per_s
@@ -113,7 +113,7 @@ def _curve(table: ExpertTable, model: Model, parallel: Parallel) -> ExpertCurve 
     moe = model.moe
     if moe is None:
         return None
-    dtype = "bf16" if model.dtype == "fp16" else model.dtype
+    dtype = KERNELS.get(model.dtype, model.dtype)
     tp, ep = (1, parallel.tp * parallel.dp) if parallel.ep else (parallel.tp * parallel.dp, 1)
     wanted = (
         dtype, model.hidden_size, moe.intermediate_size, moe.experts_per_token, moe.num_experts, tp, ep,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from headway.core.errors import unknown
 from headway.core.fleet import Model
 
-WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.25 / 8}
-"""Bytes per quantised parameter. int4 has an 8-bit scale for each group of 32, as in MXFP4."""
+WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.25 / 8, "w4a16": 4.15625 / 8}
+"""Bytes per quantised parameter. int4 has an 8-bit scale for each group of 32, as in MXFP4; w4a16 a 16-bit scale and a
+zero of 4 bits for each group of 128, as in AWQ and GPTQ."""
+KERNELS = {"fp16": "bf16", "w4a16": "int4"}
+"""Types of weights whose kernels are listed under another one."""
 
 
 def num_params(model: Model) -> float:
@@ -39,7 +42,7 @@ def weights_bytes(model: Model) -> float:
 def linear_bytes(model: Model) -> float:
     """Bytes per parameter of attention and dense feed-forward layers.
 
-    Embeddings and norms are always 16 bit. In a 4-bit mixture of experts only the experts are quantised, as in GPT-OSS.
+    Embeddings and norms are always 16 bit. In an int4 mixture of experts only the experts are quantised, as in GPT-OSS.
     """
     return 2.0 if model.moe and model.dtype == "int4" else weight_dtype_bytes(model)
 
