@@ -287,6 +287,19 @@ def test_a_pool_has_its_own_weights_name_image_and_arguments(
     assert _option(_args(sglang), "--served-model-name") == "support"
 
 
+def test_pools_without_an_engine_are_deployed_with_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan's pools have no engine: the catalog's default is for simulations."""
+    fleet = tmp_path / "plan.yaml"
+    pool = {"model": "llama-3.1-8b", "gpu": "h100"}
+    combo = {"name": "pair", "prefill": pool, "decode": {**pool, "engine": "vllm-v1"}}
+    fleet.write_text(yaml.safe_dump({"fleet": [{**pool, "name": "planned"}], "combos": [combo]}))
+    assert main(["export", "kubernetes", str(fleet), "--out", str(tmp_path / "out")]) == 0
+    notes = capsys.readouterr().err
+    assert "planned: deployed with vllm-v1, as it has no `engine`" in notes
+    assert "combos[0].prefill: deployed with vllm-v1" in notes and "combos[0].decode: deployed" not in notes
+    assert "vllm/vllm-openai" in (tmp_path / "out" / "planned.yaml").read_text()
+
+
 def test_a_model_by_its_config_is_deployed_with_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     pool = {**POOL, "model": {"config": "config.json"}}

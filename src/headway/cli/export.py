@@ -11,7 +11,13 @@ from headway import catalog, scenario
 from headway.cli.output import PATH
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
-from headway.serving.export.kubernetes import ExportOptions, deployed_models, manifests
+from headway.serving.export.kubernetes import (
+    DEPLOYED_ENGINE,
+    ExportOptions,
+    deployed_models,
+    manifests,
+    with_engines,
+)
 from headway.workload.atomic_file import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
@@ -57,9 +63,12 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     """
     data, places = read(fleet)
     data.setdefault("workload", NO_WORKLOAD)
+    data, without_engine = with_engines(data)
     chosen = scenario.assemble(data, places, fleet.parent)
     options = ExportOptions(**flags, products=dict(map(_product, gpu_product)), connector=kv_connector)
     made = manifests(chosen, options)
+    for name in without_engine:
+        click.echo(f"{name}: deployed with {DEPLOYED_ENGINE}, as it has no `engine`", err=True)
     for line in deployed_models(chosen):
         click.echo(line, err=True)
     for name, text in made.items():

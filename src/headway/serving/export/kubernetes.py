@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import yaml
@@ -60,6 +61,10 @@ class ExportOptions(Struct, frozen=True):
     """The autoscaler's target: waiting requests of an engine, on average."""
 
 
+DEPLOYED_ENGINE = "vllm-v1"
+"""The engine of pools without one: the catalog's default is for simulations alone."""
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes embedded files as block text, and no YAML references."""
 
@@ -71,6 +76,29 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def with_engines(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A scenario's document in which every pool has an engine, and the names of the pools that had none."""
+    changed: list[str] = []
+
+    def filled(pool: Any, name: str) -> Any:
+        is_without = isinstance(pool, Mapping) and "model" in pool and "engine" not in pool
+        if is_without:
+            changed.append(str(pool.get("name") or name))
+        return {**pool, "engine": DEPLOYED_ENGINE} if is_without else pool
+
+    sections = dict(document)
+    if isinstance(pools := document.get("fleet"), list):
+        sections["fleet"] = [filled(pool, f"fleet[{i}]") for i, pool in enumerate(pools)]
+    if isinstance(combos := document.get("combos"), list):
+        sections["combos"] = [
+            {key: filled(part, f"combos[{i}].{key}") for key, part in combo.items()}
+            if isinstance(combo, Mapping)
+            else combo
+            for i, combo in enumerate(combos)
+        ]
+    return sections, changed
 
 
 def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
