@@ -69,3 +69,10 @@ def test_validation_stops_after_too_many_lines_or_errors() -> None:
     for number in range(150):
         validator.read(number, b"{")
     assert validator.can_stop and len(validator.errors) == 100
+
+
+def test_a_long_line_has_the_limits_of_a_long_body() -> None:
+    validator = _validator(max_line_bytes=1 << 20)
+    assert validator.read(1, _line(body={"model": "m", "x": "a, " * 50_000})) is not None
+    assert validator.read(2, _line(custom_id="b", body={"model": "m", "x": [[]] * 50_001})) is None
+    assert [error.code for error in validator.errors] == ["body_too_complex"]

@@ -20,6 +20,7 @@ from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
 from headway.gateway.batch.store import UNAVAILABLE, BatchStore
 from headway.gateway.batch.validate import validate
 from headway.gateway.errors import ApiError, internal_error, policy_error
+from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import Headers, ResponseWriter
@@ -187,7 +188,10 @@ class BatchService:
     async def _send(self, batch: ActiveBatch, line: Line, request_id: str) -> _CollectedAnswer:
         answer = _CollectedAnswer()
         try:
-            request = await asyncio.to_thread(read_request, batch.endpoint, line.body, {})
+            if len(line.body) <= LONG_BYTES:
+                request = read_request(batch.endpoint, line.body, {})
+            else:
+                request = await asyncio.to_thread(read_request, batch.endpoint, line.body, {})
             if request.stream:
                 raise ApiError(400, "a batch cannot stream", "invalid_value", "stream")
             caller = self._caller_of(batch.owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,6 +13,7 @@ from headway.gateway.batch.objects import BatchError
 from headway.gateway.batch.queue import ActiveBatch, Line
 from headway.gateway.batch.store import BatchStore
 from headway.gateway.errors import DECODE_ERRORS, ApiError
+from headway.gateway.relay.json_body import LONG_BYTES, check
 
 _LINES_PER_WRITE = 500
 _MAX_CUSTOM_ID_CHARS = 512
@@ -57,6 +59,8 @@ class LineValidator:
             raise ApiError(400, f"a batch has at most {self._max_lines:,} requests", "too_many_lines")
         if len(raw) > self._max_line_bytes:
             raise ApiError(400, f"a line has at most {self._max_line_bytes:,} bytes", "line_too_long")
+        if len(raw) > LONG_BYTES:
+            check(raw)
         try:
             request = _decode(raw)
         except DECODE_ERRORS as error:
@@ -107,7 +111,8 @@ async def _queue_lines(store: BatchStore, validator: LineValidator, lines: Async
     number, chunk = 0, list[Line]()
     async for raw in lines:
         number += 1
-        line = validator.read(number, raw)
+        is_long = len(raw) > LONG_BYTES
+        line = await asyncio.to_thread(validator.read, number, raw) if is_long else validator.read(number, raw)
         if line is not None:
             chunk.append(line)
         if validator.can_stop:

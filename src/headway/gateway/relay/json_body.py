@@ -41,9 +41,9 @@ def decode(raw: bytes) -> tuple[Any, Fields | None]:
     """
     if len(raw) <= LONG_BYTES:
         if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
-            _check(raw)
+            check(raw)
         return msgspec.json.decode(raw), None
-    _check(raw)
+    check(raw)
     if not raw.lstrip().startswith(b"{"):
         return None, None
     fields = msgspec.json.decode(raw, type=Fields)
@@ -62,7 +62,7 @@ def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields | No
 # Limits.
 
 
-def _check(raw: bytes) -> None:
+def check(raw: bytes) -> None:
     """ApiError if the body is beyond a limit. It need not be valid."""
     num_parts = num_values = depth = 0
     for outside, num_strings in _outside_strings(raw):
