@@ -57,7 +57,7 @@ def test_each_line_is_answered_with_its_custom_id(front: serving.Process) -> Non
 
 def test_a_refused_request_is_in_the_error_file(front: serving.Process) -> None:
     ann = client(front, "ann")
-    lines = [line("good"), line("much", n=2), line("who", model="nobody"), line("streamed", stream=True), line("fine")]
+    lines = [line("good"), line("much", n=-1), line("who", model="nobody"), line("streamed", stream=True), line("fine")]
     batch = ended(ann, begin(ann, jsonl(lines)))
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 3)
     assert [each["custom_id"] for each in answers(ann, batch.output_file_id)] == ["good", "fine"]
