@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -82,14 +84,17 @@ class Wire:
         return default
 
 
+def _protocol(app: Any) -> LimitedHttpProtocol:
+    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False)
+    config.load()
+    return LimitedHttpProtocol(config, ServerState(), {}, hosts=ExpectedHosts("127.0.0.1", ()))
+
+
 def answers(app: Any, segments: Sequence[bytes]) -> bytes:
     """What is written for these segments."""
 
     async def story() -> bytes:
-        config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False)
-        config.load()
-        hosts = ExpectedHosts("127.0.0.1", ())
-        protocol, wire = LimitedHttpProtocol(config, ServerState(), {}, hosts=hosts), Wire()
+        protocol, wire = _protocol(app), Wire()
         protocol.connection_made(wire)  # type: ignore[arg-type]
         for segment in segments:
             if segment and not wire.is_closed:
@@ -206,3 +211,24 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_cannot_be_trusted_ends_the_connection(name: str) -> None:
     assert _statuses(answers(_direct, [STREAMS[name]])) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("app", [_echo, _direct], ids=["asgi", "direct"])
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+def test_a_lost_connection_is_freed_without_a_collection(stream: bytes, app: Any) -> None:
+    async def story() -> weakref.ref[LimitedHttpProtocol]:
+        protocol = _protocol(app)
+        protocol.connection_made(Wire())  # type: ignore[arg-type]
+        protocol.data_received(stream)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return weakref.ref(protocol)
+
+    gc.disable()
+    try:
+        assert asyncio.run(story())() is None
+    finally:
+        gc.enable()

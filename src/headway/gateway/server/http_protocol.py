@@ -186,6 +186,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self._cycle_transport.close = self.transport.close  # ends the reference cycle between the two
         if self._writer is not None:
             self._writer.disconnected()
             self._writer = None
