@@ -45,6 +45,8 @@ class PartialResponse:
         """Deltas of tool calls, as JSON."""
         self.reasoning_key = "reasoning_content"
         self.finish_reason: str | None = None
+        self.has_usage = False
+        """The engine has reported the usage."""
         self.prompt_tokens = 0
         self.seen_tokens = 0
         """Tokens of prompt and answer by the engine's own count; 0: not reported."""
@@ -58,6 +60,7 @@ class PartialResponse:
         if chunk.prompt_token_ids is not None and self.prompt_ids is None:
             self.prompt_ids = chunk.prompt_token_ids
         self.tokens += tokens
+        self.has_usage |= chunk.usage is not None
         if chunk.timings is not None:
             self.seen_tokens = chunk.timings.prompt_n + chunk.timings.cache_n + chunk.timings.predicted_n
         for choice in chunk.choices:
@@ -101,6 +104,23 @@ class PartialResponse:
             prompt = prompt_tokens if self.prompt_ids is None else len(self.prompt_ids)
             limit = context_tokens - prompt if self._request.is_chat else DEFAULT_COMPLETION_TOKENS
         return limit - self.tokens
+
+    def closing_events(self, prompt_tokens: int) -> bytes:
+        """The events that end a stream whose tokens the client has: finish reason, usage and [DONE], as far as they
+        have not come. `prompt_tokens` counts if the engine has not told."""
+        request = self._request
+        kind = "chat.completion.chunk" if request.is_chat else "text_completion"
+        events = []
+        if self.finish_reason is None:
+            rest: dict[str, Any] = {"delta": {}} if request.is_chat else {"text": ""}
+            choice = {"index": 0, **rest, "finish_reason": "length"}
+            events.append({**self.head, "object": kind, "choices": [choice]})
+        if request.wants_usage and not self.has_usage:
+            prompt = self.prompt_tokens or (len(self.prompt_ids) if self.prompt_ids is not None else prompt_tokens)
+            tokens = min(self.tokens, request.max_tokens or self.tokens)
+            usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+            events.append({**self.head, "object": kind, "choices": [], "usage": usage})
+        return b"".join(map(sse.encode_event, events)) + sse.DONE
 
     def resume_request(self, adapter: Adapter, context_tokens: int, prompt_tokens: int) -> tuple[str, dict[str, Any]]:
         """Path and body of the request that continues the answer. CannotResumeError if there is none."""

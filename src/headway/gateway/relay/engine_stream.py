@@ -34,6 +34,8 @@ class EngineStream:
         """Events of the last read, which go with the end of the response."""
         self.is_done = False
         """[DONE] has come."""
+        self.is_too_long = False
+        """The engine generates more than it may; nothing that has come since is passed on."""
 
     @property
     def has_ended(self) -> bool:
@@ -50,12 +52,13 @@ class EngineStream:
         may_read = True
         try:
             for event in self._splitter.split(data):
-                payload = sse.payload(event)
+                payload, num_before = sse.payload(event), len(output)
                 if payload is None:
                     output.append(event)
                 elif payload == b"[DONE]":
                     self.is_done = True
                     output.append(sse.DONE)  # in the usual spelling
+                    break  # nothing belongs to the answer any more
                 elif self._meter.passthrough is not None:
                     self._meter.measure_passthrough(self._meter.passthrough, payload)
                     output.append(event)
@@ -72,13 +75,17 @@ class EngineStream:
                         event = b"data: " + rest + b"\n\n"
                     if chunk.choices or chunk.usage is None or self._wants_usage:
                         output.append(event)
+                if self._meter.is_beyond_limit:
+                    self.is_too_long = True
+                    del output[num_before:]
+                    break
         finally:  # events before an invalid one have been metered, and are written
             self._itl.observe()
             if self.is_done:
                 self.last_events = b"".join(output)
             elif output:
                 may_read = self._write(b"".join(output))
-        return may_read and not self.is_done
+        return may_read and not self.is_done and not self.is_too_long
 
     def _rewrite(self, payload: bytes) -> list[bytes]:
         """Meter and rewrite an event of a resumed stream, or of one with log probabilities for the gateway only."""

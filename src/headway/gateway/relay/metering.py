@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from time import monotonic
 
 from headway.control.live import DECODING
@@ -14,6 +15,9 @@ from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.errors import InvalidAnswerError
+
+_SLACK_TOKENS = 16
+_CHUNKS_PER_TOKEN = 2
 
 
 class ResponseMeter:
@@ -35,7 +39,19 @@ class ResponseMeter:
         """Tokens of the answer from replicas before the present one."""
         self.prompt_tokens: int | None = None
         """The engine's own count."""
+        self._limit: float = inf
+        """An engine that generates more does not keep to the request's limit."""
         self._is_in_think_tags = False
+
+    def limit(self, max_tokens: int, is_exact: bool) -> None:
+        """Set how many tokens the answer may have in all. Where chunks are counted, a token may be several of them."""
+        if self._request.is_single and not self._request.body.get("echo"):
+            self._limit = max_tokens if is_exact else _CHUNKS_PER_TOKEN * max_tokens + _SLACK_TOKENS
+
+    @property
+    def is_beyond_limit(self) -> bool:
+        """The engine has generated more than it may."""
+        return self._live.generated_tokens > self._limit
 
     def measure(self, chunk: sse.Chunk) -> None:
         """Count a chunk's tokens, and set the request's phase by their kind."""

@@ -196,7 +196,7 @@ class Relay:
         await self._learn_prompt(replica)
         path, body = self._engine_request(replica)
         if body is None:
-            self._finish_stream(sse.DONE)
+            self._finish_stream(self._meter.partial.closing_events(self._live.prompt_tokens))
             return
         if request.received_s is not None:
             self._scheduler.sending(self.in_flight, request.received_s)
@@ -241,6 +241,9 @@ class Relay:
                 raise self._failure() from None
         if partial.head:
             self._resumed = ResumedStream(request, partial, path)
+        self._meter.limit(
+            request.max_tokens or replica.max_context_tokens, adapter.gives_token_ids or adapter.has_slots
+        )
         body["model"] = replica.reported_model or request.model
         reservation = self.in_flight.reservation
         if reservation is not None and reservation.slot is not None:
@@ -361,8 +364,11 @@ class Relay:
             self._request.wants_usage,
             self._write_events,
         )
-        while await connection.stream_to(stream.feed) and not stream.is_done:
+        while await connection.stream_to(stream.feed) and not (stream.is_done or stream.is_too_long):
             await self._wait_for_client()
+        if stream.is_too_long:
+            self._end_too_long()
+            return
         if not stream.has_ended:
             raise EngineError("ended its stream without [DONE]")
         if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
@@ -371,6 +377,15 @@ class Relay:
             await _read_tail(connection)
             await self._wait_for_prefill_leg()
         self._finish_stream(stream.last_events)
+
+    def _end_too_long(self) -> None:
+        """End a stream whose engine does not, and abort it there. EngineError for an API whose end is the engine's."""
+        replica = self.in_flight.replica
+        name = "the replica" if replica is None else replica.name
+        log.warning("%s generates more tokens than request %s allows", name, self.in_flight.request_id)
+        if self._meter.passthrough is not None:
+            raise EngineError("generates more tokens than the request allows")
+        self._finish_stream(self._meter.partial.closing_events(self._live.prompt_tokens))
 
     async def _wait_for_client(self) -> None:
         """Wait until the client has read enough. The engine's silence meanwhile is not its own."""

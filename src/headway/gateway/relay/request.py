@@ -104,13 +104,21 @@ class ClientRequest(Struct, kw_only=True):
     """When the last byte came; None once the gateway's overhead has been measured."""
 
     @property
+    def is_single(self) -> bool:
+        """The answer is one sequence."""
+        body = self.body
+        is_single = self.is_chat or self.is_passthrough or self.prompt_ids is not None
+        return (is_single or isinstance(body.get("prompt"), str)) and all(
+            body.get(name) in (None, 1) for name in ("n", "best_of")
+        )
+
+    @property
     def can_be_split(self) -> bool:
         """The request is one sequence of several tokens, so that one replica can prefill it and another decode it."""
         body = self.body
         if self.is_passthrough or self.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE_OPTIONS):
             return False
-        is_single = self.is_chat or self.prompt_ids is not None or isinstance(body.get("prompt"), str)
-        return is_single and body.get("n") in (None, 1) and body.get("best_of") in (None, 1)
+        return self.is_single
 
     def encoded(self, body: dict[str, Any]) -> bytes:
         """`body` as JSON, which is this request's body with changes."""
