@@ -161,7 +161,8 @@ def _run(
 
     if supervisor is None:
         hosts = web_server.expected_hosts(plan.settings, listeners[0])
-        web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls, hosts=hosts)
+        app = application(make, stopped)
+        web_server.serve(app, listeners[0], plan.settings.drain_s + 1, tls, app.completions.drain, hosts)
     else:
         web_server.serve(application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop)
 

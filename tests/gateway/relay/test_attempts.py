@@ -1,4 +1,4 @@
-"""How often engines run a request: engines that are stopped, that die of a prompt, and that are removed."""
+"""How often engines run a request: engines that are stopped, die of a prompt, or are removed; and cut-off streams."""
 
 from __future__ import annotations
 
@@ -73,3 +73,19 @@ def test_a_removed_engine_gets_no_request_again(tmp_path: Path) -> None:
         ask(front, "/workers/0?force=true", headers={"authorization": "Bearer root"}, method="DELETE").json()
         assert [each.result()["choices"][0]["message"]["content"] for each in running] == [text_of(30)] * 8
         assert executions(engines[:1]).total() == before + 4
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
+def test_streams_that_do_not_end_in_the_drain_time_end_with_an_error(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    engine = FaultyEngine("--interval-s", "0.05")
+    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], gateway={"drain_s": 0.5}), *workers)
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        events = []
+        for event in chat(front, stream=True, max_tokens=1000).events():
+            if len(events) == 3:
+                front.process.terminate()
+            events.append(event)
+        assert events[-1] == "[DONE]" and events[-2]["error"]["code"] == "shutting_down"
+        assert len(events) < 500
+        front.process.wait(serving.PATIENCE_S)

@@ -89,6 +89,7 @@ class Relay:
         self._error: EngineError | None = None
         """The last attempt's failure."""
         self._num_failures = self._tokens_at_failure = self._escalated_tokens = 0
+        self._is_cut_off = False
         self._rendering: asyncio.Task[None] | None = None
         """Has an engine render the chat."""
         self._doubted: tuple[EngineEndpoint, DoubtfulRefusalError] | None = None
@@ -186,6 +187,11 @@ class Relay:
 
     def client_disconnected(self) -> None:
         """End the request, as nobody reads the response."""
+        self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
+
+    def cut_off(self) -> None:
+        """End the request, as the gateway ends."""
+        self._is_cut_off = True
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
 
     # Sending the request to an engine.
@@ -547,6 +553,8 @@ class Relay:
                 return self._failure()
             message = "no replica of the model can take the request now"
             return ApiError(503, message, "no_capacity", retry_after_s=self.in_flight.retry_after_s)
+        if self._is_cut_off:
+            return ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         return ApiError(504, "the request took too long", "timeout")
 
     async def _write_doubted(self, error: DoubtfulRefusalError) -> None:

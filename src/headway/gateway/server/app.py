@@ -23,7 +23,9 @@ from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS
 from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, collected, json_response
 
 
-class _Application(Starlette):
+class Application(Starlette):
+    """The gateway's ASGI application."""
+
     takes_writer = True
     """`__call__` takes a `ClientWriter` as a fourth argument."""
     completions: CompletionsApp
@@ -35,7 +37,7 @@ class _Application(Starlette):
             await super().__call__(scope, receive, send)
 
 
-def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None]) -> Starlette:
+def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None]) -> Application:
     """The application. `make` is called in its event loop at the start, and `stopped` at the end."""
     gateway: Gateway | None = None
 
@@ -60,7 +62,7 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         HTTPException: _http_error, ClientDisconnect: _disconnected, Exception: _internal_error,
     }  # fmt: skip
-    app = _Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app = Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirect would name the host that the client sent
     app.completions = completions
     return app

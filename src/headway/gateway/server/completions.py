@@ -53,6 +53,15 @@ class CompletionsApp:
         self._gateway = gateway
         self._reader = ThreadPoolExecutor(max_workers=1)
         """Reads long bodies, one at a time: each competes with the event loop for the interpreter."""
+        self._relays: set[Relay] = set()
+
+    async def drain(self) -> None:
+        """The server accepts no more requests: let the present ones end, but cut them off after `drain_s`."""
+        asyncio.get_running_loop().call_later(self._gateway().settings.drain_s, self._cut_off)
+
+    def _cut_off(self) -> None:
+        for relay in list(self._relays):
+            relay.cut_off()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         """ASGI, with one more argument for a server that can write to the connection directly."""
@@ -89,8 +98,10 @@ class CompletionsApp:
         request.tier = max(request.tier, caller.tier)
         relay = await gateway.begin(request, caller, writer, request_id)
         writer.watch(relay.client_disconnected)
+        self._relays.add(relay)
         try:
             await relay.run()
         finally:
+            self._relays.discard(relay)
             writer.close()
             gateway.end(request, relay)

@@ -120,6 +120,7 @@ class WorkerApplication:
 
     async def leave(self) -> None:
         self.worker().scheduler.link.send(WorkerLeaving())
+        await self._completions.drain()
 
     def _scheduler_lost(self) -> None:
         """End the process, after its streams have drained."""
