@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import serving
 from faulty import FaultyEngine, executions, text_of
@@ -111,6 +112,34 @@ def test_an_engine_that_refuses_at_once_does_not_attract_requests(
         assert metric(fleet.front, "headway_replica_up") == 1
     finally:
         fleet.close()
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
+def test_a_prefill_engine_that_hangs_is_passed_over(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    """The decode engine computes the prompts meanwhile."""
+    engines = [FaultyEngine("--interval-s", "0.01") for _ in range(2)]
+    sides = {
+        role: {"model": serving.MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": [each.url]}
+        for role, each in zip(("prefill", "decode"), engines, strict=True)
+    }
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml.safe_dump({"combos": [{"name": "pair", **sides, "handover": {"first_token": "decode"}}]}))
+    front = serving.gateway(file, *workers)
+    with serving.closing(*engines, front), ThreadPoolExecutor(8) as clients:
+        serving.all_up(front, 2)
+
+        def text(_: int = 0) -> str:
+            return said(list(chat(front, stream=True, max_tokens=6).events()))
+
+        assert text() == text_of(6) and metric(front, "headway_prefills_total") == 1
+        engines[0].fail("hang")
+        start_s = time.monotonic()
+        assert set(clients.map(text, range(6))) == {text_of(6)}
+        assert time.monotonic() - start_s < 9, "on an idle machine, 5 s"
+        start_s = time.monotonic()
+        assert set(clients.map(text, range(6))) == {text_of(6)}
+        assert time.monotonic() - start_s < 3
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
 def test_a_request_that_all_engines_refuse_is_the_clients_fault(fleet: Fleet) -> None:

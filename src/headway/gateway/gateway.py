@@ -352,6 +352,7 @@ class Gateway:
                 self.health.check_outliers()
 
     def _replica_up(self, replica: LiveReplica) -> None:
+        replica.has_served = True
         if not self.plan.has_window:
             self.driver.limit_to_slots(replica)
         if replica.id in self._returning:

@@ -17,6 +17,7 @@ import yaml
 
 import processes
 import serving
+from asgi import Inside
 from headway import records
 from headway.core.errors import HeadwayError
 from processes import running
@@ -158,6 +159,30 @@ def test_a_failed_start_is_repeated_and_an_engine_that_ignores_sigterm_is_killed
         assert not running(first, last)
     log = (tmp_path / "logs" / f"pool-{first}.log").read_text()
     assert "start 1 fails" in log and "ended with status 1" in log and "start 2 fails" in log
+
+
+def test_failed_starts_leave_no_records_and_a_bounded_number_of_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts go on as long as the gateway runs."""
+    monkeypatch.setattr("headway.gateway.fleet.processes.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("headway.gateway.fleet.processes.LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("headway.gateway.fleet.membership.MAX_FAILED_STARTS", 3)
+    starts = tmp_path / "starts"
+    how = {"command": ["sh", "-c", f"echo {{port}} >> {starts}; exit 1"]}
+
+    def write(folder: Path, urls: list[str], **sections: Any) -> Path:
+        return serving.fleet_file(folder, [], pool=processes.pool(1, processes=how), **sections)
+
+    inside = Inside(tmp_path, 0, write)
+    try:
+        inside.run(inside.until(lambda: starts.exists() and len(starts.read_text().split()) > 12))
+        gateway = inside.gateway
+        assert len(gateway.replicas) == len(gateway.driver.replicas) <= 6
+        assert [replica.id for replica in gateway.replicas] == list(range(len(gateway.replicas)))
+        assert len(gateway.fleet.records()) <= 1, "at most the present attempt"
+    finally:
+        inside.close()
 
 
 def test_an_engine_that_is_not_healthy_in_time_is_restarted(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ pytest.importorskip("httptools")
 from headway.gateway.clock import Clock
 from headway.gateway.upstream import kv_snapshot
 from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, delete_stale, tokens_of
+from relaying import OrderedScheduler, chat_request, engine, relay_of
+from streams import answering
 
 pytestmark = pytest.mark.slow
 llama = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")
@@ -200,6 +202,46 @@ def test_a_gateway_deletes_the_snapshots_of_a_killed_one(tmp_path: Path) -> None
             until(lambda: not stale.exists())
             assert set(folder.iterdir()) == {fresh, held, *others}
             assert f"{stale.name} was left by a gateway that is gone" in front.stop()
+
+
+def test_one_file_that_cannot_be_deleted_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one from the future is left over as well: the clock was set back since."""
+    files = [_snapshot(tmp_path, age_s) for age_s in (STALE_S + 60, STALE_S + 60, -1e6)]
+    unlink, refused = Path.unlink, []
+
+    def refuse_one(file: Path, missing_ok: bool = False) -> None:
+        if not refused or file in refused:
+            refused.append(file)
+            raise PermissionError(1, "not permitted")
+        unlink(file, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse_one)
+
+    async def story() -> None:
+        delete_stale({tmp_path}, Clock(asyncio.get_running_loop()))
+
+    asyncio.run(story())
+    assert list(tmp_path.iterdir()) == refused and set(refused) < set(files)
+    assert "cannot be removed" in caplog.text
+
+
+def test_a_move_whose_target_fails_leaves_no_snapshot(tmp_path: Path) -> None:
+    """The request moves again before the snapshot was restored."""
+
+    async def story() -> None:
+        server = SlotServer(tmp_path)
+        request = chat_request(stream=True)
+        relay, _, _ = relay_of(request, OrderedScheduler([engine(0, answering({}))]))
+        source: Any = type("Here", (), {"name": "here", "kv_folder": tmp_path, "client": server})()
+        assert relay.in_flight.reservation is not None
+        relay.in_flight.reservation.slot = 0  # type: ignore[misc]
+        for _ in range(3):
+            await relay._save_kv(source)
+        assert len(list(tmp_path.iterdir())) <= 1
+
+    asyncio.run(story())
 
 
 def test_stale_snapshots_are_deleted_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,17 @@ def test_the_process_keeps_its_state_and_survives_a_failed_plan(
         clerks.close()
 
 
+def test_a_process_that_hangs_is_killed_and_the_next_plan_made(caplog: pytest.LogCaptureFixture) -> None:
+    planner = PlannerProcess(Tally(), limit_s=1.0)
+    try:
+        _, pid = _answer(planner, 3)
+        os.kill(pid, signal.SIGSTOP)
+        assert _answer(planner, 4) is None and "took more than 1 s" in caplog.text
+        assert _answer(planner, 5)[0] == 5
+    finally:
+        planner.close()
+
+
 def test_work_that_cannot_be_pickled_fails_the_plan(caplog: pytest.LogCaptureFixture) -> None:
     clerk = PlannerProcesses()(lambda number: number)
     assert _answer(clerk, 1) is None and "a plan could not be made" in caplog.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
@@ -19,6 +19,8 @@ from headway.gateway.scheduling.replica import LiveReplica, Slots
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.health import HealthMonitor
 
+MAX_FAILED_STARTS = 16
+"""Failed starts whose numbers are not used again: attempts go on for ever, and the logs of the last ones are clear."""
 Status = Literal["up", "starting", "down", "ejected", "draining", "leaving"]
 
 
@@ -48,6 +50,8 @@ class LiveFleet:
         """By pool, why the last start failed."""
         self.on_removed: list[Callable[[LiveReplica], None]] = []
         """Called with each replica that is removed."""
+        self._unused_ids: deque[int] = deque()
+        """Of replicas that failed to start, the oldest first."""
         self._leaving: set[int] = set()
         """Replicas to be removed once they are empty."""
         for served, url in in_order(plan.pools):
@@ -55,14 +59,16 @@ class LiveFleet:
 
     def create(self, served: ServedPool, url: str) -> LiveReplica:
         """Create a replica that neither the driver nor the health monitor knows."""
+        is_bounded = len(self._unused_ids) > MAX_FAILED_STARTS
+        id = self._unused_ids.popleft() if is_bounded else len(self.replicas)
         replica = LiveReplica(
-            len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
+            id, served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
             self._plan.pacer, self._clock, self._plan.settings.stale_s, served.api_key,
         )  # fmt: skip
         self.combos.join(replica, served)
         if served.slots is not None:
             replica.kv_folder, replica.slots = served.slots, Slots()
-        self.replicas.append(replica)
+        self.replicas[id : id + 1] = [replica]
         return replica
 
     def connect(self, replica: LiveReplica) -> None:
@@ -74,10 +80,15 @@ class LiveFleet:
         return [replica for replica in self.replicas if not replica.is_removed]
 
     def records(self) -> list[ReplicaRecord]:
-        """All replicas' rows. They are charged throughout: the gateway does not know what an engine costs while it is
-        down."""
+        """All replicas' rows, but those of failed starts. They are charged throughout: the gateway does not know what
+        an engine costs while it is down."""
         now = self._clock.now
-        return [replica.record(self.pools[replica.pool].pool, now) for replica in self.replicas]
+        kept = [replica for replica in self.replicas if not self._has_failed_to_start(replica)]
+        return [replica.record(self.pools[replica.pool].pool, now) for replica in kept]
+
+    def _has_failed_to_start(self, replica: LiveReplica) -> bool:
+        """The gateway had started the replica, which has ended before it was up."""
+        return replica.is_removed and not replica.has_served and self.pools[replica.pool].start is not None
 
     def status(self, replica: LiveReplica) -> Status:
         if replica.id in self._leaving:
@@ -163,5 +174,7 @@ class LiveFleet:
             replica.client.close()
             self.combos.leave(replica)
             replica.lifetime.end(self._clock.now)
+            if self._has_failed_to_start(replica):
+                self._unused_ids.append(id)
             for callback in self.on_removed:
                 callback(replica)

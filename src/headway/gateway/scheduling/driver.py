@@ -320,8 +320,8 @@ class Driver:
                     self._place_again(request)
 
     def add(self, replica: LiveReplica) -> None:
-        """Add a replica that is not up yet."""
-        self.replicas.append(replica)
+        """Add a replica that is not up yet. It may have the number of one that failed to start."""
+        self.replicas[replica.id : replica.id + 1] = [replica]
         service = self.services[replica.model]
         service.members.append(self._member(replica))
         service.refresh()

@@ -130,6 +130,8 @@ class LiveReplica(EngineEndpoint):
         self.goodput_rps: float | None = None
         self.kv_blocks_host = self.head_demand_blocks = 0
         self.is_draining = self.is_removed = False
+        self.has_served = False
+        """The replica has been up."""
         self.is_starting = False
         """The gateway has started the replica, and it has not been up yet."""
         self.is_initial = True

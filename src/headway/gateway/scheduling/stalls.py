@@ -86,6 +86,7 @@ class StallWatch:
             if stay is None or stay.key != key:
                 if stay is not None and stay.key[0] != replica.id and stay.key[1] == live.attempt:
                     alive.add(stay.replica.id)  # it has done its part, and the request is elsewhere
+                    self._has_answered(stay.replica)
                 stay = _Stay(key, replica, live.generated_tokens, self._expected_first_s(replica))
             elif live.generated_tokens != stay.tokens:
                 alive.add(replica.id)
@@ -131,6 +132,8 @@ class StallWatch:
         replica, live, stay = request.replica, request.live, self._stays.get(request.live.id)
         if not isinstance(replica, LiveReplica) or live.enqueued_s != live.enqueued_s:
             return
+        if isinstance(request.prefilled_by, LiveReplica):
+            self._has_answered(request.prefilled_by)
         if replica.id in self._silent_s:
             self._silent_s[replica.id] = 0.0
         expected_s = self._pace_of(replica).prefill_s(live.prompt_tokens) + self._step_s(replica)
@@ -152,6 +155,11 @@ class StallWatch:
                 self._outliers.observe(replica.id, "first token", first_s, stay.expected_s, now)
                 self._learn(replica, first_s / stay.expected_s)
         stay.tokens, stay.silent_s = live.generated_tokens, 0.0
+
+    def _has_answered(self, replica: LiveReplica) -> None:
+        """Without a time to learn from."""
+        self._pools.setdefault(replica.pool, set()).add(replica.id)
+        self._ratios.setdefault(replica.id, 1.0)
 
     def _learn(self, replica: LiveReplica, ratio: float) -> None:
         self._pools.setdefault(replica.pool, set()).add(replica.id)

@@ -7,6 +7,7 @@ anew, where by token replay it computes the prompt and all tokens so far.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import re
@@ -31,6 +32,8 @@ _TIMEOUT_S = 30.0
 _FILE_NAME = re.compile("headway-[0-9a-f]{32}")
 STALE_S = 2 * _TIMEOUT_S
 """A snapshot of this age that no process has locked is left over."""
+_IN_USE = (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT)
+"""Locked by another process, of another user, or deleted meanwhile."""
 _CHECKED_TOKENS = 16
 """Tokens at the end of a snapshot that must render as the text that the client got last."""
 _MAGIC, _PACKED = 0x67677371, -1
@@ -110,23 +113,34 @@ async def _ends_with(engine: EngineEndpoint, tokens: list[int], text: str) -> bo
 def delete_stale(folders: Collection[Path], clock: Clock) -> None:
     """Delete the snapshots that killed gateways left behind: now, and periodically from now on."""
     for folder in folders:
-        with suppress(OSError):
-            for file in folder.iterdir():
-                if _FILE_NAME.fullmatch(file.name) and _is_stale(file):
+        try:
+            files = [file for file in folder.iterdir() if _FILE_NAME.fullmatch(file.name)]
+        except OSError as error:
+            log.warning("%s: left-over snapshots cannot be removed: %s", folder, error)
+            continue
+        for file in files:
+            try:
+                if _is_stale(file):
+                    file.unlink()
                     log.info("%s: %s was left by a gateway that is gone, and is removed", folder, file.name)
-                    file.unlink(missing_ok=True)
+            except OSError as error:  # one that cannot be removed must not keep the others
+                if error.errno not in _IN_USE:
+                    log.warning("%s cannot be removed: %s", file, error)
     if folders:
         clock.at(clock.now + STALE_S, lambda now, folders: delete_stale(folders, clock), folders)
 
 
 def _is_stale(file: Path) -> bool:
-    with suppress(OSError):
-        info = file.lstat()
-        if S_ISREG(info.st_mode) and time() - info.st_mtime > STALE_S:
-            with file.open("rb") as opened:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-    return False
+    """Whether a snapshot is left over. OSError if another process has locked it.
+
+    One from the future is left over, too: the machine's clock was set back since.
+    """
+    info = file.lstat()
+    if not S_ISREG(info.st_mode) or abs(time() - info.st_mtime) <= STALE_S:
+        return False
+    with file.open("rb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
 
 
 def tokens_of(file: Path) -> list[int]:

@@ -21,17 +21,22 @@ from typing import Any
 
 log = logging.getLogger("headway.gateway")
 NICE = 10
+PLAN_LIMIT_S = 1800.0
+"""Longest time for a plan: a process that hangs would keep all later plans from being made."""
 _PARENT_CHECK_S = 0.5
 """Time between two checks that the gateway still runs."""
 
 
 class PlannerProcesses:
-    def __init__(self) -> None:
+    """The processes of one gateway. Each plan may take `limit_s`, after which its process is killed."""
+
+    def __init__(self, limit_s: float = PLAN_LIMIT_S) -> None:
+        self._limit_s = limit_s
         self._planners: list[PlannerProcess] = []
 
     def __call__(self, work: Callable[..., Any]) -> PlannerProcess:
         """A task for this work. Its process starts with the first call of `start`."""
-        self._planners.append(PlannerProcess(work))
+        self._planners.append(PlannerProcess(work, self._limit_s))
         return self._planners[-1]
 
     def close(self) -> None:
@@ -42,8 +47,8 @@ class PlannerProcesses:
 class PlannerProcess:
     """Satisfies `core.task.BackgroundTask`. The process keeps the state of its work from one plan to the next."""
 
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[..., Any], limit_s: float = PLAN_LIMIT_S) -> None:
+        self._work, self._limit_s = work, limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._result: Future[Any] | None = None
@@ -80,17 +85,29 @@ class PlannerProcess:
             self._process.wait()
 
     def _wait(self, result: Future[Any], arguments: tuple[Any, ...]) -> None:
+        is_over = threading.Event()
+        watchdog = threading.Timer(self._limit_s, self._kill, (is_over,))
         try:
             connection = self._connection or self._launch()
+            watchdog.start()
             connection.send(arguments)
             has_succeeded, value = connection.recv()
         except Exception as error:
             self.close()
             self._connection = None
             is_gone = isinstance(error, EOFError | OSError)  # otherwise the arguments cannot be sent
-            result.set_exception(ChildProcessError("its process has ended") if is_gone else error)
+            why = f"took more than {self._limit_s:g} s" if is_over.is_set() else "its process has ended"
+            result.set_exception(ChildProcessError(why) if is_gone else error)
         else:
             result.set_result(value) if has_succeeded else result.set_exception(RuntimeError(value))
+        finally:
+            watchdog.cancel()
+
+    def _kill(self, is_over: threading.Event) -> None:
+        """End the process of a plan that takes too long; whoever waits for it gets an EOFError."""
+        is_over.set()
+        if self._process is not None:
+            self._process.kill()
 
     def _launch(self) -> Connection:
         """Start a new interpreter, and send it the module path and the work."""
