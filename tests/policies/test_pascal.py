@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fakes import FakeFleet, FakePlaced, FakeReplica, FakeRequest
 from headway.core.decision import Move
+from headway.core.errors import HeadwayError
 from headway.core.policy import QueuedOrdering, SteppedOrdering
 from headway.core.request import Phase
 from headway.policies.migration.pascal import PascalMigration
@@ -280,7 +281,7 @@ def test_by_quanta_each_quantum_in_a_queue_lowers_the_rank(
     served: dict[tuple[int, Phase], int] = {}
     states = life(prompt, thought, thought + answer)
     for state, after in zip(states, [*states[1:], None], strict=True):
-        queue, used, _ = ordering.rank(state, 0.0)
+        queue, used, _, _ = ordering.rank(state, 0.0)
         assert queue == ordering.queue(state)
         assert used == served.get((queue, state.phase), 0) // quantum
         served[queue, state.phase] = served.get((queue, state.phase), 0) + 1
@@ -293,6 +294,30 @@ def test_by_quanta_an_answer_that_begins_goes_before_those_past_their_first_quan
     within = FakeRequest(2, arrival_s=5.0, answer_tokens=499, generated_tokens=5000)
     ordering = PascalOrdering(by_quanta=True)
     assert [r.id for r in sorted([begun, past, within], key=lambda r: ordering.rank(r, 10.0))] == [2, 0, 1]
+
+
+@pytest.mark.parametrize("ordering", [PascalOrdering(by_quanta=True), FewestQuantaOrdering()])
+def test_among_equals_who_has_had_so_many_quanta_for_longest_goes_first(ordering: Any) -> None:
+    first = FakeRequest(0, arrival_s=9.0, turn=3, answer_tokens=999, generated_tokens=999)
+    earlier_arrival = FakeRequest(1, arrival_s=1.0, turn=8, answer_tokens=500, generated_tokens=500)
+    assert ordering.rank(first, 10.0) < ordering.rank(earlier_arrival, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("levels", "order"), [(None, [3, 0, 2, 1]), (3, [3, 0, 1, 2]), (2, [3, 1, 2, 0]), (1, [1, 2, 0, 3])]
+)
+def test_levels_limit_the_quanta_that_are_told_apart(levels: int | None, order: list[int]) -> None:
+    answers = [(600, 7), (1700, 2), (1200, 5), (0, 9)]
+    requests = [FakeRequest(i, turn=turn, answer_tokens=n, generated_tokens=n) for i, (n, turn) in enumerate(answers)]
+    for ordering in (PascalOrdering(by_quanta=True, levels=levels), FewestQuantaOrdering(levels=levels)):
+        assert [r.id for r in sorted(requests, key=lambda r: ordering.rank(r, 0.0))] == order
+
+
+def test_a_circle_has_no_levels() -> None:
+    with pytest.raises(HeadwayError, match="levels: expected by_quanta: true"):
+        PascalOrdering(levels=2)
+    with pytest.raises(HeadwayError, match="levels"):
+        FewestQuantaOrdering(levels=0)
 
 
 @given(st.integers(0, 3000), st.integers(1, 700), st.integers(1, 700))

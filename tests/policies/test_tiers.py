@@ -123,7 +123,7 @@ def test_queues_are_as_the_ranks_say(num_tiers: int, phases_first: bool, tier: i
     one = request(0, tier, phase, generated_tokens=tokens, turn=7, arrival_s=3.0)
     queue = ordering.queue(one)
     assert 0 <= queue < ordering.num_queues == 2 * num_tiers
-    assert ordering.rank(one, 50.0) == (queue, 7, 3.0)
+    assert ordering.rank(one, 50.0) == (queue, 0, 7, 3.0)
     left = ordering.next_change_tokens(one)
     if left is None:
         assert ordering.queue(replace(one, generated_tokens=tokens + 9999)) == queue

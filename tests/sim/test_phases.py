@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from headway.core.request import Request
 from headway.policies.migration.pascal import PascalMigration
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.phases import PascalOrdering
-from headway.policies.ordering.time_sharing import RoundRobinOrdering
+from headway.policies.ordering.time_sharing import FewestQuantaOrdering, RoundRobinOrdering
 from headway.policies.routing.kv import PascalRouter
 from simulation import Made, Scenario, by_request, play, pool, request, seconds
 
@@ -22,6 +23,7 @@ def step(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+QUANTUM = 20
 THREE = [request(0, 0.0, 1, 8), request(1, 1.0, 1, 8), request(2, 2.0, 1, 8)]
 
 
@@ -53,6 +55,62 @@ def test_turns_of_figure_2_are_taken_as_the_paper_draws_them(step: Any) -> None:
     # A is out from 4 to 5, B from 5 to 8, C from 8 on until A is done.
     assert sorted(stays)[:4] == [(0, 0, 4), (0, 5, 9), (1, 1, 5), (1, 8, 12)]
     assert sorted(stays)[4] == (2, 4, 8)
+
+
+class Stays:
+    """When each request had how many tokens, where a token takes a second. Made of the records of one replica."""
+
+    def __init__(self, requests: list[Request], records: Records) -> None:
+        self.requests = requests
+        self.of: dict[int, list[tuple[float, float, int, int]]] = {}
+        segments = records.segments
+        for row in np.argsort(segments["admitted_s"], kind="stable"):
+            mine = self.of.setdefault(int(segments["request"][row]), [])
+            before = mine[-1][3] if mine else 0
+            gained = int(segments["left_tick"][row] - segments["joined_tick"][row])
+            gained += int(not np.isnan(segments["prefill_end_s"][row]))
+            mine.append((float(segments["admitted_s"][row]), float(segments["end_s"][row]), before, before + gained))
+
+    def level(self, id: int, tokens: int, by_phase: bool) -> tuple[int, int]:
+        """Phase and quanta used."""
+        thought = self.requests[id].reasoning_tokens if by_phase else 0
+        return (0, tokens // QUANTUM) if tokens < thought or not by_phase else (1, (tokens - thought) // QUANTUM)
+
+    def since_s(self, id: int, tokens: int, by_phase: bool) -> float:
+        """When it came to the level that it has with so many tokens."""
+        level, first = self.level(id, tokens, by_phase), tokens
+        while first and self.level(id, first - 1, by_phase) == level:
+            first -= 1
+        stays = [stay for stay in self.of[id] if stay[2] < first <= stay[3]]
+        return stays[0][0] + first - stays[0][2] if stays else self.requests[id].arrival_s
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "ordering", [Made(PascalOrdering, (QUANTUM, 10_000, True)), Made(FewestQuantaOrdering, (QUANTUM,))]
+)
+def test_who_came_to_a_level_last_makes_way_first(step: Any, ordering: Any, seed: int) -> None:
+    """Nobody is put out while a request runs on that has used as many quanta of its phase for less long."""
+    random = np.random.default_rng(seed)
+    arrivals, thoughts, answers = random.uniform(0, 200, 24), random.integers(1, 60, 24), random.integers(30, 90, 24)
+    requests = [
+        request(i, float(t), 1, int(r + a), reasoning_tokens=int(r))
+        for i, (t, r, a) in enumerate(zip(np.sort(arrivals), thoughts, answers, strict=True))
+    ]
+    engine = {"max_num_seqs": 4, "preemption": "swap", "host_memory_bytes": 1e9}
+    stays = Stays(requests, play(requests, pool(**engine), step=step, ordering=ordering, line=seconds(1.0)))
+    by_phase, num_compared = ordering.policy is PascalOrdering, 0
+    for id, mine in stays.of.items():
+        for (_, now, _, tokens), _ in pairwise(mine):
+            level, since_s = stays.level(id, tokens, by_phase), stays.since_s(id, tokens, by_phase)
+            for other, theirs in stays.of.items():
+                for begun, ended, before, _ in theirs:
+                    if other != id and begun < now - 0.5 and ended > now + 0.5:
+                        had = before + round(now - begun)
+                        peer, peer_since_s = stays.level(other, had, by_phase), stays.since_s(other, had, by_phase)
+                        assert (*peer, peer_since_s) < (*level, since_s + 1.5), (id, other, now)
+                        num_compared += peer == level
+    assert num_compared
 
 
 def pascal(requests: list[Request], step: Any = "stretch", **given: Any) -> Records:

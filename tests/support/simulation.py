@@ -137,7 +137,8 @@ def workload(requests: Sequence[Request]) -> Workload:
     """A table of requests, in order of id."""
     models = tuple(dict.fromkeys(r.model for r in requests))
     regions = tuple(dict.fromkeys(r.region for r in requests))
-    codes: dict[str, tuple[str, ...]] = {"model": models, "region": regions}
+    tenants = tuple(dict.fromkeys(r.tenant for r in requests))
+    codes: dict[str, tuple[str, ...]] = {"model": models, "region": regions, "tenant": tenants}
     columns: dict[str, Any] = {}
     for name in FIELDS[1:]:
         values = [getattr(r, name) for r in requests]
@@ -153,7 +154,7 @@ def workload(requests: Sequence[Request]) -> Workload:
     offsets = np.cumsum([0, *(len(r.prefix) for r in requests)])
     ids, tokens = [segment.id for segment in segments], [segment.tokens for segment in segments]
     prefix = Prefix(offsets.astype("i8"), np.array(ids, "i8"), np.array(tokens, "i4"))
-    return Workload(columns, models, regions, prefix)
+    return Workload(columns, models, regions, prefix, tenants=tenants)
 
 
 # A run.

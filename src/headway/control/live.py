@@ -100,6 +100,8 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     joined_tick: int = 0
     joined_generated: int = 0
     quantum_tick: int = 0
+    turn_ends_at: int = 0
+    """Generated tokens with which the request's turn ends, by its ordering's `next_change_tokens`; 0 = never."""
     check_tick: int = -1
     """Tick at which the replica checks the request next; -1 = not decoding."""
 

@@ -57,7 +57,8 @@ class MovingOrdering(Protocol):
 class SteppedOrdering(Protocol):
     """An ordering that ranks a request worse once it has gained a number of tokens.
 
-    An ordering whose ranks only improve with each token need not implement this.
+    An ordering whose ranks only improve with each token need not implement this. A request begins a new turn
+    (`RequestView.turn`) with each such change.
     """
 
     def next_change_tokens(self, request: RequestView) -> int | None:

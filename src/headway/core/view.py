@@ -84,7 +84,11 @@ class RequestView(Protocol):
 
     @property
     def turn(self) -> int:
-        """Position for round-robin orderings: set when the request joins a queue and after each quantum; grows."""
+        """Position for round-robin orderings, among the requests of a replica; grows.
+
+        It is set when the request joins a queue, after each quantum, and at each change that
+        `SteppedOrdering.next_change_tokens` announced.
+        """
 
     @property
     def attempt(self) -> int:

@@ -282,6 +282,7 @@ class Batch:
             ahead = live.output_tokens - generated
         if self.stepped_ordering is not None:
             step = self.stepped_ordering.next_change_tokens(live)
+            live.turn_ends_at = 0 if step is None else generated + step
             ahead = ahead if step is None else min(ahead, step)
         live.check_tick = tick = self.tick + ahead
         heappush(self.checks, (tick, live.id, live))

@@ -114,7 +114,7 @@ class Replica:
         self.count(live)
         live.enqueued_s = now
         live.replica = self.id
-        if batch.quantum is not None:
+        if batch.quantum is not None or batch.stepped_ordering is not None:
             live.turn = batch.tick + timeline.ticks_ahead(now)
         response_s = self.response_s + delay_s
         # Tokens of a request that moved must not overtake those that are still on their way to the client.
@@ -382,11 +382,13 @@ class Replica:
             self.uncount(live)
             self._listener.on_finished(live, now)
             return
+        if 0 < live.turn_ends_at <= generated:
+            live.turn = batch.tick
         if live.reasoning_tokens and live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
             self._end_reasoning(live, now)
             if live.stage is not DECODING:
                 return
-        elif batch.queued_ordering is not None:
+        else:
             self._requeue(live)
         batch.set_check(live)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from headway.core.errors import HeadwayError
 from headway.core.request import Phase
 from headway.core.view import RequestView
 from headway.policies.arguments import require_at_least
+from headway.policies.ordering.time_sharing import QuantumLevel
 
 
 class PascalOrdering:
@@ -14,34 +16,44 @@ class PascalOrdering:
     answering requests, so that one long chain of thought does not take the memory of all others. Source: PASCAL,
     section IV-C; the defaults are those of section V-A.
 
-    With `by_quanta`, the queues are not circular: the request that has used the fewest quanta in its queue goes first,
-    and the earliest among equals. So a new answer goes before the older ones, as the paper says of answers within their
-    first quantum (section IV-B, on Algorithm 2).
+    With `by_quanta`, the request that has used the fewest quanta in its queue goes first. So a new answer goes before
+    the older ones, as the paper says of answers within their first quantum (section IV-B, on Algorithm 2). Among
+    equals the one that has had this number of quanta for longest goes first, so that no peer interrupts a quantum.
+    `levels` limits the numbers of quanta that are told apart: with 2, requests in their first quantum go before all
+    others, and the others take turns. None = no limit.
     """
 
     num_queues: int = 2
     preemptive: bool = True
 
-    def __init__(self, quantum_tokens: int = 500, demotion_tokens: int = 5000, by_quanta: bool = False) -> None:
+    def __init__(
+        self,
+        quantum_tokens: int = 500,
+        demotion_tokens: int = 5000,
+        by_quanta: bool = False,
+        levels: int | None = None,
+    ) -> None:
         require_at_least(1, quantum_tokens=quantum_tokens)
         require_at_least(0, demotion_tokens=demotion_tokens)
+        if levels is not None and not by_quanta:
+            raise HeadwayError("levels: expected by_quanta: true, as queues in a circle tell no quanta apart")
         self.quantum: int | None = None if by_quanta else quantum_tokens
-        self._quantum_tokens = quantum_tokens
         self._demotion_tokens = demotion_tokens
+        self._level = QuantumLevel(quantum_tokens, levels)
 
     def queue(self, request: RequestView) -> int:
         """0 is the queue with the higher priority."""
         return 0 if request.phase is Phase.REASONING and self._left(request) >= 0 else 1
 
-    def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
-        turn = self._served(request) // self._quantum_tokens if self.quantum is None else request.turn
-        return self.queue(request), turn, request.arrival_s
+    def rank(self, request: RequestView, now: float) -> tuple[int, int, int, float]:
+        level = self._level.at(self._served(request)) if self.quantum is None else 0
+        return self.queue(request), level, request.turn, request.arrival_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         demoted = self._left(request) + 1 if self.queue(request) == 0 else None
         if self.quantum is not None:
             return demoted
-        used_up = self._quantum_tokens - self._served(request) % self._quantum_tokens
+        used_up = self._level.tokens_left(self._served(request))
         return used_up if demoted is None else min(used_up, demoted)
 
     def _served(self, request: RequestView) -> int:
@@ -61,7 +73,8 @@ class TiersAndPhasesOrdering:
     This combines the orderings of K-tier Llumnix and PASCAL: two queues for each of `num_tiers` tiers; further tiers
     share the last one's. A tier is a contract and a phase a matter of efficiency, so an answer of tier 0 goes before
     the reasoning of tier 1: customers of tier 0 never wait for other customers' reasoning, and a late tier may starve.
-    With `phases_first`, all reasoning goes before all answers, ordered by tier within. `by_quanta` is as in `pascal`.
+    With `phases_first`, all reasoning goes before all answers, ordered by tier within. `by_quanta` and
+    `levels` are as in `pascal`.
     """
 
     preemptive: bool = True
@@ -73,9 +86,10 @@ class TiersAndPhasesOrdering:
         demotion_tokens: int = 5000,
         phases_first: bool = False,
         by_quanta: bool = False,
+        levels: int | None = None,
     ) -> None:
         require_at_least(1, num_tiers=num_tiers)
-        self._phases = PascalOrdering(quantum_tokens, demotion_tokens, by_quanta)
+        self._phases = PascalOrdering(quantum_tokens, demotion_tokens, by_quanta, levels)
         self.quantum = self._phases.quantum
         self.num_queues = self._phases.num_queues * num_tiers
         self._num_tiers = num_tiers
@@ -85,9 +99,9 @@ class TiersAndPhasesOrdering:
         phase, tier = self._phases.queue(request), min(request.tier, self._num_tiers - 1)
         return phase * self._num_tiers + tier if self._phases_first else tier * self._phases.num_queues + phase
 
-    def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
-        _, turn, arrival_s = self._phases.rank(request, now)
-        return self.queue(request), turn, arrival_s
+    def rank(self, request: RequestView, now: float) -> tuple[int, int, int, float]:
+        _, level, turn, arrival_s = self._phases.rank(request, now)
+        return self.queue(request), level, turn, arrival_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         return self._phases.next_change_tokens(request)

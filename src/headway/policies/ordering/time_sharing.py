@@ -22,24 +22,45 @@ class RoundRobinOrdering:
         return request.turn, request.arrival_s
 
 
+class QuantumLevel:
+    """The number of quanta that a request has used, of at most `levels` that are told apart; None = all of them."""
+
+    def __init__(self, quantum_tokens: int, levels: int | None) -> None:
+        require_at_least(1, quantum_tokens=quantum_tokens)
+        if levels is not None:
+            require_at_least(1, levels=levels)
+        self._quantum_tokens = quantum_tokens
+        self._last = levels and levels - 1
+
+    def at(self, tokens: int) -> int:
+        """The level of a request that has been served this many tokens."""
+        used = tokens // self._quantum_tokens
+        return used if self._last is None else min(used, self._last)
+
+    def tokens_left(self, tokens: int) -> int:
+        """Further tokens with which the present quantum is used up."""
+        return self._quantum_tokens - tokens % self._quantum_tokens
+
+
 class FewestQuantaOrdering:
-    """By the number of quanta of `quantum_tokens` output tokens already used, and by arrival among equals.
+    """By the number of quanta of `quantum_tokens` output tokens already used, and in turn among equals.
 
     In `round-robin` a new request goes behind all waiting requests; here it goes before all that have used up a
-    quantum. The PASCAL paper describes its round-robin baseline this way: each used quantum lowers a request's
-    priority, so that a long request loses against a short one that came later (sections II-C and V-B). The default
-    quantum is the paper's. Long requests may starve.
+    quantum. Among requests that have used as many, the one that has had this number for longest goes first, so that no
+    peer interrupts a quantum. The PASCAL paper describes its round-robin baseline this way: each used quantum lowers a
+    request's priority, so that a long request loses against a short one that came later (sections II-C and V-B). The
+    default quantum is the paper's. Long requests may starve. `levels` limits the numbers of quanta that are told
+    apart: with 2, requests in their first quantum go before all others, and the others take turns. None = no limit.
     """
 
     quantum: int | None = None
     preemptive: bool = True
 
-    def __init__(self, quantum_tokens: int = 500) -> None:
-        require_at_least(1, quantum_tokens=quantum_tokens)
-        self._quantum_tokens = quantum_tokens
+    def __init__(self, quantum_tokens: int = 500, levels: int | None = None) -> None:
+        self._level = QuantumLevel(quantum_tokens, levels)
 
-    def rank(self, request: RequestView, now: float) -> tuple[int, float]:
-        return request.generated_tokens // self._quantum_tokens, request.arrival_s
+    def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
+        return self._level.at(request.generated_tokens), request.turn, request.arrival_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
-        return self._quantum_tokens - request.generated_tokens % self._quantum_tokens
+        return self._level.tokens_left(request.generated_tokens)
