@@ -10,6 +10,7 @@ import click
 
 from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, POSITIVE
+from headway.config import strict_yaml
 from headway.config.strict_yaml import Key
 from headway.core.errors import HeadwayError
 from headway.planning.combos.problem import Offer
@@ -65,10 +66,15 @@ run_options = together((
     click.option("--warmup-s", type=click.FloatRange(min=0), help="Metrics exclude requests that arrive earlier."),
 ))  # fmt: skip
 
+gpu_file_option = click.option(
+    "--gpu-file", type=PATH, help="A YAML file of GPUs of your own, each with `name` and `like`, or with all keys."
+)
+
 fleet_options = together((
     click.option("--model", help="A model of the catalog."),
     click.option("--model-config", type=PATH, help="A Hugging Face config.json instead."),
-    click.option("--gpu", help="A GPU of the catalog."),
+    click.option("--gpu", help="A GPU of the catalog, or of --gpu-file."),
+    gpu_file_option,
     click.option("--tp", type=POSITIVE, help="Tensor parallel ranks of a replica."),
     click.option("--pp", type=POSITIVE, help="Pipeline stages of a replica."),
     click.option("--replicas", type=POSITIVE, help="Number of replicas."),
@@ -160,6 +166,8 @@ def _workload(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
 def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple[str, Any]]]:
     if "model" in used and "model_config" in used:
         raise HeadwayError("--model and --model-config: expected one of them")
+    if "gpu_file" in used:
+        yield ("gpus",), ("--gpu-file", _gpu_entries(Path(used["gpu_file"])))
     for i in range(num_pools):
         for name, key in _POOL.items():
             if name in used:
@@ -169,6 +177,15 @@ def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if name in used:
                 yield ("fleet", i, "engine", name), (flag(name), used[name])
+
+
+def _gpu_entries(path: Path) -> list[Any]:
+    """One GPU's keys, or a list of GPUs under `gpus`."""
+    data, _ = strict_yaml.read(path)
+    entries = data.get("gpus", [data])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise HeadwayError(f"{path}: gpus: expected a list of GPUs, each with keys and values")
+    return entries
 
 
 def _run(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from headway import catalog
-from headway.cli.flags import changes, check_complete, scenario_file, synthetic_options, trace_options, used_flags
+from headway.cli.flags import (
+    changes,
+    check_complete,
+    gpu_file_option,
+    scenario_file,
+    synthetic_options,
+    trace_options,
+    used_flags,
+)
 from headway.cli.output import console, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
@@ -50,6 +58,7 @@ command.add_command(cascade)
 @synthetic_options
 @click.option("--model", help="A model of the catalog.")
 @click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model.")
+@gpu_file_option
 @click.option("--engine", help="An engine profile of the catalog.")
 @click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed.")
 @click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once.")
@@ -84,9 +93,10 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     Simulations are cached, so that an interrupted search resumes where it ended. Exit code 3: no candidate meets
     the targets.
     """
-    options = _options(flags)
     output = PlanOutput(**{name: flags.pop(name) for name in PlanOutput.__struct_fields__})
+    choices = {name: flags.pop(name) for name in _CHOICES}
     document, places, base_dir = _document(scenario, preset, flags)
+    options = _options(choices, document.get("gpus") or ())
     with output.counting("rehearsing") as progress:
         best, rehearsal = plan(document, places, base_dir, options, Simulator(), output.cache_dir("capacity"), progress)
     if output.html is not None:
@@ -102,11 +112,28 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     return 0 if best.choice is not None else INFEASIBLE
 
 
-def _options(flags: dict[str, Any]) -> CapacityOptions:
+_CHOICES = (
+    "ttft_p99",
+    "tpot_p99",
+    "e2e_p99",
+    "attainment",
+    "gpus",
+    "tp",
+    "routing",
+    "ordering",
+    "what_if",
+    "max_replicas",
+)
+"""Options of the search; the others change the scenario."""
+
+
+def _options(flags: dict[str, Any], own_gpus: Sequence[Mapping[str, Any]]) -> CapacityOptions:
     limits = {name: flags.pop(name) for name in ("ttft_p99", "tpot_p99", "e2e_p99")}
     gpus, routings, orderings = (_listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing", "ordering"))
+    own = {str(each.get("name")) for each in own_gpus if isinstance(each, dict)}
     for name in gpus:
-        _check_name(catalog.gpu, name, "--gpus")
+        if name not in own:
+            _check_name(catalog.gpu, name, "--gpus")
     for name in filter(_is_built_in, routings):
         _check_name(resolve.router, name, "--routing")
     for name in filter(_is_built_in, orderings):

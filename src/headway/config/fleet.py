@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headway.catalog import coefficients, engine, gpu, model, model_from_config
+from headway.catalog import gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
+from headway.config.own_hardware import OwnHardware, own_hardware
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
@@ -42,8 +43,9 @@ WEIGHT_DTYPES = {
 
 def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     """Every pool and combo. HeadwayError where one is invalid; paths are relative to `base_dir`."""
-    pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places) for i, pool in enumerate(spec.fleet))
-    combos = tuple(_combo(combo, ("combos", i), base_dir, places) for i, combo in enumerate(spec.combos))
+    own = own_of(spec, places)
+    pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places, own) for i, pool in enumerate(spec.fleet))
+    combos = tuple(_combo(combo, ("combos", i), base_dir, places, own) for i, combo in enumerate(spec.combos))
     if (sampling := _sampling(spec)) is not None:
         pools = tuple(_with_sampling(pool, sampling) for pool in pools)
         combos = tuple(
@@ -51,7 +53,7 @@ def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
         )
     if not pools and not combos:
         raise places.error((), "no replicas; expected `fleet`, `combos`, or both")
-    limits = tuple((limit.region, gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
+    limits = tuple((limit.region, own.gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
     fleet = _with_distinct_names(Fleet(pools, combos, spec.network, spec.provisioning, limits))
     _check(fleet, places)
     return fleet
@@ -67,32 +69,39 @@ def _with_sampling(pool: Pool, sampling: Sampling) -> Pool:
     return replace(pool, model=replace(pool.model, sampling=sampling))
 
 
+def own_of(spec: Spec, places: Places) -> OwnHardware:
+    """The scenario's own GPUs, models and engines."""
+    return own_hardware(spec.gpus, spec.models, spec.engines, places)
+
+
 def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) -> dict[str, Coefficients]:
     """Step-time coefficients by pool."""
     specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
     for i, combo in enumerate(spec.combos):
         specs += [(("combos", i, key), part) for key, part in combo.parts.items()]
-    pairs = zip(specs, fleet.all_pools, strict=True)
-    return {pool.name: _coefficients(pool_spec, pool, at, base_dir, places) for (at, pool_spec), pool in pairs}
+    pairs, own = zip(specs, fleet.all_pools, strict=True), own_of(spec, places)
+    return {pool.name: _coefficients(pool_spec, pool, at, base_dir, places, own) for (at, pool_spec), pool in pairs}
 
 
-def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places) -> Coefficients:
+def _coefficients(
+    spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places, own: OwnHardware
+) -> Coefficients:
     """From the pool's own file, else from the catalog."""
     if not spec.gpu:
         raise places.error((*at, "gpu"), "missing; expected a GPU, without which replicas can be served, not simulated")
     if spec.coefficients is None:
-        return coefficients(pool.gpu.name, pool.engine.name, pool.engine.version)
+        return own.coefficients(pool.gpu.name, pool.engine.name, pool.engine.version)
     with places.at(*at, "coefficients"):
         return coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
 
 
-def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
+def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Combo:
     if list(spec.parts) not in (["prefill", "decode"], ["aggregated"]):
         raise places.error(at, "expected `prefill` and `decode`, or `aggregated`")
     roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "aggregated": "mixed"}
     parts = []
     for key, pool in spec.parts.items():
-        part = _pool(pool, (*at, key), f"{spec.name}-{key}", base_dir, places, spec.replicas)
+        part = _pool(pool, (*at, key), f"{spec.name}-{key}", base_dir, places, own, spec.replicas)
         parts.append(replace(part, role=roles[key], handover=spec.handover))
     if (parts[0].model.name, parts[0].model.hf_id) != (parts[-1].model.name, parts[-1].model.hf_id):
         names = [each.model.name for each in parts]
@@ -116,17 +125,19 @@ def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
     return num // units
 
 
-def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, units: int = 1) -> Pool:
+def _pool(
+    spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, own: OwnHardware, units: int = 1
+) -> Pool:
     if not spec.gpu and not spec.endpoints:
         raise places.error((*at, "gpu"), "missing; expected a GPU, or `endpoints` of replicas to be served")
-    shape = _model(spec, at, base_dir, places) if spec.gpu else _proxied_model(spec, at, places)
+    shape = _model(spec, at, base_dir, places, own) if spec.gpu else _proxied_model(spec, at, places)
     with places.at(*at, "gpu"):
-        accelerator = gpu(spec.gpu) if spec.gpu else _proxied_gpu()
+        accelerator = own.gpu(spec.gpu) if spec.gpu else _proxied_gpu()
     pool = Pool(
         name=spec.name or name,
         model=shape,
         gpu=accelerator,
-        engine=_with_kv_dtype(spec, _engine(spec.engine, (*at, "engine"), places)),
+        engine=_with_kv_dtype(spec, _engine(spec.engine, (*at, "engine"), places, own)),
         parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
         replicas=_replicas(spec, at, places, units),
         region=spec.region,
@@ -141,7 +152,7 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, un
     with places.at(*at):
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     if spec.gpu:
-        _coefficients(spec, pool, at, base_dir, places)
+        _coefficients(spec, pool, at, base_dir, places, own)
     return pool
 
 
@@ -167,11 +178,11 @@ def _proxied_gpu() -> Gpu:
     return replace(gpu("h100"), name=_PROXIED_GPU, usd_per_hour=0.0, aliases=())
 
 
-def _model(spec: PoolSpec, at: Key, base_dir: Path, places: Places) -> Model:
+def _model(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Model:
     """The shape in the catalog or in a config, with the names under which the model is deployed and requested."""
     with places.at(*at, "model"):
         if isinstance(spec.model, str):
-            shape = model(spec.model)
+            shape = own.model(spec.model)
             deployed = repository_of(shape, spec.model)
         else:
             shape = model_from_config(base_dir / spec.model.config)
@@ -206,11 +217,11 @@ def _with_distinct_names(fleet: Fleet) -> Fleet:
     return replace(fleet, pools=tuple(map(renamed, fleet.pools)), combos=combos)
 
 
-def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
+def _engine(spec: str | dict[str, Any], key: Key, places: Places, own: OwnHardware) -> Engine:
     changes = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = changes.pop("name", DEFAULT_ENGINE)
     with places.at(*key):
-        profile = engine(str(name))
+        profile = own.engine(str(name))
     changed = strict_yaml.convert({**msgspec.to_builtins(profile), **changes}, Engine, places, key)
     if changed.max_num_batched_tokens < changed.max_num_seqs:
         at = (*key, "max_num_batched_tokens")

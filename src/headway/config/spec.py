@@ -261,6 +261,13 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Pools of replicas."""
     combos: tuple[ComboSpec, ...] = ()
     """Combos of replicas for prefill and for decode."""
+    gpus: tuple[dict[str, Any], ...] = ()
+    """GPUs of your own: the keys that `headway catalog gpus NAME` lists, or `name`, `like` (a GPU of the catalog) and
+    what differs."""
+    models: tuple[dict[str, Any], ...] = ()
+    """Models of your own, in the same way: the keys that `headway catalog models NAME` lists."""
+    engines: tuple[dict[str, Any], ...] = ()
+    """Engine profiles of your own, in the same way."""
     name: str = ""
     """The scenario's name in reports. Without one: the file's name."""
     seed: int = 0

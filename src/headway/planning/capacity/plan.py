@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import Struct, field, structs
 
 from headway import catalog
-from headway.catalog.load import coefficients_in
 from headway.config import strict_yaml
-from headway.config.scenario import listed, variants, with_absolute_paths
+from headway.config.fleet import own_of
+from headway.config.scenario import StepTimes, listed, variants, with_absolute_paths
 from headway.config.spec import PolicySpec, Spec
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -119,7 +119,7 @@ def _checked(
     first = spec.fleet[0]
     with places.at("fleet", 0, "model"):
         if isinstance(first.model, str):
-            catalog.model(first.model)
+            own_of(spec, places).model(first.model)
         else:
             catalog.model_from_config(base_dir / first.model.config)
     completed["workload"] = strict_yaml.plain(resolved(spec.workload))
@@ -134,13 +134,13 @@ def _names_gpu(document: Mapping[str, Any]) -> bool:
 
 def _candidates(spec: Spec, options: CapacityOptions) -> Iterator[CapacityCandidate]:
     """Every GPU with every tp, routing and ordering. HeadwayError for an unknown name."""
-    names = options.gpus or tuple(pool.gpu for pool in spec.fleet)
-    gpus = {catalog.gpu(name).name: catalog.gpu(name) for name in names}
+    names, own = options.gpus or tuple(pool.gpu for pool in spec.fleet), own_of(spec, Places())
+    gpus = {own.gpu(name).name: own.gpu(name) for name in names}
     routings = options.routings or _names("routing", spec.policies.routing)
     orderings = options.orderings or _names("ordering", spec.policies.ordering)
     first = spec.fleet[0]
     for gpu in gpus.values():
-        own_price = first.usd_per_gpu_hour if catalog.gpu(first.gpu).name == gpu.name else None
+        own_price = first.usd_per_gpu_hour if own.gpu(first.gpu).name == gpu.name else None
         price = gpu.usd_per_hour if own_price is None else own_price
         for tp in dict.fromkeys(options.tps):
             parallel = Parallel(tp, first.pp, first.ep, first.dp)
@@ -162,12 +162,11 @@ def _bounds(rehearsal: CapacityRehearsal, candidate: CapacityCandidate, requests
             rehearsal.simulator.policies(variant)
     except HeadwayError as error:
         return CandidateBounds(reason=str(error).rpartition("fleet[0]: ")[2])
-    pool, file = chosen.fleet.pools[0], chosen.spec.fleet[0].coefficients
-    own = None if file is None else coefficients_in(rehearsal.base_dir / file, pool.gpu.name, pool.engine.name)
+    pool = chosen.fleet.pools[0]
+    used = StepTimes(chosen).coefficients[pool.name]
     if not pool.engine.prefix_caching:
         requests = with_(requests, computed_tokens=requests.prompt_tokens)
-    used = own or catalog.coefficients(pool.gpu.name, pool.engine.name)
-    return structs.replace(lower_bounds(pool, requests, rehearsal.targets, own), uncalibrated=used.estimated)
+    return structs.replace(lower_bounds(pool, requests, rehearsal.targets, used), uncalibrated=used.estimated)
 
 
 def _raise_common_reason(bounds: list[CandidateBounds]) -> None:

@@ -15,6 +15,7 @@ from msgspec import structs
 from headway import catalog
 from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
 from headway.metrics.columns import Floats
 from headway.metrics.latency import sample, slo_masks
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets
@@ -84,7 +85,7 @@ def fleet_document(
     """A scenario's document with this fleet and these policies in place of its own."""
     first = document["fleet"][0]
     common = {name: first[name] for name in ("model", "engine", "pp", "ep", "dp") if name in first}
-    if catalog.gpu(first["gpu"]).name == candidate.gpu:
+    if candidate.gpu in (first["gpu"], _catalog_name(first["gpu"])):
         common |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
     pool = {**common, "gpu": candidate.gpu, "tp": candidate.parallel.tp}
     if regions:
@@ -94,6 +95,14 @@ def fleet_document(
         fleet = [{"name": "planned", **pool, "replicas": replicas}]
     policies = {**document.get("policies", {}), "routing": candidate.routing, "ordering": candidate.ordering}
     return {**document, "fleet": fleet, "policies": policies}
+
+
+def _catalog_name(gpu: str) -> str | None:
+    """The catalog's name of a GPU; None for one of the scenario's own."""
+    try:
+        return catalog.gpu(gpu).name
+    except HeadwayError:
+        return None
 
 
 def _with_load(workload: Mapping[str, Any], load: float) -> dict[str, Any]:

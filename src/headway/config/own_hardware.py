@@ -1,0 +1,119 @@
+"""A scenario's own GPUs, models and engines, beside those of the catalog: sections `gpus`, `models`, `engines`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from headway import catalog
+from headway.catalog.coefficients import Coefficients
+from headway.config import strict_yaml
+from headway.config.strict_yaml import Key, Places
+from headway.core.errors import HeadwayError, unknown
+from headway.core.fleet import Engine, Gpu, Model
+
+T = TypeVar("T", Gpu, Model, Engine)
+Entries = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class OwnHardware:
+    """Looks up names in the scenario's sections first, then in the catalog."""
+
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    models: Mapping[str, Model] = field(default_factory=dict)
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    like: Mapping[str, str] = field(default_factory=dict)
+    """Own GPUs and engines, and those of the catalog that they are like."""
+
+    def gpu(self, name: str) -> Gpu:
+        return _found(name, self.gpus, catalog.gpu, catalog.gpus(), "GPU")
+
+    def model(self, name: str) -> Model:
+        return _found(name, self.models, catalog.model, catalog.models(), "model")
+
+    def engine(self, name: str) -> Engine:
+        return _found(name, self.engines, catalog.engine, catalog.engines(), "engine")
+
+    def coefficients(self, gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
+        """The catalog's, for what an own GPU or engine is like; not calibrated then."""
+        used = self.like.get(gpu_name, gpu_name), self.like.get(engine_name, engine_name)
+        found = catalog.coefficients(*used, version)
+        estimated = []
+        if used[0] != gpu_name:
+            estimated.append(f"kernels of {used[0]}")
+        if used[1] != engine_name:
+            estimated.append(f"overhead of {used[1]}")
+        if not estimated:
+            return found
+        return msgspec.structs.replace(found, calibrated=False, estimated=(*estimated, *found.estimated))
+
+
+def own_hardware(gpus: Entries, models: Entries, engines: Entries, places: Places) -> OwnHardware:
+    """The entries of a scenario's sections. HeadwayError where one is invalid."""
+    like: dict[str, str] = {}
+    return OwnHardware(
+        _entries(gpus, Gpu, catalog.gpu, "gpus", places, like),
+        _entries(models, Model, catalog.model, "models", places, {}),
+        _entries(engines, Engine, catalog.engine, "engines", places, like),
+        like,
+    )
+
+
+def _entries(
+    entries: Entries, kind: type[T], find: Callable[[str], T], section: str, places: Places, like: dict[str, str]
+) -> dict[str, T]:
+    """By name. `like` of an entry names one of the catalog, whose values fill its gaps."""
+    found: dict[str, T] = {}
+    for i, entry in enumerate(entries):
+        at: Key = (section, i)
+        values = dict(entry)
+        base = values.pop("like", None)
+        if base is not None:
+            with places.at(*at, "like"):
+                known = find(str(base))
+            values = {**msgspec.to_builtins(known), "aliases": (), **values}
+            if kind is Engine:
+                values.pop("aliases")
+        made = strict_yaml.convert(values, kind, places, at)
+        if not made.name or (base is not None and "name" not in entry):
+            raise places.error((*at, "name"), "missing; expected a name of your own")
+        if made.name in found:
+            raise places.error((*at, "name"), f"{made.name!r} is here a second time")
+        _check_positive(made, at, places)
+        if base is not None:
+            like[made.name] = known.name
+        found[made.name] = made
+    return found
+
+
+_MAY_BE_0 = {
+    "watermark", "host_memory_bytes", "kv_offload_bytes", "schedule_lag", "request_overhead_s", "tokenize_s_per_token",
+    "response_overhead_s", "usd_per_hour", "watts", "max_num_waiting",
+}  # fmt: skip
+
+
+def _check_positive(made: Gpu | Model | Engine, at: Key, places: Places) -> None:
+    for name, value in msgspec.structs.asdict(made).items():
+        numbers = value.values() if isinstance(value, dict) else [value]
+        for number in numbers:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if number < 0 or (number == 0 and name not in _MAY_BE_0):
+                raise places.error((*at, name), f"{number}; expected more than 0")
+    if isinstance(made, Gpu) and not made.peak_flops:
+        raise places.error((*at, "peak_flops"), "expected FLOP/s by dtype, as in {bf16: 989e12}")
+
+
+def _found(name: str, own: Mapping[str, T], find: Callable[[str], T], known: Sequence[T], kind: str) -> T:
+    if name in own:
+        return own[name]
+    try:
+        return find(name)
+    except HeadwayError:
+        if not own:
+            raise
+        raise unknown(kind, name, [*own, *(entry.name for entry in known)]) from None
