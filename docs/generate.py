@@ -1,4 +1,4 @@
-"""Writes docs/scenario.md, docs/cli.md and the table in README.md: `python docs/generate.py`."""
+"""Writes docs/scenario.md, docs/cli.md, docs/api.md and the table in README.md: `python docs/generate.py`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 import msgspec
 from msgspec import inspect as schema
 
+import headway
 from headway.cli import commands
 from headway.config.spec import Spec
 from headway.core.fleet import Engine
@@ -215,6 +216,81 @@ def _helps(group: click.Group, context: click.Context) -> Iterator[str]:
 BEFORE, AFTER = "<!-- demo: written by make docs -->\n", "<!-- end of demo -->\n"
 
 
+API = """\
+# From Python
+
+*Written from the docstrings by `make docs`.*
+
+```python
+import headway as hw
+
+chat = hw.load({
+    "workload": {"builtin": "chat", "num_requests": 300, "arrivals": 20},
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}],
+})
+comparison = hw.compare(chat, routing=["round-robin", "jsq-tokens"], seeds=3)
+print(comparison.verdict)
+print(comparison.to_pandas()[["routing", "seed", "ttft_s.p99"]])
+```
+
+A scenario is a file, a dictionary of [the same keys](scenario.md), or what `hw.load` returns. Results are tables
+(`table`), frames (`to_arrow`, `to_pandas`, `to_polars`) and Plotly figures (`plot`, whose `save` writes .html, .svg,
+.png or .pdf; pictures need `pip install 'headway[figures]'` and Chrome or Chromium). A mistake raises `HeadwayError`
+with one line that says what was expected. [examples/compare_routers.ipynb](../examples/compare_routers.ipynb) goes from
+a trace to a figure with intervals.
+"""
+
+
+def api_page() -> str:
+    """docs/api.md."""
+    parts = [API]
+    for name in headway.__all__:
+        value = getattr(headway, name)
+        if inspect.isclass(value):
+            parts.append(f"## `{name}`\n\n{_prose(value)}\n")
+            if value.__module__.startswith("headway.api"):
+                parts.append("\n".join(_member(key, member) for key, member in _members(value)) + "\n")
+        else:
+            parts.append(f"## `{name}{_signature(value)}`\n\n{_prose(value)}\n")
+    return "\n".join(parts)
+
+
+def _prose(value: object) -> str:
+    text = inspect.getdoc(value) or ""
+    return "" if text.startswith(f"{getattr(value, '__name__', '')}(") else text
+
+
+def _members(value: type) -> Iterator[tuple[str, object]]:
+    """Public methods and properties, those of Headway's own classes only."""
+    for each in reversed(value.__mro__):
+        members = vars(each).items() if each.__module__.startswith("headway.api") else ()
+        for key, member in members:
+            is_shown = inspect.isfunction(member) or isinstance(member, property)
+            if is_shown and not key.startswith("_") and getattr(value, key) is member:
+                yield key, member
+
+
+def _member(key: str, member: object) -> str:
+    shown = key if isinstance(member, property) else f"{key}{_signature(member)}"
+    text = " ".join(_prose(member).split())
+    return f"- `{shown}`{': ' + text if text else ''}"
+
+
+def _signature(function: object) -> str:
+    """Arguments as a caller sees them, with types in short."""
+    signature = inspect.signature(inspect.unwrap(function))  # type: ignore[arg-type]
+    shown = []
+    for parameter in signature.parameters.values():
+        if parameter.name == "self":
+            continue
+        star = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown and not any(s.startswith("*") for s in shown):
+            shown.append("*")
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        shown.append(f"{star}{parameter.name}{default}")
+    return f"({', '.join(shown)})"
+
+
 def readme_page() -> str:
     """README.md, with the table that the demo prints."""
     text = README.read_text(encoding="utf-8")
@@ -227,7 +303,9 @@ def readme_page() -> str:
     return "".join([head, BEFORE, "```text\n", "\n".join(lines), "\n```\n", AFTER, tail])
 
 
-PAGES = {DOCS / "scenario.md": scenario_page, DOCS / "cli.md": cli_page, README: readme_page}
+PAGES = {
+    DOCS / "scenario.md": scenario_page, DOCS / "cli.md": cli_page, DOCS / "api.md": api_page, README: readme_page,
+}  # fmt: skip
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

@@ -42,7 +42,7 @@ def test_the_readme_shows_what_the_demo_runs() -> None:
     assert shown == [[each.routing, each.ordering] for each in policies]
 
 
-@pytest.mark.parametrize("page", ["scenario.md", "cli.md"])
+@pytest.mark.parametrize("page", ["scenario.md", "cli.md", "api.md"])
 def test_generated_pages_are_current(page: str, generate: ModuleType) -> None:
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert written == generate.PAGES[ROOT / "docs" / page](), "run: make docs"

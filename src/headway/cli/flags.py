@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
-from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, POSITIVE
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key
 from headway.core.errors import HeadwayError
+from headway.planning.combos.plan import offer_of
 from headway.planning.combos.problem import Offer
 from headway.scenario.presets import builtin
 
@@ -205,15 +205,7 @@ def _tokens(value: Any) -> Any:
 
 def gpu_offer(text: str, per_server: int | None) -> Offer:
     """Parse `type`, `type:count`, `type:count:price` or `type:count:price:interruptions`."""
-    name, *rest = text.strip().split(":")
-    count, price, interruptions, *surplus = *rest, *("" for _ in range(3 - len(rest)))
     try:
-        if surplus:
-            raise ValueError("too many parts")
-        gpu = catalog.gpu(name)
-        usd = float(price) if price else None
-        return Offer(gpu, int(count) if count else None, usd, per_server, float(interruptions or 0))
+        return offer_of(text, per_server)
     except HeadwayError as error:
         raise HeadwayError(f"--gpus: {error}") from None
-    except ValueError as error:
-        raise HeadwayError(f"--gpus: {text.strip()!r}; expected type:count:price:interruptions ({error})") from None

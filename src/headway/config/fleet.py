@@ -125,9 +125,7 @@ def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
     return num // units
 
 
-def _pool(
-    spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, own: OwnHardware, units: int = 1
-) -> Pool:
+def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, own: OwnHardware, units: int = 1) -> Pool:
     if not spec.gpu and not spec.endpoints:
         raise places.error((*at, "gpu"), "missing; expected a GPU, or `endpoints` of replicas to be served")
     shape = _model(spec, at, base_dir, places, own) if spec.gpu else _proxied_model(spec, at, places)

@@ -1,11 +1,13 @@
 """Policies from a user's specification: a name, a name with arguments, or a class of the user's own.
 
 A specification is `"least-loaded"`, or `{"name": "edf", "default_deadline_s": 30}`, or either of them with
-`module:Class` as the name. Without a `load` function, modules are imported from the current directory or `sys.path`.
+`module:Class` as the name. In Python, the name may be the class itself, or an instance, which every run copies.
+Without a `load` function, modules are imported from the current directory or `sys.path`.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -52,6 +54,16 @@ class PolicyChoice(Generic[P]):
         """As in tables: `edf`, or `edf(default_deadline_s=30)`."""
         shown = [f"{name}={_text(value)}" for name, value in self.arguments.items() if name not in _HIDDEN]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+
+@dataclass(frozen=True)
+class InstanceChoice(PolicyChoice[P]):
+    """An instance that a program handed in. Calling it copies the instance."""
+
+    instance: Any = None
+
+    def __call__(self) -> P:
+        return copy.deepcopy(self.instance)  # type: ignore[no-any-return]
 
 
 Verbs = Mapping[str, tuple[str, ...]]
@@ -105,10 +117,17 @@ def _resolved(
     """The choice, and one instance: constructors refuse bad arguments now rather than in the run."""
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     name = arguments.pop("name", None)
+    given = None
+    if isinstance(name, type):
+        given, name = name, name.__name__
+    elif name is not None and not isinstance(name, str | int | float | list | dict):
+        return _handed_in(kind, name, arguments, verbs)
     if not isinstance(name, str):
         raise HeadwayError(f"{kind}: expected a name, or `name` and arguments, got {spec!r}")
-    if name in registered:
-        made_by: type[P] = registered[name]
+    if given is not None:
+        made_by: type[P] = given
+    elif name in registered:
+        made_by = registered[name]
     elif ":" in name:
         made_by = _users_class(kind, name, load or _import_from_here)
     else:
@@ -124,6 +143,18 @@ def _resolved(
     for verb, parameters in verbs.items():
         _check_method(where, policy, verb, parameters)
     return choice, policy
+
+
+def _handed_in(kind: str, instance: Any, arguments: Mapping[str, Any], verbs: Verbs) -> tuple[PolicyChoice[Any], Any]:
+    """An instance as a policy."""
+    name = type(instance).__name__
+    if arguments:
+        raise HeadwayError(f"{kind} {name}: an instance takes no arguments, got {next(iter(arguments))!r}")
+    for verb, parameters in verbs.items():
+        _check_method(f"{kind} {name}", instance, verb, parameters)
+    own = {key: value for key in inspect.signature(type(instance)).parameters if key in vars(instance)
+           and isinstance(value := vars(instance)[key], str | int | float | bool)}  # fmt: skip
+    return InstanceChoice(name, type(instance), own, instance), instance
 
 
 def _users_class(kind: str, name: str, load: LoadModule) -> type[Any]:

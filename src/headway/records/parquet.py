@@ -44,11 +44,11 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
     written.
     """
     tables = {
-        "requests": _requests_table(records),
+        "requests": requests_table(records),
         "segments": pa.table(records.segments),
         "stretches": pa.table(records.stretches),
         "moves": pa.table(records.moves),
-        "replicas": _replicas_table(records.replicas),
+        "replicas": replicas_table(records.replicas),
     }
     num_rows = {name: table.num_rows for name, table in tables.items()}
     run = RunMetadata(
@@ -102,7 +102,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     return records, run.provenance
 
 
-def _requests_table(records: Records) -> pa.Table:
+def requests_table(records: Records) -> pa.Table:
     """The workload's columns and the outcomes; null for rows that were never issued."""
     arrays: dict[str, pa.Array] = {}
     for name, column in records.workload.items():
@@ -123,7 +123,7 @@ def _requests_table(records: Records) -> pa.Table:
     return pa.table(arrays)
 
 
-def _replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
+def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
     intervals = pa.list_(pa.list_(pa.float64()))
     kinds = {int: pa.int64(), float: pa.float64(), str: pa.string()}
     fields = msgspec.structs.fields(ReplicaRecord)

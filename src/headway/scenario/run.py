@@ -163,7 +163,7 @@ def replicate(
         for batch in (seeds[1:2], seeds[2:]):
             varying = [i for i, values in enumerate(flat) if len(values) == 1 or values[1] != values[0]]
             tasks = [(i, with_seed(chosen[i], seed)) for seed in batch for i in varying]
-            for (i, _), metrics in zip(tasks, work(_metrics, [each for _, each in tasks]), strict=True):
+            for (i, _), metrics in zip(tasks, work(metrics_of, [each for _, each in tasks]), strict=True):
                 flat[i].append(metrics)
                 num_done += 1
                 if progress:
@@ -172,16 +172,27 @@ def replicate(
     return SeededMetrics(seeds, tuple(map(tuple, same)))
 
 
-def _metrics(scenario: Scenario) -> dict[str, float | int | None]:
+def metrics_of(scenario: Scenario) -> dict[str, float | int | None]:
     return flatten(run(scenario).summary)
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     """What reproduces the runs of a scenario."""
-    policies = msgspec.to_builtins(scenario.spec.policies)
-    document = {**scenario.document, "seed": scenario.spec.seed, "policies": policies}
+    policies = msgspec.structs.asdict(scenario.spec.policies)
+    document = plain_document({**scenario.document, "seed": scenario.spec.seed, "policies": policies})
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)
+
+
+def plain_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document that can be written: classes and instances by `module:Class`."""
+    plain: dict[str, Any] = msgspec.to_builtins(document, enc_hook=_policy_name)
+    return plain
+
+
+def _policy_name(value: Any) -> str:
+    made_by = value if isinstance(value, type) else type(value)
+    return f"{made_by.__module__}:{made_by.__qualname__}"
 
 
 def _source(scenario: Scenario) -> RequestSource:

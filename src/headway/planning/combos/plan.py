@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from headway import catalog
 from headway.config import strict_yaml
 from headway.config.scenario import assemble, variants, with_absolute_paths
 from headway.config.strict_yaml import Places
@@ -63,6 +64,22 @@ class ComboAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     others: dict[str, ComboPlan]
     num_simulated: int
     num_found: int
+
+
+def offer_of(text: str, per_server: int | None = None) -> Offer:
+    """The offer of "type", "type:count", "type:count:price" or "type:count:price:interruptions"."""
+    name, *rest = text.strip().split(":")
+    count, price, interruptions, *surplus = *rest, *("" for _ in range(3 - len(rest)))
+    try:
+        if surplus:
+            raise ValueError("too many parts")
+        gpu = catalog.gpu(name)
+        usd = float(price) if price else None
+        return Offer(gpu, int(count) if count else None, usd, per_server, float(interruptions or 0))
+    except HeadwayError:
+        raise
+    except ValueError as error:
+        raise HeadwayError(f"{text.strip()!r}; expected type:count:price:interruptions ({error})") from None
 
 
 def service_scenario(

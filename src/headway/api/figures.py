@@ -1,0 +1,49 @@
+"""Plotly figures that save themselves in the format of a file name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plotly import graph_objects
+
+from headway.core.errors import HeadwayError
+from headway.workload.atomic_file import write_text
+
+_PICTURES = (".svg", ".png", ".pdf", ".webp")
+
+
+class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
+    """A Plotly figure. Change it as any other, and `save` it."""
+
+    def __init__(self, figure: Mapping[str, Any] | None = None) -> None:
+        super().__init__(None if figure is None else dict(figure))
+
+    def save(self, path: str | Path, *, width: int = 700, height: int | None = None) -> Path:
+        """Write an .html page, .json, or a picture: .svg, .png, .pdf, .webp.
+
+        Pictures need kaleido and a Chrome or Chromium. HeadwayError if they are missing, or for another suffix.
+        """
+        path = Path(path)
+        if path.suffix == ".html":
+            write_text(path, self.to_html(include_plotlyjs="cdn"))
+        elif path.suffix == ".json":
+            write_text(path, self.to_json())
+        elif path.suffix in _PICTURES:
+            self._write_picture(path, width, height or self.layout.height or 400)
+        else:
+            raise HeadwayError(f"{path}: expected .html, .json, {', '.join(_PICTURES)}")
+        return path
+
+    def _write_picture(self, path: Path, width: int, height: int) -> None:
+        try:
+            self.write_image(path, width=width, height=height)
+        except (ImportError, ValueError) as error:
+            if "kaleido" not in str(error).lower():
+                raise
+            raise HeadwayError(f"{path}: pictures need kaleido; pip install 'headway[figures]'") from None
+        except Exception as error:
+            if "chrom" not in str(error).lower():
+                raise
+            raise HeadwayError(f"{path}: pictures need Chrome or Chromium: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,219 @@
+"""Plans: fleets that meet SLOs, combos, cascades and tiers, as values that are also scenarios, tables and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headway.api.results import WIDTH, Tabular
+from headway.api.scenarios import ScenarioLike, document_of, load
+from headway.config.scenario import Scenario
+from headway.core.errors import HeadwayError
+from headway.metrics.interval import interval
+from headway.planning.capacity import page as capacity_page
+from headway.planning.capacity import plan as capacity
+from headway.planning.capacity import text as capacity_text
+from headway.planning.capacity.problem import Situation, Targets
+from headway.planning.cascade import best_plan as cascade
+from headway.planning.cascade import page as cascade_page
+from headway.planning.cascade.planning_request import make_request
+from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
+from headway.planning.combos import page as combos_page
+from headway.planning.combos import plan as combos
+from headway.planning.combos.plan import offer_of
+from headway.planning.combos.problem import Counts, Objective, Offer
+from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
+from headway.planning.tiers import rehearsal as tiers
+from headway.scenario import Simulator
+from headway.workload.atomic_file import write_text
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Gpus = Sequence[str | Offer]
+_COMMAND = "import headway"
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Tabular):
+    """A plan of any kind. `answer` holds all values, as `--json` prints them."""
+
+    answer: Any
+    is_met: bool
+    """Whether the targets are met."""
+    rows: tuple[dict[str, Any], ...]
+    """The options that were considered."""
+    text: str
+    yaml: Callable[[], str]
+    html: Callable[[], str] | None = None
+
+    def scenario(self) -> Scenario:
+        """The planned fleet with its workload and policies, to simulate or to serve. HeadwayError if there is none."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "plan.yaml"
+            path.write_text(self.yaml(), encoding="utf-8")
+            return load(path)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as a scenario (.yaml), as a page (.html), or its values (.json)."""
+        path = Path(path)
+        if path.suffix in (".yaml", ".yml"):
+            write_text(path, self.yaml())
+        elif path.suffix == ".html" and self.html is not None:
+            write_text(path, self.html())
+        elif path.suffix == ".json":
+            write_text(path, msgspec.json.format(msgspec.json.encode(self.answer), indent=2).decode() + "\n")
+        else:
+            raise HeadwayError(f"{path}: expected a name that ends in .yaml, .json{', .html' if self.html else ''}")
+        return path
+
+    def table(self) -> str:
+        return self.text
+
+    def to_arrow(self) -> pyarrow.Table:
+        """One row for each option."""
+        import pyarrow
+
+        return pyarrow.Table.from_pylist(list(self.rows))
+
+    def __repr__(self) -> str:
+        return f"<headway.Plan: {self.text.splitlines()[0]}>"
+
+
+def plan_capacity(
+    scenario: ScenarioLike, *, gpus: Sequence[str] = (), tps: Sequence[int] = (1, 2, 4, 8),
+    routings: Sequence[str] = (), orderings: Sequence[str] = (), ttft_p99_s: float | None = None,
+    tpot_p99_s: float | None = None, e2e_p99_s: float | None = None, attainment: float | None = None,
+    max_replicas: int = 64, situations: Sequence[Situation] = (), cache: str | Path | None = None,
+) -> Plan:  # fmt: skip
+    """The cheapest GPU type, parallelism, policies and number of replicas that meet SLOs: `headway plan capacity`.
+
+    The scenario gives workload, model and engine; its first pool needs no `gpu`. `situations`: what-ifs. `cache`: a
+    folder that keeps simulations.
+    """
+    targets = Targets(ttft_p99_s, tpot_p99_s, e2e_p99_s, attainment)
+    options = capacity.CapacityOptions(
+        gpus=tuple(gpus), tps=tuple(tps), routings=tuple(routings), orderings=tuple(orderings), targets=targets,
+        situations=tuple(situations), max_replicas=max_replicas,
+    )  # fmt: skip
+    document, places, base_dir = document_of(scenario)
+    best, rehearsal = capacity.plan(document, places, base_dir, options, Simulator(), _folder(cache))
+    rows = [
+        {
+            "gpu": each.candidate.gpu, "tp": each.candidate.parallel.tp, "policy": each.candidate.policy,
+            "status": each.status, "replicas": each.replicas, "usd_per_hour": each.usd_per_hour,
+            "bound_usd_per_hour": each.bound_usd_per_hour, "is_calibrated": not each.uncalibrated,
+            "reason": each.reason,
+        }
+        for each in best.options
+    ]  # fmt: skip
+    return Plan(
+        best, best.choice is not None, tuple(rows), capacity_text.render(best, width=WIDTH),
+        lambda: capacity.scenario_yaml(best, rehearsal),
+        lambda: capacity_page.page(best, str(document.get("name", "capacity")), _COMMAND),
+    )  # fmt: skip
+
+
+def plan_combos(
+    scenario: ScenarioLike, gpus: Gpus, *, rps: float | None = None, objective: Objective = "co",
+    gpus_per_server: int | None = None, aggregated_only: bool = False, sizes: int = 2, attainment: float = ATTAINMENT,
+    profile_requests: int = MOST_REQUESTS, cache: str | Path | None = None,
+) -> Plan:  # fmt: skip
+    """Which GPUs prefill and which decode, and how many such combos, for one service: `headway plan combos`.
+
+    `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the scenario's arrivals.
+    """
+    offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server) for each in gpus)
+    simulator = Simulator()
+    service = combos.service_scenario(*document_of(scenario), simulator, rps)
+    options = combos.ComboOptions(
+        offers=offers, counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(), objective=objective,
+        attainment=attainment, per_pair=sizes or None, num_requests=profile_requests,
+    )  # fmt: skip
+    answer = combos.plan([service], options, simulator, _folder(cache))
+    rows = [
+        {
+            "combo": each.combo.label, "usd_per_hour": each.combo.usd_per_hour, "goodput_rps": each.goodput_rps,
+            "tokens_per_usd": each.tokens_per_usd,
+            "planned": answer.plan.counts.get((each.service, each.combo.label), 0),
+        }
+        for each in answer.selection.candidates
+    ]  # fmt: skip
+    planned = ", ".join(f"{each.count} x {each.combo.label}" for each in answer.plan.combos) or "nothing"
+    text = f"{answer.plan.status}: {planned}; ${answer.plan.usd_per_hour:,.2f} an hour\n"
+    return Plan(
+        answer, answer.plan.status != "short", tuple(rows), text, lambda: combos.scenario_yaml(answer, service),
+        lambda: combos_page.page(answer.plan, answer.selection, answer.others, _COMMAND),
+    )  # fmt: skip
+
+
+def plan_cascade(
+    scenario: ScenarioLike, *, quality: float | None = None, latency_s: float | None = None,
+    gpus: int | Gpus | None = None, gpus_per_server: int | None = None, rps: float | None = None,
+    combos: bool = False, alternatives: bool = True, cache: str | Path | None = None,
+) -> Plan:  # fmt: skip
+    """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`.
+
+    `quality`: the mean score to reach, at the least p95 latency; `latency_s`: the p95 to keep, at the best quality;
+    both: at the least cost. `gpus`: their number, or offers as in `plan_combos`.
+    """
+    if quality is None and latency_s is None:
+        raise HeadwayError("expected quality or latency_s, or both")
+    offers = () if gpus is None or isinstance(gpus, int) else gpus
+    request = make_request(
+        *document_of(scenario), _target(quality, latency_s), Simulator(),
+        num_gpus=gpus if isinstance(gpus, int) else None,
+        gpus=tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server) for each in offers),
+        gpus_per_server=gpus_per_server, rps=rps, combos=combos,
+    )  # fmt: skip
+    answer = cascade.plan(request, _folder(cache), None, alternatives)
+    rows = [
+        {
+            "model": stage.model, "gpus": stage.gpus, "replicas": stage.shapes, "threshold": stage.threshold,
+            "share": stage.processing_ratio, "p95_latency_s": stage.p95_latency_s,
+        }
+        for stage in answer.chosen.plan.stages
+    ]  # fmt: skip
+    stages = "\n".join(f"{row['model']}: {row['replicas']} on {row['gpus']} GPUs" for row in rows)
+    return Plan(
+        answer, answer.chosen.is_met, tuple(rows), f"{answer.chosen.plan.why}\n{stages}\n",
+        lambda: cascade.scenario_yaml(answer, request), lambda: cascade_page.page(answer, _COMMAND),
+    )  # fmt: skip
+
+
+def _target(quality: float | None, latency_s: float | None) -> Target:
+    if quality is None:
+        assert latency_s is not None
+        return LatencyBudget(latency_s)
+    return QualityFloor(quality) if latency_s is None else Cheapest(quality, latency_s)
+
+
+def plan_tiers(
+    scenario: ScenarioLike, *, num_tiers: Sequence[int] = (1, 2, 3, 4, 6, 8), decays: Sequence[float] = (0.5, 1.0, 2.0),
+    seeds: int = 5, tolerance: float = 0.01,
+) -> Plan:  # fmt: skip
+    """How many tiers of service a workload needs: `headway plan tiers`. `tolerance`: a loss of attainment."""
+    document, _, base_dir = document_of(scenario)
+    answer = tiers.plan(document, base_dir, num_tiers, decays, range(seeds), interval, Simulator(), tolerance, None)
+    rows = [
+        {
+            "num_tiers": each.num_tiers, "decay": each.decay, "attainment": each.mean, "loss_low": each.loss[0],
+            "loss_high": each.loss[1], "is_tied": each.is_tied, "is_enough": each.is_enough,
+        }
+        for each in answer.settings
+    ]  # fmt: skip
+    text = f"{answer.chosen.num_tiers} tiers, decay {answer.chosen.decay:g}: {answer.chosen.mean:.2%} meet their SLOs\n"
+    return Plan(answer, True, tuple(rows), text, _no_fleet)
+
+
+def _no_fleet() -> str:
+    raise HeadwayError("a plan of tiers has no fleet")
+
+
+def _folder(cache: str | Path | None) -> Path | None:
+    return None if cache is None else Path(cache)

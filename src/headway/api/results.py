@@ -1,0 +1,275 @@
+"""Results of runs: tables, Arrow, pandas, Polars, figures, and what a notebook shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from headway.api.figures import Figure
+from headway.config.scenario import Scenario
+from headway.core.errors import HeadwayError, unknown
+from headway.core.record import Records
+from headway.metrics.seeds import Estimate, SeededMetrics
+from headway.metrics.summary import BREAKDOWNS, Summary, flatten
+from headway.report import charts, dots, html
+from headway.report.run import Run, named_by_policies
+from headway.report.table import render
+from headway.scenario import provenance
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+WIDTH = 140
+"""Characters of a table."""
+
+
+class Tabular:
+    """Rows that other libraries read, with Arrow underneath."""
+
+    def to_arrow(self) -> pyarrow.Table:
+        raise NotImplementedError
+
+    def table(self) -> str:
+        """The result as text, as the command line prints it."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a pandas frame. HeadwayError if pandas is not installed."""
+        try:
+            return self.to_arrow().to_pandas()
+        except ModuleNotFoundError:
+            raise HeadwayError("to_pandas: pandas is not installed; pip install pandas") from None
+
+    def to_polars(self) -> polars.DataFrame:
+        """The rows as a Polars frame. HeadwayError if Polars is not installed."""
+        try:
+            import polars
+        except ModuleNotFoundError:
+            raise HeadwayError("to_polars: polars is not installed; pip install polars") from None
+        frame = polars.from_arrow(self.to_arrow())
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(self.table())}</pre>"
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Tabular):
+    """One simulated run."""
+
+    scenario: Scenario
+    run: Run
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """By kind, as in {"routing": "least-loaded", "ordering": "fcfs"}."""
+        return self.run.policies
+
+    @property
+    def summary(self) -> Summary:
+        """The metrics as values, with those of tiers, models, regions and replicas."""
+        return self.run.summary
+
+    @property
+    def metrics(self) -> dict[str, float | int | None]:
+        """All metrics by key, as in `--json`: `metrics["ttft_s.p99"]`."""
+        return flatten(self.run.summary)
+
+    @property
+    def records(self) -> Records:
+        """Requests, segments, replicas and moves of the run."""
+        return self.run.records
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed or left out."""
+        return self.run.notes
+
+    def to_arrow(self) -> pyarrow.Table:
+        """One row for each request: the workload's columns, and what became of the request."""
+        from headway.records.parquet import requests_table
+
+        return requests_table(self.run.records)
+
+    def table(self) -> str:
+        return render([self.run], width=WIDTH)
+
+    def plot(self, metric: str = "ttft") -> Figure:
+        """The cumulative distribution of `ttft`, `itl` or `e2e` over requests."""
+        return _distribution([self.run], metric)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report to an .html file."""
+        return _report([self.run], self.scenario, Path(path), None)
+
+    def __repr__(self) -> str:
+        return f"<headway.Result of {self.run.name}: {self.summary.num_requests:,} requests>"
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Tabular, Sequence[Result]):
+    """Several sets of policies on the same requests. `seeds`: the metrics of every run with every seed."""
+
+    scenario: Scenario
+    runs: tuple[Run, ...]
+    """With the first seed."""
+    seeded: SeededMetrics
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Result]: ...
+    def __getitem__(self, index: int | slice) -> Result | list[Result]:
+        if isinstance(index, slice):
+            return [Result(self.scenario, run) for run in self.runs[index]]
+        return Result(self.scenario, self.runs[index])
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Result]:
+        return (Result(self.scenario, run) for run in self.runs)
+
+    @property
+    def names(self) -> list[str]:
+        """The runs by the policies in which they differ."""
+        named = [run.name for run in named_by_policies(self.runs)]
+        if len(set(named)) == len(named):
+            return named
+        return [f"{i} {next(iter(run.policies.values()), run.name)}" for i, run in enumerate(self.runs, 1)]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: which run has the lowest p99 of the time to the first token, and whether others tie."""
+        return dots.verdict(self.names, self.seeded, "ttft_s.p99")
+
+    def estimate(self, run: int | str, metric: str) -> Estimate | None:
+        """The mean of a metric over seeds and its 95% interval; None with one seed. `run`: a position or a name."""
+        return self.seeded.estimate(self._position(run), metric)
+
+    def difference(self, run: int | str, other: int | str, metric: str) -> Estimate | None:
+        """The first run's metric less the other's, seed by seed."""
+        return self.seeded.difference(self._position(run), self._position(other), metric)
+
+    def _position(self, run: int | str) -> int:
+        if isinstance(run, int):
+            return run
+        if run not in self.names:
+            raise unknown("run", run, self.names)
+        return self.names.index(run)
+
+    def to_arrow(self, breakdowns: bool = False) -> pyarrow.Table:
+        """One row for each run and seed. `breakdowns`: with the metrics of tiers, models, regions and replicas."""
+        rows = [
+            {**run.policies, "seed": seed, **metrics}
+            for run, by_seed in zip(self.runs, self.seeded.flat, strict=True)
+            for seed, metrics in zip(self.seeded.seeds, by_seed, strict=True)
+        ]
+        return _arrow(rows, breakdowns)
+
+    def table(self) -> str:
+        return render(self.runs, width=WIDTH, seeded=self._several)
+
+    @property
+    def _several(self) -> SeededMetrics | None:
+        return self.seeded if len(self.seeded.seeds) > 1 else None
+
+    def plot(self, *metrics: str) -> Figure:
+        """Means and 95% intervals of each run. Without metrics: the p99 of TTFT, and dollars per million tokens.
+
+        `ttft`, `itl` or `e2e` alone: the cumulative distributions with the first seed.
+        """
+        if metrics in (("ttft",), ("itl",), ("e2e",)):
+            return _distribution(self.runs, metrics[0])
+        return Figure(dots.figure(self.names, self.seeded, metrics or dots.KEYS))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report to an .html file."""
+        return _report(self.runs, self.scenario, Path(path), self._several)
+
+    def __repr__(self) -> str:
+        return f"<headway.Comparison: {len(self.runs)} runs, {len(self.seeded.seeds)} seeds>"
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep(Tabular):
+    """The metrics of all combinations of some values, under each set of policies, with every seed."""
+
+    grid: dict[str, tuple[Any, ...]]
+    points: tuple[dict[str, Any], ...]
+    """The values of each combination."""
+    names: tuple[str, ...]
+    """Of the sets of policies."""
+    seeded: tuple[SeededMetrics, ...]
+    """By combination."""
+
+    def to_arrow(self, breakdowns: bool = False) -> pyarrow.Table:
+        """One row for each combination, set of policies and seed; `breakdowns` as in `Comparison.to_arrow`."""
+        rows = [
+            {**point, "policies": name, "seed": seed, **metrics}
+            for point, seeded in zip(self.points, self.seeded, strict=True)
+            for name, by_seed in zip(self.names, seeded.flat, strict=True)
+            for seed, metrics in zip(seeded.seeds, by_seed, strict=True)
+        ]
+        return _arrow(rows, breakdowns)
+
+    def table(self, metric: str = "ttft_s.p99") -> str:
+        """One line for each combination: a metric of each set of policies, with half of its interval."""
+        heads = [*self.grid, *self.names]
+        lines = [
+            [*(str(value) for value in point.values()), *self._cells(i, metric)] for i, point in enumerate(self.points)
+        ]
+        widths = [max(len(row[i]) for row in [heads, *lines]) for i in range(len(heads))]
+        shown = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [heads, *lines]
+        ]
+        return "\n".join([f"{metric}", *shown]) + "\n"
+
+    def _cells(self, point: int, metric: str) -> list[str]:
+        return [dots.shown(self.seeded[point], run, metric) for run in range(len(self.names))]
+
+    def plot(self, metric: str = "ttft_s.p99", x: str | None = None) -> Figure:
+        """A metric over one of the grid's keys, with bands of the 95% intervals: a line for each set of policies."""
+        x = x or next(iter(self.grid))
+        if x not in self.grid:
+            raise unknown("key of the grid", x, self.grid)
+        others = [key for key in self.grid if key != x]
+        lines: dict[str, list[tuple[Any, Estimate | float | None]]] = {}
+        for point, seeded in zip(self.points, self.seeded, strict=True):
+            suffix = "".join(f", {key} {point[key]}" for key in others)
+            for run, name in enumerate(self.names):
+                lines.setdefault(f"{name}{suffix}", []).append((point[x], dots.value(seeded, run, metric)))
+        return Figure(dots.lines(lines, x, metric))
+
+    def __repr__(self) -> str:
+        return f"<headway.Sweep: {len(self.points)} combinations, {len(self.names)} sets of policies>"
+
+
+def _arrow(rows: Sequence[Mapping[str, Any]], breakdowns: bool) -> pyarrow.Table:
+    import pyarrow
+
+    prefixes = tuple(f"{part}." for part in BREAKDOWNS.values())
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    kept = [name for name in names if breakdowns or not name.startswith(prefixes)]
+    return pyarrow.table({name: [row.get(name) for row in rows] for name in kept})
+
+
+def _distribution(runs: Sequence[Run], metric: str) -> Figure:
+    figures = charts.distributions(named_by_policies(runs))
+    if metric not in figures:
+        raise unknown("distribution", metric, figures or ("ttft", "itl", "e2e"))
+    return Figure(figures[metric])
+
+
+def _report(runs: Sequence[Run], scenario: Scenario, path: Path, seeded: SeededMetrics | None) -> Path:
+    if path.suffix != ".html":
+        raise HeadwayError(f"{path}: expected a name that ends in .html")
+    html.write(runs, provenance(scenario), path, seeded)
+    return path

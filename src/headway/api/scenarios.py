@@ -1,0 +1,117 @@
+"""Scenarios from files, from dictionaries, and from values: GPUs, models, engines and policies as Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.config import strict_yaml
+from headway.config.scenario import Scenario, read
+from headway.config.strict_yaml import Key, Places
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Gpu, Model
+from headway.scenario import assemble
+from headway.scenario.presets import builtin as preset
+
+ScenarioLike = Scenario | Mapping[str, Any] | str | Path
+"""A scenario, the keys of one, or the path of its file."""
+Document = tuple[dict[str, Any], Places, Path]
+"""A scenario's keys, their places in the file, and the folder where relative paths start."""
+
+_SECTIONS: dict[str, tuple[type[Any], str]] = {
+    "gpu": (Gpu, "gpus"), "model": (Model, "models"), "engine": (Engine, "engines"),
+}  # fmt: skip
+"""Keys of a pool -> the value that may be given in place of a name, and the section that it goes to."""
+
+
+def load(
+    source: ScenarioLike | None = None, changes: Mapping[str, Any] | None = None, *, builtin: str | None = None
+) -> Scenario:
+    """A scenario from a file, from a dictionary of the same keys, or of those that come with Headway (`builtin`).
+
+    A dictionary may hold values in place of names: `Gpu`, `Model` and `Engine` in a pool, and policies as classes or
+    instances (each run copies an instance). `changes` sets values by dotted keys: `{"workload.arrivals": 30,
+    "fleet.0.replicas": 8}`. HeadwayError names the key that is invalid, and what was expected.
+    """
+    return assemble(*document_of(source, changes, builtin=builtin))
+
+
+def document_of(
+    source: ScenarioLike | None, changes: Mapping[str, Any] | None = None, *, builtin: str | None = None
+) -> Document:
+    """The keys of a scenario, whose fleet is not looked up."""
+    if (source is None) == (builtin is None):
+        raise HeadwayError("expected a scenario (a file, a dictionary), or builtin=, and not both")
+    if builtin is not None:
+        source = preset(builtin)
+    if isinstance(source, Scenario):
+        document, places, base_dir = dict(source.document), source.places, source.base_dir
+        policies = msgspec.structs.asdict(source.spec.policies)
+        document["policies"] = {key: value for key, value in policies.items() if value is not None}
+        document["seed"] = source.spec.seed
+    elif isinstance(source, Mapping):
+        document, places, base_dir = {"name": "scenario", **source}, Places(), Path()
+    else:
+        assert source is not None
+        path = Path(source)
+        document, places = read(path)
+        base_dir = path.parent
+    named = {_key(key): (key, value) for key, value in (changes or {}).items()}
+    document, places = strict_yaml.change(document, places, named)
+    return _with_names(document), places, base_dir
+
+
+def _key(dotted: str) -> Key:
+    """The key of "fleet.0.replicas"."""
+    return tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
+
+
+def _with_names(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with values in their own sections, pools that name them, and policies as the schema has them."""
+    named: dict[str, Any] = {**document}
+    own: dict[str, list[Any]] = {section: list(document.get(section, ())) for _, section in _SECTIONS.values()}
+
+    def pool(entry: Any) -> Any:
+        if not isinstance(entry, Mapping):
+            return entry
+        changed = dict(entry)
+        for key, (kind, section) in _SECTIONS.items():
+            value = changed.get(key)
+            if isinstance(value, kind):
+                changed[key] = value.name
+                fields = msgspec.to_builtins(value)
+                if fields not in own[section]:
+                    own[section].append(fields)
+        return changed
+
+    named["fleet"] = [pool(entry) for entry in document.get("fleet", ())]
+    combos = document.get("combos", ())
+    named["combos"] = [
+        {key: pool(value) for key, value in entry.items()} if isinstance(entry, Mapping) else entry for entry in combos
+    ]
+    for key, values in {"fleet": named["fleet"], "combos": named["combos"], **own}.items():
+        if key in document or values:
+            named[key] = values
+        else:
+            named.pop(key, None)
+    for key in ("policies", "cascade"):
+        if isinstance(named.get(key), Mapping):
+            named[key] = {name: _policy(value) for name, value in named[key].items()}
+    if isinstance(named.get("variants"), list | tuple):
+        named["variants"] = [
+            {name: _policy(value) for name, value in each.items()} if isinstance(each, Mapping) else each
+            for each in named["variants"]
+        ]
+    return named
+
+
+def _policy(value: Any) -> Any:
+    """A class or an instance as the specification that names it; other values stay."""
+    if isinstance(value, list | tuple):
+        return [_policy(each) for each in value]
+    if value is None or isinstance(value, str | int | float | Mapping | msgspec.Struct):
+        return value
+    return {"name": value}

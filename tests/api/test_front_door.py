@@ -1,0 +1,218 @@
+"""`import headway as hw`: public names, values in place of names, results as tables, frames and figures."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import headway as hw
+from headway import catalog
+from headway.api.figures import Figure
+from headway.core.decision import Placement
+
+DOCUMENT: dict[str, Any] = {
+    "workload": {"builtin": "chat", "num_requests": 80, "arrivals": 20},
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}],
+}
+
+
+class Nearest:
+    """A router of one's own."""
+
+    def __init__(self, bias: int = 0) -> None:
+        self.bias, self.num_routed = bias, 0
+
+    def route(self, request: Any, view: Any) -> Placement:
+        self.num_routed += 1
+        return Placement(min(view.replicas, key=lambda each: each.num_in_flight).id)
+
+
+class Bad:
+    def route(self, request: Any, view: Any) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def comparison() -> hw.Comparison:
+    return hw.compare(DOCUMENT, routing=["round-robin", Nearest], seeds=3)
+
+
+def test_the_public_names() -> None:
+    """A name is never taken away; a new one is added here."""
+    assert hw.__all__ == [
+        "Comparison", "Engine", "Figure", "Gpu", "HeadwayError", "Model", "Plan", "Result", "Scenario", "Sweep",
+        "compare", "load", "plan_capacity", "plan_cascade", "plan_combos", "plan_tiers", "serve", "simulate", "sweep",
+    ]  # fmt: skip
+    stub = (Path(hw.__file__).with_suffix(".pyi")).read_text()
+    for name in hw.__all__:
+        value = getattr(hw, name)
+        assert f" {name} as {name}" in stub and inspect.getdoc(value)
+        if inspect.isfunction(value):
+            assert "return" in inspect.get_annotations(value) or hasattr(value, "__wrapped__")
+    assert set(hw.__all__) <= set(dir(hw))
+    with pytest.raises(AttributeError, match="no attribute 'simulated'"):
+        hw.simulated  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_headway_imports_nothing_else() -> None:
+    code = (
+        "import sys, headway; print([name for name in sys.modules if name.startswith('headway.') or name == 'numpy'])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_load_takes_files_dictionaries_and_changes(tmp_path: Path) -> None:
+    path = tmp_path / "chat.yaml"
+    path.write_text(json.dumps(DOCUMENT))
+    for source in (path, str(path), DOCUMENT, hw.load(DOCUMENT)):
+        made = hw.load(source, {"fleet.0.replicas": 5, "workload.arrivals": 7})
+        assert made.fleet.pools[0].replicas == 5 and made.spec.workload.arrivals == 7
+    assert len(hw.load(builtin="chat").fleet.pools) == 2
+    assert DOCUMENT["fleet"][0]["replicas"] == 2, "the dictionary stays as it is"
+    for source, changes, words in (
+        (None, {}, "expected a scenario"), ("no.yaml", {}, "no.yaml: no such file"),
+        ({**DOCUMENT, "flet": 1}, {}, "did you mean 'fleet'"), (DOCUMENT, {"workload.rate": 1}, "unknown key 'rate'"),
+    ):  # fmt: skip
+        with pytest.raises(hw.HeadwayError, match=words):
+            hw.load(source, changes)  # type: ignore[arg-type]
+
+
+def test_values_in_place_of_names() -> None:
+    gpu = msgspec.structs.replace(catalog.gpu("h100"), name="h100-half", memory_bytes=40e9, aliases=())
+    model = msgspec.structs.replace(catalog.model("llama-3.1-8b"), name="wide", intermediate_size=16384, aliases=())
+    engine = msgspec.structs.replace(catalog.engine("vllm-v1"), max_num_seqs=16)
+    made = hw.load({**DOCUMENT, "fleet": [{"model": model, "gpu": gpu, "engine": {"name": "vllm-v1"}}]})
+    (pool,) = made.fleet.pools
+    assert (pool.gpu, pool.model.intermediate_size) == (gpu, 16384)
+    assert hw.load({**DOCUMENT, "fleet": [{**DOCUMENT["fleet"][0], "engine": engine}]}).fleet.pools[0].engine == engine
+
+
+def test_policies_as_classes_and_instances() -> None:
+    own = Nearest(3)
+    found = [hw.simulate(DOCUMENT, routing=each) for each in (Nearest, own, {"name": Nearest, "bias": 1})]
+    assert [each.policies["routing"] for each in found] == ["Nearest", "Nearest(bias=3)", "Nearest(bias=1)"]
+    assert own.num_routed == 0, "a run has its own copy"
+    assert found[0].metrics == found[1].metrics != hw.simulate(DOCUMENT, routing="random").metrics
+    with pytest.raises(hw.HeadwayError, match=r"policy Bad: returned what its kind of policy may not"):
+        hw.simulate(DOCUMENT, routing=Bad)
+    with pytest.raises(hw.HeadwayError, match=r"policies.routing: expected str"):
+        hw.simulate(DOCUMENT, routing=3)
+
+
+def test_a_result_is_a_table_a_frame_and_a_figure(tmp_path: Path) -> None:
+    result = hw.simulate(DOCUMENT)
+    frame = result.to_pandas()
+    assert len(frame) == result.to_arrow().num_rows == 80 and {"arrival_s", "first_token_s"} <= set(frame)
+    assert "TTFT p99" in result.table() and "<pre>" in result._repr_html_() and "80 requests" in repr(result)
+    assert isinstance(result.plot("e2e"), Figure) and result.save(tmp_path / "r.html").exists()
+    with pytest.raises(hw.HeadwayError, match="unknown distribution 'tft'"):
+        result.plot("tft")
+    with pytest.raises(hw.HeadwayError, match=r"expected a name that ends in \.html"):
+        result.save(tmp_path / "r.txt")
+
+
+def test_a_comparison_has_intervals(comparison: hw.Comparison, tmp_path: Path) -> None:
+    assert len(comparison) == 2 and comparison.names == ["round-robin", "Nearest"]
+    assert [each.policies["routing"] for each in comparison] == comparison.names
+    estimate = comparison.estimate("Nearest", "ttft_s.p99")
+    assert estimate is not None and estimate.low <= estimate.mean <= estimate.high
+    assert comparison.difference(0, 1, "e2e_s.mean") is not None
+    frame = comparison.to_pandas()
+    assert len(frame) == 6 and sorted(set(frame["seed"])) == [0, 1, 2] and "replica.0.usd" not in frame
+    assert "replica.0.usd" in comparison.to_arrow(breakdowns=True).column_names
+    assert "±" in comparison.table() and "TTFT p99" in comparison.verdict and "3 seeds" in comparison.verdict
+    figure = comparison.plot("ttft_s.p99", "slo_attainment")
+    assert len(figure.data) == 4 and figure.data[0].error_x.array[0] >= 0
+    figure.save(tmp_path / "dots.html")
+    figure.save(tmp_path / "dots.json")
+    assert {path.name for path in tmp_path.iterdir()} == {"dots.html", "dots.json"}
+    with pytest.raises(hw.HeadwayError, match="unknown run 'nearest'; did you mean 'Nearest'"):
+        comparison.estimate("nearest", "ttft_s.p99")
+    with pytest.raises(hw.HeadwayError, match=r"expected \.html, \.json, \.svg"):
+        figure.save(tmp_path / "dots.gif")
+
+
+@pytest.mark.slow
+def test_pictures(comparison: hw.Comparison, tmp_path: Path) -> None:
+    pytest.importorskip("kaleido")
+    try:
+        comparison.plot().save(tmp_path / "dots.svg")
+    except hw.HeadwayError as error:
+        pytest.skip(str(error))
+    assert (tmp_path / "dots.svg").read_text().startswith("<svg")
+
+
+def test_one_seed_has_no_intervals() -> None:
+    alone = hw.compare(DOCUMENT, routing=["round-robin", "random"], seeds=1)
+    assert "±" not in alone.table() and "with one seed" in alone.verdict
+    assert alone.estimate(0, "ttft_s.p99") is None and len(alone.plot().data) == 4
+
+
+def test_a_sweep_over_a_grid() -> None:
+    grid = {"workload.arrivals": [5, 20], "fleet.0.replicas": [1, 2]}
+    found = hw.sweep(DOCUMENT, grid, seeds=2, routing=["round-robin", "jsq-tokens"])
+    frame = found.to_pandas()
+    assert len(frame) == 4 * 2 * 2 and found.names == ("round-robin", "jsq-tokens")
+    by_load = frame[frame["fleet.0.replicas"] == 1].groupby("workload.arrivals")["e2e_s.mean"].mean()
+    assert by_load[20] > by_load[5]
+    same = frame[(frame["fleet.0.replicas"] == 1) & (frame["seed"] == 0) & (frame["workload.arrivals"] == 5)]
+    alone = hw.compare(DOCUMENT, {"workload.arrivals": 5, "fleet.0.replicas": 1}, seeds=1)
+    assert set(same["e2e_s.mean"]) == {alone[0].metrics["e2e_s.mean"]}
+    assert len(found.table().splitlines()) == 6 and len(found.plot("e2e_s.mean").data) == 8
+    with pytest.raises(hw.HeadwayError, match="unknown key of the grid"):
+        found.plot(x="fleet.0.tp")
+    with pytest.raises(hw.HeadwayError, match="grid: expected keys"):
+        hw.sweep(DOCUMENT, {})
+    with pytest.raises(hw.HeadwayError, match="seeds: 0; expected"):
+        hw.compare(DOCUMENT, seeds=0)
+
+
+def test_processes_and_classes_of_functions() -> None:
+    class Local(Nearest):
+        pass
+
+    with pytest.warns(UserWarning, match="Local is not in a module"):
+        hw.compare(DOCUMENT, routing=["random", Local], seeds=1, jobs=2)
+
+
+def test_a_capacity_plan_is_a_scenario(tmp_path: Path) -> None:
+    asked = {**DOCUMENT, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-v1"}]}
+    plan = hw.plan_capacity(asked, gpus=["h100", "l4"], tps=[1], ttft_p99_s=2.0, routings=["round-robin", "jsq-tokens"])
+    assert plan.is_met and "At this cost" in plan.table()
+    assert set(plan.to_pandas()["gpu"]) == {"h100-80gb-sxm", "l4"}
+    result = hw.simulate(plan.scenario())
+    assert result.metrics["ttft_s.p99"] == pytest.approx(plan.answer.measured.ttft_p99_s)
+    for name in ("plan.yaml", "plan.html", "plan.json"):
+        assert plan.save(tmp_path / name).stat().st_size > 100
+    with pytest.raises(hw.HeadwayError, match="unknown GPU 'h1000'"):
+        hw.plan_capacity(asked, gpus=["h1000"], ttft_p99_s=2.0)
+
+
+def test_combos_are_planned_for_a_service() -> None:
+    asked = {**DOCUMENT, "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 20, "num_requests": 100},
+             "slo": {"ttft_s": 2, "tpot_s": 0.05}}  # fmt: skip
+    plan = hw.plan_combos(asked, ["h800:2:2.8"], rps=10, sizes=1, profile_requests=60)
+    assert plan.is_met and plan.to_arrow().num_rows and hw.simulate(plan.scenario()).metrics["num_completed"] == 100
+
+
+@pytest.mark.slow
+def test_a_fleet_is_served() -> None:
+    with hw.serve(DOCUMENT) as fleet:
+        assert fleet.num_replicas == 2
+        body = {"model": "llama-3.1-8b", "max_tokens": 3, "messages": [{"role": "user", "content": "Hello."}]}
+        asked = urllib.request.Request(f"{fleet.url}/v1/chat/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 3
+    with (
+        pytest.raises(hw.HeadwayError, match=r"the fleet did not start: .*endpoints: missing"),
+        hw.serve(DOCUMENT, emulated=False),
+    ):
+        pass
