@@ -12,7 +12,7 @@ from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 
-NVL = {"name": "h100-nvl", "like": "h100", "memory_bytes": 94e9, "bandwidth_bytes_per_s": 3.9e12}
+NVL = {"name": "h100-lab", "like": "h100", "memory_bytes": 94e9, "bandwidth_bytes_per_s": 3.9e12}
 WHOLE = {
     "name": "x1", "memory_bytes": 48e9, "bandwidth_bytes_per_s": 1e12, "peak_flops": {"bf16": 2e14},
     "link_bytes_per_s": 3e10, "host_link_bytes_per_s": 3e10, "usd_per_hour": 1.0, "watts": 300,
@@ -28,9 +28,9 @@ def _made(pool: dict[str, Any], **sections: Any) -> Scenario:
 
 
 def test_an_own_gpu_has_the_kernels_of_what_it_is_like() -> None:
-    made = _made({"gpu": "h100-nvl"}, gpus=[NVL])
+    made = _made({"gpu": "h100-lab"}, gpus=[NVL])
     (pool,) = made.fleet.pools
-    assert (pool.gpu.name, pool.gpu.memory_bytes) == ("h100-nvl", 94e9)
+    assert (pool.gpu.name, pool.gpu.memory_bytes) == ("h100-lab", 94e9)
     assert pool.gpu.peak_flops == catalog.gpu("h100").peak_flops
     used = StepTimes(made).coefficients[pool.name]
     assert used.kernels == catalog.coefficients("h100-80gb-sxm", "vllm-v1").kernels
@@ -47,10 +47,10 @@ def test_a_whole_gpu_a_model_and_an_engine() -> None:
 @pytest.mark.parametrize(
     ("pool", "sections", "words"),
     [
-        ({"gpu": "h100-nvm"}, {"gpus": [NVL]}, "unknown GPU 'h100-nvm'; did you mean 'h100-nvl'"),
+        ({"gpu": "h100-lub"}, {"gpus": [NVL]}, "unknown GPU 'h100-lub'; did you mean 'h100-lab'"),
         ({}, {"gpus": [{**NVL, "like": "h1000"}]}, r"gpus\[0\].like: unknown GPU 'h1000'"),
         ({}, {"gpus": [{"like": "h100"}]}, r"gpus\[0\].name: missing"),
-        ({}, {"gpus": [NVL, NVL]}, r"gpus\[1\].name: 'h100-nvl' is here a second time"),
+        ({}, {"gpus": [NVL, NVL]}, r"gpus\[1\].name: 'h100-lab' is here a second time"),
         ({}, {"gpus": [{**NVL, "memory_byte": 1}]}, "unknown key 'memory_byte'; did you mean 'memory_bytes'"),
         ({}, {"gpus": [{**NVL, "bandwidth_bytes_per_s": 0}]}, "bandwidth_bytes_per_s: 0.*; expected more than 0"),
         ({}, {"gpus": [{**NVL, "peak_flops": {"bf16": -1}}]}, "peak_flops: -1.*; expected more than 0"),
@@ -66,7 +66,7 @@ def test_what_is_refused(pool: dict[str, Any], sections: dict[str, Any], words: 
 
 def test_the_catalog_is_as_it_was() -> None:
     before = catalog.gpus()
-    _made({"gpu": "h100-nvl"}, gpus=[NVL])
+    _made({"gpu": "h100-lab"}, gpus=[NVL])
     assert catalog.gpus() == before
-    with pytest.raises(HeadwayError, match="unknown GPU 'h100-nvl'"):
-        catalog.gpu("h100-nvl")
+    with pytest.raises(HeadwayError, match="unknown GPU 'h100-lab'"):
+        catalog.gpu("h100-lab")
