@@ -41,6 +41,7 @@ def document(**more: Any) -> dict[str, Any]:
 
 def options_of(**more: Any) -> CapacityOptions:
     given: dict[str, Any] = {"gpus": ("a100-80gb", "h100"), "tps": (1, 2), "situations": (), "max_replicas": MOST}
+    given["longer"] = 1
     return CapacityOptions(**{**given, "targets": Targets(ttft_p99_s=0.8, tpot_p99_s=0.04), **more})
 
 
@@ -118,6 +119,45 @@ def _spec(rehearsal: CapacityRehearsal) -> scenario.Spec:
     return rehearsal.scenario(
         CapacityCandidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0), 1, Situation()
     ).spec  # fmt: skip
+
+
+def test_a_plan_survives_a_longer_run() -> None:
+    """500 requests are four seconds, in which two replicas too few build up no queue that matters."""
+    made = document()
+    made["workload"].update(arrivals=120, num_requests=500)
+    asked: dict[str, Any] = {"gpus": ("h100",), "tps": (1,), "targets": Targets(ttft_p99_s=0.5), "max_replicas": 12}
+    short, rehearsal = planned(options_of(**asked), made)
+    assert short.choice and short.choice.replicas and short.longer is None
+    much_longer = rehearsal.longer(16)
+    late = much_longer(short.choice.candidate, short.choice.replicas, Situation())
+    assert late.ttft_p99_s is None or late.ttft_p99_s > 10
+    assert any("waits still grow" in note for note in short.notes)
+
+    found, _ = planned(options_of(longer=4, **asked), made)
+    assert found.choice and found.choice.replicas and found.longer
+    assert found.choice.replicas > short.choice.replicas
+    assert not found.longer.misses
+    assert found.longer.measured.num_requests >= 2000
+    held = much_longer(found.choice.candidate, found.choice.replicas, Situation())
+    assert not misses(held, found.targets)
+
+
+def test_a_plan_that_no_length_settles_says_so() -> None:
+    made = document()
+    made["workload"].update(arrivals=120, num_requests=500)
+    asked: dict[str, Any] = {"gpus": ("h100",), "tps": (1,), "targets": Targets(ttft_p99_s=0.5), "max_replicas": 12}
+    found, _ = planned(options_of(longer=4, most_requests=2000, **asked), made)
+    assert found.longer and found.longer.misses == ("ttft_p99_s",)
+    assert "with 2,000 requests the plan misses ttft_p99_s: take a replica more" in found.notes
+
+
+def test_a_trace_has_no_longer_run(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i / 20},800,60" for i in range(60))
+    (tmp_path / "t.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n")
+    made = document(workload={"trace": str(tmp_path / "t.csv")})
+    found, rehearsal = planned(options_of(gpus=("h100",), tps=(1,), longer=4), made)
+    assert rehearsal.num_requests is None and found.longer is None
+    assert found.measured and found.measured.wait_growth == pytest.approx(1, abs=0.5)
 
 
 def test_more_work_needs_more_replicas_by_the_bound_alone() -> None:

@@ -81,6 +81,8 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     num_requests: int
     num_completed: int
     calibrated: bool
+    wait_growth: float | None = None
+    """Mean TTFT of the last third of the requests over that of the middle third; None: a third has none finished."""
 
 
 class CapacityEvaluator(Protocol):
@@ -156,6 +158,13 @@ class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_hour_needed: float | None
 
 
+class LongerRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan, rehearsed once more with more requests of the same kind."""
+
+    measured: RehearsalMetrics
+    misses: tuple[str, ...]
+
+
 class BestReached(Struct, frozen=True, forbid_unknown_fields=True):
     """The best value of any candidate for one target."""
 
@@ -187,6 +196,8 @@ class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     monotone: bool | None = None
     """Whether more replicas were no worse around the plan; None: no neighbour was rehearsed."""
     num_rehearsals: int = 0
+    longer: LongerRun | None = None
+    """None: the workload has no more requests, as a trace."""
     notes: tuple[str, ...] = ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,23 @@ class CapacityRehearsal:
             return self._simulate(chosen)
         return self.cache.get(_key(chosen), RehearsalMetrics, lambda: self._simulate(chosen))
 
+    @property
+    def num_requests(self) -> int | None:
+        """Requests of a rehearsal; None: a trace, or a duration, which cannot be made longer."""
+        workload = self.document["workload"]
+        return None if "trace" in workload or "duration_s" in workload else workload.get("num_requests")
+
+    def longer(self, factor: int) -> CapacityRehearsal:
+        """The same rehearsals with `factor` times the requests."""
+        num = (self.num_requests or 0) * factor
+        document = {**self.document, "workload": {**self.document["workload"], "num_requests": num}}
+        return replace(self, document=document, span_s=self.span_s * factor, num_simulated=0)
+
+    def lengthen(self, factor: int) -> None:
+        """Rehearse with `factor` times the requests from now on."""
+        more = self.longer(factor)
+        self.document, self.span_s = more.document, more.span_s
+
     def scenario(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> Scenario:
         document = fleet_document(self.document, candidate, replicas, self.regions)
         document["workload"] = _with_load(document["workload"], situation.load)
@@ -76,6 +93,7 @@ class CapacityRehearsal:
             num_requests=run.summary.num_requests,
             num_completed=run.summary.num_completed,
             calibrated=run.calibrated,
+            wait_growth=_growth(np.where(measured.finished, measured.ttft_s, inf)),
         )
 
 
@@ -133,6 +151,15 @@ def _with_load(workload: Mapping[str, Any], load: float) -> dict[str, Any]:
 def _shares(replicas: int, parts: int) -> list[int]:
     """Replicas by region, as even as possible; the first regions get the remainder."""
     return [replicas // parts + (i < replicas % parts) for i in range(parts)] if parts else []
+
+
+def _growth(ttft_s: Floats) -> float | None:
+    """Mean of the last third over that of the middle third, in order of arrival."""
+    third = len(ttft_s) // 3
+    middle, last = ttft_s[third : 2 * third], ttft_s[2 * third :]
+    if not third or not np.isfinite(middle).all() or not middle.mean():
+        return None
+    return float(last.mean() / middle.mean()) if np.isfinite(last).all() else None
 
 
 def _p99(values: Floats) -> float | None:

@@ -66,6 +66,8 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         else:
             yield "It is the smallest number allowed, so nothing binds."
         yield from _policies(plan)
+        if plan.longer is not None and not plan.longer.misses:
+            yield f"It also meets them over {plan.longer.measured.num_requests:,} requests."
         if plan.monotone is False:
             yield "More replicas did not always do better around the answer, as the search assumes: look at the points."
     yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes)
