@@ -31,6 +31,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
+from headway.gateway.scheduling.stream_copy import StreamCopies, StreamKey
 from headway.gateway.telemetry.metrics import PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
@@ -63,6 +64,7 @@ class Gateway:
         self.plan, self.settings, self.recording = plan, plan.settings, recording
         self.clock = Clock(asyncio.get_running_loop())
         self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
+        self.copies = StreamCopies(lambda: self.clock.now)
         self.rolling_stats: RollingStats | None = None
         self.decisions = self._observe_decisions(decision_log)
         self.request_metrics = PrometheusMetrics()
@@ -205,8 +207,19 @@ class Gateway:
                 client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
             )
         features = client_request.features(self.clock.now)
-        is_streamed = client_request.stream
-        request = self.admit(features, lambda live: InFlightRequest(live, request_id, is_streamed=is_streamed), caller)
+        client_request.stream_key = self.stream_key(client_request.stream_key, client_request.model)
+        copy, restored = self.copies.begin(client_request.stream_key)
+
+        def new_request(live: Live) -> InFlightRequest:
+            live.generated_tokens = 0 if restored is None else restored.tokens
+            is_streamed = client_request.stream
+            return InFlightRequest(live, request_id, is_streamed=is_streamed, copy=copy, restored=restored)
+
+        try:
+            request = self.admit(features, new_request, caller)
+        except BaseException:
+            self.copies.end(client_request.stream_key, copy, is_finished=False)
+            raise
         return self._relay(client_request, request, writer)
 
     def relay(
@@ -231,8 +244,15 @@ class Gateway:
             self.plan.sends_priority, self._quarantine,
         )  # fmt: skip
 
+    def stream_key(self, key: StreamKey | None, model: str) -> StreamKey | None:
+        """The key, unless several models of a cascade may answer."""
+        cascade = self.driver.cascade
+        return None if cascade is not None and model == cascade.config.name else key
+
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
-        self.settle(relay.in_flight, len(client_request.text), relay.prompt_tokens, relay.used_tokens)
+        request = relay.in_flight
+        self.settle(request, len(client_request.text), relay.prompt_tokens, relay.used_tokens)
+        self.copies.end(client_request.stream_key, request.copy, request.outcome is Outcome.FINISHED)
 
     def admit(
         self,

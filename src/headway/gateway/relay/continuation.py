@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest
+from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.dialects import Adapter
 
@@ -87,6 +88,15 @@ class PartialResponse:
                 self.reasoning.append(self.last_text)
             if delta.tool_calls is not None:
                 self.tool_calls.append(msgspec.json.encode(delta.tool_calls).decode())
+
+    def restore(self, part: StreamPart) -> None:
+        """Take over an answer of which the client has these events."""
+        for event in sse.EventSplitter().split(part.data):
+            payload = sse.payload(event)
+            if payload is not None and payload != b"[DONE]":
+                self.add(sse.decode_chunk(payload), 0)
+        self.tokens, self.prompt_ids = part.tokens, part.prompt_ids or self.prompt_ids
+        self.token_ids = None if part.token_ids is None else list(part.token_ids)
 
     def set_token_ids(self, tokens: list[int]) -> None:
         """Set all token ids from a KV snapshot: the prompt, the answer so far, and tokens that were not streamed."""

@@ -13,6 +13,7 @@ from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.scorer import ConfidenceMeter
+from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.errors import InvalidAnswerError
 
@@ -52,6 +53,16 @@ class ResponseMeter:
     def is_beyond_limit(self) -> bool:
         """The engine has generated more than it may."""
         return self._live.generated_tokens > self._limit
+
+    def restore(self, part: StreamPart) -> None:
+        """Go on after a stream that was sent to the client before it retried."""
+        partial, live, now = self.partial, self._live, self._scheduler.now
+        partial.restore(part)
+        live.generated_tokens, live.first_token_s = partial.tokens, now
+        if partial.text:
+            live.answer_s = now
+        else:
+            live.phase = Phase.REASONING
 
     def measure(self, chunk: sse.Chunk) -> None:
         """Count a chunk's tokens, and set the request's phase by their kind."""

@@ -28,6 +28,7 @@ from headway.gateway.scheduling import vllm_disaggregation
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, RequestEndedError
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.sglang_disaggregation import DualDispatch, PrefillLegError, PrefillRejectedError
+from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.client import JSON, Connection
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -130,6 +131,8 @@ class Relay:
     async def run(self) -> None:
         """Write the whole response, or the error."""
         try:
+            if self.in_flight.restored is not None:
+                self._replay(self.in_flight.restored)
             await self._answer()
             while self.in_flight.awaits_score:
                 await self._judge()
@@ -158,6 +161,12 @@ class Relay:
             if self._rendering is not None:
                 self._rendering.cancel()
             self._scheduler.drop(self.in_flight)
+
+    def _replay(self, part: StreamPart) -> None:
+        """Send what the client was sent before its connection broke; the answer continues after it."""
+        self._meter.restore(part)
+        self._start(200, b"text/event-stream", None)
+        self._writer.write(part.data, more=True)
 
     async def _answer(self) -> None:
         """Relay one model's answer, from as many of its replicas as it takes."""
@@ -445,10 +454,17 @@ class Relay:
         if not self._has_begun:
             self._start(200, b"text/event-stream", None)
         self._writer.write(data, more=True)
+        self._copy(data)
         return not self._writer.is_full
+
+    def _copy(self, data: bytes) -> None:
+        """Keep what the client is sent, for its retry."""
+        if self.in_flight.copy is not None and self._writer is self._client:
+            self.in_flight.copy.append(data, self._meter.partial)
 
     def _finish_stream(self, data: bytes) -> None:
         self._is_complete = True
+        self._copy(data.removesuffix(sse.DONE))
         self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
         if not self._has_begun:
             self._start(200, b"text/event-stream", None)
@@ -473,6 +489,8 @@ class Relay:
                     (b"x-headway-tier", b"%d" % live.tier),
                     (b"x-headway-model", live.model.encode("latin-1", "replace")),
                 ]
+        if self.in_flight.restored is not None:
+            headers.append((b"x-headway-replayed-tokens", b"%d" % self.in_flight.restored.tokens))
         if length is None:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         else:

@@ -13,6 +13,7 @@ from headway.core.request import Segment
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.relay import json_body
 from headway.gateway.relay.json_body import Fields
+from headway.gateway.scheduling.stream_copy import StreamKey
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
@@ -100,6 +101,8 @@ class ClientRequest(Struct, kw_only=True):
     """The client asked for headers about hold time, attempt and tier."""
     counted_tokens: int | None = None
     """The prompt's tokens, if an engine has counted them."""
+    stream_key: StreamKey | None = None
+    """Set if a retry can continue the stream."""
     received_s: float | None = None
     """When the last byte came; None once the gateway's overhead has been measured."""
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headway.control.live import Live
 from headway.core.record import Outcome
+from headway.gateway.scheduling.stream_copy import StreamCopy, StreamPart
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 
@@ -147,6 +148,10 @@ class InFlightRequest:
     scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
     """The wait that a rejected client is advised."""
+    copy: StreamCopy | None = None
+    """Copies the stream for a retry of its client."""
+    restored: StreamPart | None = None
+    """What the client was sent before it retried."""
     on_settled: Callable[[int], None] | None = None
     """Called at the end with the number of tokens used, where the caller has limits."""
     hold_timeout: asyncio.TimerHandle | None = None

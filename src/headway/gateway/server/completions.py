@@ -20,6 +20,7 @@ from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, ResponseWriter, write_error
+from headway.gateway.scheduling.stream_copy import stream_key
 from headway.gateway.server.bodies import read_body
 from headway.gateway.settings import Settings
 
@@ -95,6 +96,8 @@ class CompletionsApp:
         else:
             request = await asyncio.get_running_loop().run_in_executor(self._reader, read_request, path, body, headers)
         request.received_s = received_s
+        if request.stream and request.can_resume:
+            request.stream_key = stream_key(caller.owner, headers, path, body)
         request.tier = max(request.tier, caller.tier)
         relay = await gateway.begin(request, caller, writer, request_id)
         writer.watch(relay.client_disconnected)

@@ -52,6 +52,7 @@ COMPLETION_PARAMETERS = (
     header("x-headway-region", "The client's region", {"type": "string"}),
     header("x-headway-explain", "1: response headers explain the scheduling", {"type": "string"}),
     header("x-request-id", "Comes back in the response", {"type": "string"}),
+    header("idempotency-key", "A retry with the same key and body continues a broken stream", {"type": "string"}),
 )
 
 

@@ -21,6 +21,7 @@ from headway.gateway.errors import ApiError, scheduler_hangs
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
+from headway.gateway.scheduling.stream_copy import StreamCopy
 from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
@@ -129,6 +130,7 @@ class RemoteScheduler:
             protocol.RequestRefused: self._refused,
             protocol.RequestEnded: self._ended,
             protocol.AbortRequest: self._abort,
+            protocol.StreamRestored: self._restored,
         }
 
     @property
@@ -152,10 +154,17 @@ class RemoteScheduler:
             stage_index=_NO_STAGE,
         )  # fmt: skip
         request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
+        request.copy = None if client_request.stream_key is None else StreamCopy()
         can_move = client_request.stream and client_request.can_resume
         self.link.send(
             protocol.RequestArrived(
-                number, request_id, owner, can_move, client_request.features(now), client_request.stream
+                number,
+                request_id,
+                owner,
+                can_move,
+                client_request.features(now),
+                client_request.stream,
+                client_request.stream_key,
             )
         )
         try:
@@ -247,8 +256,14 @@ class RemoteScheduler:
         self._send_released(request, reason)
 
     def _send_released(self, request: PendingRequest, reason: ReleaseReason) -> None:
+        self._send_copied(request)
         self.link.send(Released(request.live.id, reason, request.is_unstreamed, request.progress()))
         self.link.flush()  # before the client has its answer and can ask for metrics
+
+    def _send_copied(self, request: PendingRequest) -> None:
+        """Send what the client was sent since the last time, for a retry."""
+        if request.copy is not None and request.copy.data:
+            self.link.send(protocol.StreamSent(request.live.id, request.copy.take()))
 
     # Reports.
 
@@ -273,6 +288,7 @@ class RemoteScheduler:
             request.has_progress = False
             if request.reservation is not None:
                 self.link.send(protocol.ProgressReport(request.live.id, request.progress()))
+                self._send_copied(request)
         counts = self._metrics.drain()
         if counts:
             self.link.send(protocol.MetricsReport(counts))
@@ -293,6 +309,11 @@ class RemoteScheduler:
         prefill = message.prefill_replica
         request.prefill_leg = None if prefill is None else PrefillLeg(self._replicas[prefill])
         request.update(message, None if message.replica is None else self._replicas[message.replica])
+
+    def _restored(self, request: PendingRequest, message: protocol.StreamRestored) -> None:
+        request.restored = message.part
+        if request.copy is not None:
+            request.copy.go_on_after(message.part)
 
     def _refused(self, request: PendingRequest, message: protocol.RequestRefused) -> None:
         request.complete_reply(ApiError(

@@ -18,6 +18,7 @@ from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.relay.request import Features
 from headway.gateway.scheduling.in_flight import ReleaseReason
+from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
 from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.telemetry.metrics import HistogramCounts
 
@@ -70,6 +71,8 @@ class RequestArrived(Struct, array_like=True, tag=0, gc=False):
     """Another replica could continue the answer."""
     features: Features
     is_streamed: bool = True
+    stream_key: StreamKey | None = None
+    """Set if a retry can continue the stream."""
 
 
 class ProgressReport(Struct, array_like=True, tag=1, gc=False):
@@ -126,9 +129,16 @@ class PrefillLegDone(Struct, array_like=True, tag=9, gc=False):
     number: int
 
 
+class StreamSent(Struct, array_like=True, tag=10, gc=False):
+    """What a client was sent of a stream since the last such message."""
+
+    number: int
+    part: StreamPart
+
+
 FromWorker = (
     RequestArrived | ProgressReport | Released | AnswerScored | RequestFailed | RequestSucceeded | MetricsReport
-    | WorkerLeaving | Heartbeat | PrefillLegDone
+    | WorkerLeaving | Heartbeat | PrefillLegDone | StreamSent
 )  # fmt: skip
 
 
@@ -208,7 +218,16 @@ class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):
     id: int
 
 
-FromScheduler = Assigned | RequestRefused | RequestEnded | AbortRequest | ReplicaInfo | ReplicaRemoved | Heartbeat
+class StreamRestored(Struct, array_like=True, tag=6, gc=False):
+    """What the client of a request was sent before it retried. Comes before the request is assigned."""
+
+    number: int
+    part: StreamPart
+
+
+FromScheduler = (
+    Assigned | RequestRefused | RequestEnded | AbortRequest | ReplicaInfo | ReplicaRemoved | Heartbeat | StreamRestored
+)  # fmt: skip
 
 
 def frame(message: object) -> bytes:

@@ -17,6 +17,7 @@ from headway.gateway.errors import ApiError, logged, policy_error
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.scheduling.stream_copy import StreamKey
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
@@ -42,6 +43,7 @@ class RemoteRequest(InFlightRequest):
         """The worker expects a message when control ends the request."""
         self.counted_prompt_tokens = 0
         """An engine's count; 0: none yet."""
+        self.stream_key: StreamKey | None = None
         self.escalated_tokens = 0
         """Tokens of answers that the cascade did not accept."""
 
@@ -97,6 +99,7 @@ class WorkerSession:
         }
         self._request_handlers: dict[type[Any], Callable[[RemoteRequest, Any], None]] = {
             protocol.ProgressReport: lambda request, message: self._apply(request, message.progress),
+            protocol.StreamSent: self._sent,
             protocol.Released: self._released,
             protocol.AnswerScored: self._scored,
             protocol.PrefillLegDone: lambda request, message: self._driver.prefill_leg_done(request),
@@ -160,16 +163,23 @@ class WorkerSession:
                     self._request_handlers[type(message)](request, message)
 
     def _arrived(self, message: protocol.RequestArrived) -> None:
-        number = message.number
+        number, gateway = message.number, self._gateway
+        key = gateway.stream_key(message.stream_key, message.features.model)
+        copy, restored = gateway.copies.begin(key)
 
         def make(live: Live) -> RemoteRequest:
             self._requests[number] = request = RemoteRequest(self, message, live)
+            request.stream_key, request.copy = key, copy
+            if restored is not None:
+                live.generated_tokens = restored.tokens
+                self.link.send(protocol.StreamRestored(number, restored))
             return request
 
         try:
-            self._gateway.admit(message.features, make, self._gateway.keys.caller_of(message.owner))
+            gateway.admit(message.features, make, gateway.keys.caller_of(message.owner))
         except (ApiError, HeadwayError) as error:
             self._requests.pop(number, None)
+            gateway.copies.end(key, copy, is_finished=False)
             answer = error if isinstance(error, ApiError) else policy_error()
             self.link.send(protocol.RequestRefused(
                 number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
@@ -207,6 +217,10 @@ class WorkerSession:
             live.reasoning_end_s = progress.reasoning_end_s
             self._driver.phase_changed(live)
 
+    def _sent(self, request: RemoteRequest, message: protocol.StreamSent) -> None:
+        if request.copy is not None:
+            request.copy.extend(message.part)
+
     def _released(self, request: RemoteRequest, message: Released) -> None:
         request.is_unstreamed |= message.is_unstreamed
         self._apply(request, message.progress)
@@ -240,6 +254,8 @@ class WorkerSession:
             live = request.live
             used_tokens = request.escalated_tokens + live.prompt_tokens + live.generated_tokens
             self._gateway.settle(request, request.num_chars, request.counted_prompt_tokens or None, used_tokens)
+            copy, request.copy = request.copy, None
+            self._gateway.copies.end(request.stream_key, copy, request.outcome is Outcome.FINISHED)
 
     def _scored(self, request: RemoteRequest, message: protocol.AnswerScored) -> None:
         if request.outcome is not None:

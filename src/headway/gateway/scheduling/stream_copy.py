@@ -1,0 +1,186 @@
+"""Copies of streams, from which a client's retry continues after its connection has broken.
+
+A stream is copied if its client has named it, by the header `Idempotency-Key` or `X-Request-Id`. Another request with
+the same name, API key, path and body continues it: its response begins with what was sent before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+MAX_BYTES = 64 << 20
+"""Memory of all copies, of streams that run and of those that have ended."""
+MAX_STREAM_BYTES = 1 << 20
+"""A longer stream is not copied any more."""
+KEEP_S = 60.0
+"""Time in which a client may retry after its stream has ended."""
+_TOKEN_BYTES = 40
+"""Memory of a token's id."""
+_MAX_NAME = 255
+
+
+class StreamKey(Struct, array_like=True, frozen=True, gc=False):
+    """What a request and its retry have in common."""
+
+    digest: bytes
+    keeps_finished: bool
+    """A complete answer is kept, too. `X-Request-Id` alone may be that of several requests that all want one."""
+
+
+class Answer(Protocol):
+    """The answer so far, of which a copy keeps what another engine needs (`continuation.PartialResponse`)."""
+
+    tokens: int
+    token_ids: list[int] | None
+    prompt_ids: list[int] | None
+
+
+class StreamPart(Struct, array_like=True, gc=False):
+    """A part of a stream, and the state of its answer afterwards."""
+
+    data: bytes
+    """Events as the client gets them."""
+    tokens: int
+    token_ids: list[int] | None
+    """Ids of the part's tokens; None: those of some token are unknown."""
+    prompt_ids: list[int] | None
+
+
+class StreamCopy:
+    """What the client was sent of one stream; at a worker, those parts of it that were not taken out yet."""
+
+    def __init__(self, copies: StreamCopies | None = None) -> None:
+        """`copies` counts this one among all."""
+        self._copies = copies
+        self.data = bytearray()
+        self.tokens = 0
+        self.token_ids: list[int] | None = []
+        self.prompt_ids: list[int] | None = None
+        self._num_ids = 0
+        """Ids of the answer that were added."""
+        self.is_usable = True
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data) + _TOKEN_BYTES * (len(self.token_ids or ()) + len(self.prompt_ids or ()))
+
+    def append(self, data: bytes, answer: Answer) -> None:
+        """Add what is sent to the client. `answer` is the state with it."""
+        if not self.is_usable:
+            return
+        ids = None if answer.token_ids is None else answer.token_ids[self._num_ids :]
+        self._num_ids = len(answer.token_ids or ())
+        self.extend(StreamPart(data, answer.tokens, ids, answer.prompt_ids))
+
+    def extend(self, part: StreamPart) -> None:
+        """Add a part that was taken out of another copy of the stream."""
+        if not self.is_usable:
+            return
+        before = self.num_bytes
+        self.data += part.data
+        self.tokens, self.prompt_ids = part.tokens, self.prompt_ids or part.prompt_ids
+        if part.token_ids is None or self.token_ids is None:
+            self.token_ids = None
+        else:
+            self.token_ids += part.token_ids
+        if self._copies is not None:
+            self._copies.count(self, self.num_bytes - before)
+        elif self.num_bytes > MAX_STREAM_BYTES:
+            self.give_up()
+
+    def take(self) -> StreamPart:
+        """Take out all that was added since the last call."""
+        part = self.as_part()
+        self.data.clear()
+        self.token_ids = None if self.token_ids is None else []
+        return part
+
+    def as_part(self) -> StreamPart:
+        return StreamPart(bytes(self.data), self.tokens, self.token_ids, self.prompt_ids)
+
+    def go_on_after(self, part: StreamPart) -> None:
+        """The stream continues from this part: its answer begins with the part's ids."""
+        self._num_ids = len(part.token_ids or ())
+        if part.token_ids is None:
+            self.token_ids = None
+
+    def give_up(self) -> None:
+        """Free the memory; no retry can continue the stream."""
+        self.data.clear()
+        self.is_usable, self.token_ids, self.prompt_ids = False, None, None
+
+
+class StreamCopies:
+    """The copies of all streams, within `MAX_BYTES`: of those that have ended, the first ones go first."""
+
+    def __init__(self, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
+        self._clock, self._max_bytes = clock, max_bytes
+        self.num_bytes = 0
+        self._ended: OrderedDict[bytes, tuple[StreamCopy, float]] = OrderedDict()
+        """By key, the copies of streams that have ended, and until when they are kept; in that order."""
+
+    def count(self, copy: StreamCopy, num_bytes: int) -> None:
+        """A copy has grown by so much. It is given up if there is no room for it."""
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes and self._ended:
+            self._forget(next(iter(self._ended)))
+        if copy.num_bytes > MAX_STREAM_BYTES or self.num_bytes > self._max_bytes:
+            self._discard(copy)
+
+    def _discard(self, copy: StreamCopy) -> None:
+        self.num_bytes -= copy.num_bytes
+        copy.give_up()
+
+    def begin(self, key: StreamKey | None) -> tuple[StreamCopy | None, StreamPart | None]:
+        """The copy of a new stream, and what was sent of the earlier one that it continues; None without a key."""
+        if key is None:
+            return None, None
+        self._forget_old()
+        found = self._ended.pop(key.digest, None)
+        if found is None:
+            return StreamCopy(self), None
+        copy = found[0]
+        copy.go_on_after(part := copy.as_part())
+        return copy, part
+
+    def end(self, key: StreamKey | None, copy: StreamCopy | None, is_finished: bool) -> None:
+        """Keep the copy of a stream that has ended, if a retry can continue it."""
+        if key is None or copy is None:
+            return
+        self._forget_old()
+        if not copy.is_usable or not copy.tokens or (is_finished and not key.keeps_finished):
+            self._discard(copy)
+            return
+        self._forget(key.digest)
+        self._ended[key.digest] = copy, self._clock() + KEEP_S
+
+    def _forget(self, digest: bytes) -> None:
+        if (found := self._ended.pop(digest, None)) is not None:
+            self._discard(found[0])
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._ended:
+            digest, (_, until_s) = next(iter(self._ended.items()))
+            if until_s > now:
+                return
+            self._forget(digest)
+
+
+def stream_key(owner: str, headers: Mapping[str, str], path: str, body: bytes) -> StreamKey | None:
+    """The key of a stream that its client has named; None if it has not."""
+    name, is_idempotent = headers.get("idempotency-key", ""), True
+    if not name:
+        name, is_idempotent = headers.get("x-request-id", ""), False
+    if not name or len(name) > _MAX_NAME:
+        return None
+    digest = hashlib.sha256()
+    for part in (owner.encode(), b"idempotency-key" if is_idempotent else b"x-request-id",
+                 name.encode("utf-8", "surrogatepass"), path.encode(), body):  # fmt: skip
+        digest.update(len(part).to_bytes(8) + part)
+    return StreamKey(digest.digest(), is_idempotent)
