@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_what_a_page_may_have_sent_is_refused_without_keys(
     script.says, script.heard = WELL, b""
     assert _statuses(answers(front, data + HIDDEN)) == [status]
     assert not script.heard
+
+
+def test_workers_refuse_the_same(script: Script, tmp_path: Path) -> None:
+    script.says, script.heard = WELL, b""
+    made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--workers", "2")
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        for data, status in REFUSED.values():
+            assert _statuses(answers(made, data + HIDDEN)) == [status]
+        assert not script.heard
+        close = HIDDEN.replace(b"Host: ", b"Connection: close\r\nHost: ")
+        assert _statuses(answers(made, close)) == [200]
 
 
 def test_with_keys_any_host_is_served(keyed: serving.Process, script: Script) -> None:

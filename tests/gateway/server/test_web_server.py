@@ -15,6 +15,7 @@ import serving
 from headway.core.errors import HeadwayError
 from headway.gateway.server import web_server
 from headway.gateway.server.web_server import Tls
+from headway.gateway.settings import Settings
 from serving import ask
 
 
@@ -25,6 +26,13 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
     command += ["-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(command, check=True, capture_output=True)
     return certificate, key
+
+
+def test_hosts_are_expected_of_a_gateway_without_keys() -> None:
+    with web_server.listen("127.0.0.1", 0) as listener:
+        hosts = web_server.expected_hosts(Settings(hosts=("gateway.lan",)), listener)
+        assert hosts is not None and hosts.accepts(b"gateway.lan:80") and not hosts.accepts(b"other.lan")
+        assert web_server.expected_hosts(Settings(api_keys=("0" * 64,)), listener) is None
 
 
 def test_a_certificate_makes_connections_https(engines: list[serving.Process], tmp_path: Path) -> None:
