@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -29,6 +31,8 @@ class Application(Starlette):
     takes_writer = True
     """`__call__` takes a `ClientWriter` as a fourth argument."""
     completions: CompletionsApp
+    description: bytes | None = None
+    """The description of the API, once it was asked for."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
@@ -94,7 +98,11 @@ async def _version(request: Request, gateway: Gateway) -> schema.VersionInfo:
 
 
 async def _openapi(request: Request, gateway: Gateway) -> Response:
-    return json_response(document(endpoints(), gateway.settings))
+    app: Application = request.app
+    if app.description is None:  # made in a thread, as the first time takes a third of a second
+        made = await asyncio.to_thread(document, endpoints(), gateway.settings)
+        app.description = msgspec.json.encode(made)
+    return Response(app.description, media_type=JSON)
 
 
 def _completion(path: str, summary: str, accepts: type, returns: type) -> Endpoint:
