@@ -13,6 +13,7 @@ from headway.gateway.relay.request import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    MAX_NAME_CHARS,
     MESSAGES,
     PATHS,
     RESPONSES,
@@ -130,3 +131,9 @@ def test_features_have_no_text() -> None:
     again = read(headers={"x-session-id": "me"}).features(2.5)
     assert features.session_id == again.session_id is not None
     assert read(headers={"x-session-id": "you"}).features(2.5).session_id != again.session_id
+
+
+def test_embeddings_are_no_stream() -> None:
+    assert read(CHAT, stream=True).stream and not read(EMBEDDINGS, stream=True).stream
+    with pytest.raises(ApiError, match="'model' has more than"):
+        read(model="m" * (MAX_NAME_CHARS + 1))

@@ -201,7 +201,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     return ClientRequest(
         path=path, is_chat=path == CHAT, is_passthrough=path not in (CHAT, COMPLETIONS),
         can_resume=_can_resume(path, body, prompt_ids), body=body, raw=raw, sent_fields=sent_fields,
-        model=fields.model, stream=bool(fields.stream),
+        model=fields.model, stream=bool(fields.stream) and path != EMBEDDINGS,  # engines ignore it there
         wants_usage=fields.stream_options is not None and bool(fields.stream_options.get("include_usage")),
         max_tokens=_max_tokens(fields), text=text, prompt_ids=prompt_ids, tier=_tier(fields, headers),
         slo_ttft_s=_slo_s(headers, "ttft") if has_slo else None,
