@@ -68,7 +68,10 @@ async def _embeddings(engine: GetEngine, config: SurfaceConfig, body: dict[str, 
 
 
 async def _rerank(engine: GetEngine, config: SurfaceConfig, body: dict[str, Any]) -> Response:
-    (query,), documents = _inputs(body.get("query"), "query"), _inputs(body.get("documents"), "documents")
+    (query,), documents = _texts([body.get("query")], "query"), _texts(body.get("documents"), "documents")
+    top_n = body.get("top_n")
+    if top_n is not None and (type(top_n) is not int or top_n < 1):
+        raise BadRequestError("top_n must be 1 or more")
     pairs = [[*query, *document] for document in documents]
     await _prefill(engine(), pairs)
     results: list[dict[str, Any]] = [
@@ -77,17 +80,19 @@ async def _rerank(engine: GetEngine, config: SurfaceConfig, body: dict[str, Any]
     ]
     results.sort(key=lambda result: -result["relevance_score"])
     answer = {"id": f"rerank-{uuid.uuid4().hex}", "model": config.name, "usage": _usage(pairs)}
-    return JSONResponse({**answer, "results": results[: body.get("top_n")]})
+    return JSONResponse({**answer, "results": results[:top_n]})
 
 
 async def _score(engine: GetEngine, config: SurfaceConfig, body: dict[str, Any]) -> Response:
-    left, right = _inputs(body.get("text_1"), "text_1"), _inputs(body.get("text_2"), "text_2")
+    one, other = body.get("text_1"), body.get("text_2")
+    left = _texts([one] if isinstance(one, str) else one, "text_1")
+    right = _texts([other] if isinstance(other, str) else other, "text_2")
     if len(left) not in (1, len(right)):
         raise BadRequestError("text_1: expected one text, or as many as text_2 has")
     both = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
-    await _prefill(engine(), [[*one, *other] for one, other in both])
+    await _prefill(engine(), [[*a, *b] for a, b in both])
     data = [{"index": i, "object": "score", "score": _relevance(*pair)} for i, pair in enumerate(both)]
-    usage = _usage([[*one, *other] for one, other in both])
+    usage = _usage([[*a, *b] for a, b in both])
     answer = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": config.name}
     return JSONResponse({**answer, "data": data, "usage": usage})
 
@@ -116,6 +121,13 @@ def _inputs(value: Any, name: str) -> list[list[int]]:
         if not isinstance(each, str) and not (isinstance(each, list) and all(type(id) is int for id in each)):
             raise BadRequestError(f"{name} must be a text, token ids, or an array of them")
     return [tokens.encode(each) if isinstance(each, str) else each for each in value]
+
+
+def _texts(value: Any, name: str) -> list[list[int]]:
+    """The token ids of texts."""
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        raise BadRequestError(f"{name} must be a text, or an array of texts")
+    return [tokens.encode(each) for each in value]
 
 
 def _vector(ids: list[int], size: int) -> list[float]:

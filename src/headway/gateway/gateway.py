@@ -331,7 +331,13 @@ class Gateway:
         service = self.driver.services.get(model)
         return [] if service is None else [replica for replica in self.replicas if replica.model == service.model]
 
+    def serves(self, model: str) -> bool:
+        """Whether requests may name this model."""
+        self._add_reported_names()
+        return model in self.driver.services or model in self.names()
+
     def names(self) -> list[str]:
+        """The names of models in lists; requests may use others, too, such as aliases."""
         cascade = self.driver.cascade
         return [*self.plan.names, *([] if cascade is None else [cascade.config.name])]
 

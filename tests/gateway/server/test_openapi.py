@@ -109,7 +109,9 @@ def test_every_endpoint_is_description() -> None:
     made = document(endpoints(), Settings(admin_keys=(SUM,), batches=Batches()))
     told = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
     routes = application(_nobody, _nobody).routes
-    assert told == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
+    assert told == {
+        (method, route.path.replace(":path}", "}")) for route in routes for method in route.methods - {"HEAD"}
+    }
 
 
 def _nobody(*args: Any) -> Any:

@@ -17,7 +17,10 @@ from headway.gateway.scheduling.stream_copy import StreamKey
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
-PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
+RERANK, SCORE, TOKENIZE, DETOKENIZE = ("/v1/rerank", "/rerank"), ("/v1/score", "/score"), "/tokenize", "/detokenize"
+PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, *RERANK, *SCORE, TOKENIZE, DETOKENIZE)
+_STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES))
+"""Other endpoints answer as a whole, whatever `stream` says."""
 BLOCK_BYTES = 1024
 """Prompts whose first N blocks are equal share N segments."""
 _BLOCK_TOKENS = BLOCK_BYTES // 4
@@ -201,7 +204,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     return ClientRequest(
         path=path, is_chat=path == CHAT, is_passthrough=path not in (CHAT, COMPLETIONS),
         can_resume=_can_resume(path, body, prompt_ids), body=body, raw=raw, sent_fields=sent_fields,
-        model=fields.model, stream=bool(fields.stream) and path != EMBEDDINGS,  # engines ignore it there
+        model=fields.model, stream=bool(fields.stream) and path in _STREAMED_PATHS,
         wants_usage=fields.stream_options is not None and bool(fields.stream_options.get("include_usage")),
         max_tokens=_max_tokens(fields), text=text, prompt_ids=prompt_ids, tier=_tier(fields, headers),
         slo_ttft_s=_slo_s(headers, "ttft") if has_slo else None,
@@ -317,9 +320,39 @@ def _completion_prompt(body: dict[str, Any]) -> Prompt:
     raise ApiError(400, "'prompt' must be a string, or an array of strings or of token ids", "invalid_type", "prompt")
 
 
+def _fields_prompt(*names: str) -> Callable[[dict[str, Any]], Prompt]:
+    """Reads the texts of fields, each a text or an array of texts."""
+
+    def read(body: dict[str, Any]) -> Prompt:
+        parts: list[str] = []
+        for name in names:
+            value = body.get(name)
+            if value is None:
+                raise ApiError(400, f"{name!r} is missing", "missing_required_parameter", name)
+            texts = [value] if isinstance(value, str) else value
+            if not isinstance(texts, list):
+                raise ApiError(400, f"{name!r} must be a string or an array", "invalid_type", name)
+            parts += [text for text in texts if isinstance(text, str)]
+        return "\n".join(parts), None
+
+    return read
+
+
+def _tokenized_prompt(body: dict[str, Any]) -> Prompt:
+    """The prompt of /tokenize: a text or a chat."""
+    return _chat_prompt(body) if body.get("prompt") is None else _fields_prompt("prompt")(body)
+
+
+def _no_prompt(body: dict[str, Any]) -> Prompt:
+    """/detokenize computes no prompt; the engine checks the tokens."""
+    return "", None
+
+
 _PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
     CHAT: _chat_prompt, COMPLETIONS: _completion_prompt, EMBEDDINGS: _input_prompt, RESPONSES: _input_prompt,
-    MESSAGES: _messages_prompt,
+    MESSAGES: _messages_prompt, TOKENIZE: _tokenized_prompt, DETOKENIZE: _no_prompt,
+    **dict.fromkeys(RERANK, _fields_prompt("query", "documents")),
+    **dict.fromkeys(SCORE, _fields_prompt("text_1", "text_2")),
 }  # fmt: skip
 
 

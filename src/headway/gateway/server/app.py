@@ -15,14 +15,26 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from headway import __version__
+from headway.core.errors import unknown
 from headway.gateway.errors import ApiError, internal_error
 from headway.gateway.gateway import Gateway
-from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, PATHS, RESPONSES
+from headway.gateway.relay.request import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    PATHS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TOKENIZE,
+)
 from headway.gateway.relay.writer import ClientWriter, error_response
 from headway.gateway.server import admin, dashboard, schema
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
-from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, collected, json_response
+from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, collected, json_response, path_id
 
 
 class Application(Starlette):
@@ -76,9 +88,18 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
 
 
 async def _models(request: Request, gateway: Gateway) -> schema.ModelList:
-    names = gateway.names()
-    data = [schema.ModelObject(id=name, object="model", created=0, owned_by="headway") for name in names]
-    return schema.ModelList(object="list", data=data)
+    return schema.ModelList(object="list", data=[_described(name) for name in gateway.names()])
+
+
+async def _model(request: Request, gateway: Gateway) -> schema.ModelObject:
+    name = request.path_params["id"]
+    if not gateway.serves(name):
+        raise ApiError(404, str(unknown("model", name, gateway.names())), "model_not_found", "id")
+    return _described(name)
+
+
+def _described(name: str) -> schema.ModelObject:
+    return schema.ModelObject(id=name, object="model", created=0, owned_by="headway")
 
 
 async def _health(request: Request, gateway: Gateway) -> Response:
@@ -118,7 +139,19 @@ _ENDPOINTS = [
     _completion(EMBEDDINGS, "Embed texts", schema.InputRequest, dict),
     _completion(RESPONSES, "Answer, by OpenAI's Responses API", schema.InputRequest, dict),
     _completion(MESSAGES, "Answer, by Anthropic's Messages API", schema.MessagesRequest, dict),
+    *(_completion(path, "Order documents by relevance", schema.RerankRequest, dict) for path in RERANK),
+    *(_completion(path, "Score pairs of texts", schema.ScoreRequest, dict) for path in SCORE),
+    _completion(TOKENIZE, "Count and list a prompt's tokens", schema.TokenizeRequest, dict),
+    _completion(DETOKENIZE, "The text of tokens", schema.DetokenizeRequest, dict),
     Endpoint("GET", "/v1/models", "The models", _models, schema.ModelList),
+    Endpoint(
+        "GET",
+        "/v1/models/{id:path}",
+        "One model",
+        _model,
+        schema.ModelObject,
+        parameters=(path_id({"type": "string"}),),
+    ),
     Endpoint("GET", "/health", "Whether a replica is up", _health, schema.HealthStatus, also=(503,)),
     Endpoint("GET", "/metrics", "For Prometheus", _metrics, str, media_types=(TEXT,)),
     Endpoint("GET", "/version", "Headway's version", _version, schema.VersionInfo),

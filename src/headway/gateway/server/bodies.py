@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from headway.gateway.relay.writer import ClientWriter
 from headway.gateway.settings import Settings
 
 _SHORT_BYTES = 1 << 16
+_ANY_ZLIB = zlib.MAX_WBITS | 32
+"""Accept the headers of gzip and of zlib."""
 
 
 async def read_body(
@@ -39,6 +42,22 @@ async def read_body(
     if len(body) > max_bytes:
         raise _too_long(max_bytes)
     return body
+
+
+def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """A body without its content encoding. ApiError if it is unknown or damaged, or the content is too long."""
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise ApiError(415, f"content-encoding {encoding[:32]!r}: expected gzip or deflate", "unsupported_encoding")
+    decoder = zlib.decompressobj(_ANY_ZLIB)
+    try:
+        content = decoder.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise ApiError(400, f"the body is not valid {encoding}: {error}", "invalid_encoding") from None
+    if len(content) > max_bytes:
+        raise _too_long(max_bytes)
+    if not decoder.eof or decoder.unused_data:
+        raise ApiError(400, f"the body is not one whole {encoding} stream", "invalid_encoding")
+    return content
 
 
 async def read_json(request: Request, timeout_s: float, type: Any, expected: str) -> Any:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -21,7 +22,7 @@ from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, ResponseWriter, write_error
 from headway.gateway.scheduling.stream_copy import stream_key
-from headway.gateway.server.bodies import read_body
+from headway.gateway.server.bodies import decompressed, read_body
 from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
@@ -91,10 +92,13 @@ class CompletionsApp:
         if body is None:
             return
         received_s = gateway.clock.now
-        if len(body) <= LONG_BYTES:
+        encoding = headers.get("content-encoding", "identity").lower()
+        if len(body) <= LONG_BYTES and encoding == "identity":
             request = read_request(path, body, headers)
         else:
-            request = await asyncio.get_running_loop().run_in_executor(self._reader, read_request, path, body, headers)
+            max_bytes = gateway.settings.max_body_bytes
+            read = partial(_read_encoded, path, body, headers, encoding, max_bytes)
+            request = await asyncio.get_running_loop().run_in_executor(self._reader, read)
         request.received_s = received_s
         if request.stream and request.can_resume:
             request.stream_key = stream_key(caller.owner, headers, path, body)
@@ -108,3 +112,8 @@ class CompletionsApp:
             self._relays.discard(relay)
             writer.close()
             gateway.end(request, relay)
+
+
+def _read_encoded(path: str, body: bytes, headers: dict[str, str], encoding: str, max_bytes: int) -> ClientRequest:
+    """Read a request whose body may be compressed."""
+    return read_request(path, body if encoding == "identity" else decompressed(body, encoding, max_bytes), headers)

@@ -26,7 +26,7 @@ _ERRORS = {
     408: "The request did not come in time",
     409: "In conflict with the present state",
     413: "The body is too long",
-    415: "Without api_keys: the content type is text/plain",
+    415: "The content encoding is unknown; without api_keys: the content type is text/plain",
     421: "Without api_keys: the request is for another host",
     429: "Too many requests: a key's limit, or a full queue",
     431: "The headers are too long",
@@ -65,7 +65,7 @@ def document(endpoints: Sequence[Endpoint], settings: Settings) -> Schema:
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, by_type, settings)
+        paths.setdefault(endpoint.published_path, {})[endpoint.method.lower()] = _operation(endpoint, by_type, settings)
     bearer = {"type": "http", "scheme": "bearer"}
     key_header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
     described = {
@@ -121,5 +121,5 @@ def _schema(type_: Any, media_type: str, by_type: dict[type, Schema]) -> Schema:
 
 
 def _operation_id(endpoint: Endpoint) -> str:
-    words = endpoint.path.replace("{", "").replace("}", "").replace(".", "/").replace("-", "/").split("/")
+    words = endpoint.published_path.replace("{", "").replace("}", "").replace(".", "/").replace("-", "/").split("/")
     return "_".join([endpoint.method.lower(), *filter(None, words)])

@@ -79,10 +79,15 @@ class Endpoint(Struct, frozen=True):
     """Headers of the response."""
 
     @property
+    def published_path(self) -> str:
+        """The path in /openapi.json."""
+        return self.path.replace(":path}", "}")
+
+    @property
     def all_errors(self) -> set[int]:
         """Statuses of all errors: a path with an id may be unknown, and a body too long."""
         has_body = self.accepts is not None or self.form is not None
-        derived = [404] * ("{id}" in self.path) + [413] * has_body
+        derived = [404] * ("{id}" in self.published_path) + [413] * has_body
         return {*HTTP_ERRORS, *self.access.errors, *self.errors, *derived}
 
     def route(self, gateway: Callable[[], Gateway]) -> Route:

@@ -80,6 +80,33 @@ class InputRequest(EngineRequest, kw_only=True):
     input: str | _Some
 
 
+class RerankRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[str], Meta(min_length=1)]
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+
+
+class ScoreRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/score."""
+
+    text_1: str
+    text_2: str | Annotated[list[str], Meta(min_length=1)]
+
+
+class TokenizeRequest(EngineRequest, kw_only=True):
+    """The body of POST /tokenize."""
+
+    prompt: str
+
+
+class DetokenizeRequest(EngineRequest, kw_only=True):
+    """The body of POST /detokenize."""
+
+    tokens: list[Annotated[int, Meta(ge=0)]]
+
+
 class MessagesRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/messages."""
 
