@@ -224,10 +224,12 @@ API = """\
 ```python
 import headway as hw
 
-chat = hw.load({
-    "workload": {"builtin": "chat", "num_requests": 300, "arrivals": 20},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}],
-})
+chat = hw.load(
+    {
+        "workload": {"builtin": "chat", "num_requests": 300, "arrivals": 20},
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}],
+    }
+)
 comparison = hw.compare(chat, routing=["round-robin", "jsq-tokens"], seeds=3)
 print(comparison.verdict)
 print(comparison.to_pandas()[["routing", "seed", "ttft_s.p99"]])
