@@ -218,3 +218,61 @@ def tiers(runs: Sequence[Run]) -> dict[str, Figure]:
             })  # fmt: skip
         figures[f"tier-{field}"] = {"data": bars, "layout": layout("", title, 260, bargap=0.3)}
     return figures
+
+
+def pools(runs: Sequence[Run]) -> dict[str, Figure]:
+    """TTFT and E2E p99 by pool, where there are several, and the share of requests by replica."""
+    figures: dict[str, Figure] = {}
+    names = list(dict.fromkeys(replica.pool for run in runs for replica in run.records.replicas))
+    if len(names) > 1:
+        for field, title in (("ttft_s", "TTFT p99 (s)"), ("e2e_s", "end-to-end latency p99 (s)")):
+            heights = [_p99_by_pool(run, field, names) for run in runs]
+            figures[f"pool-{field}"] = _bars(runs, names, heights, title, "%{x}: %{y:.4g} s")
+    replicas = list(dict.fromkeys(_replica_label(run, i) for run in runs for i in range(len(run.records.replicas))))
+    if 1 < len(replicas) <= _MOST_BARS:
+        heights = [_shares(run, replicas) for run in runs]
+        figures["share"] = _bars(runs, replicas, heights, "% of requests", "replica %{x}: %{y:.1f}%")
+    return figures
+
+
+_MOST_BARS = 200
+"""More replicas than these have no bars, which could not be told apart."""
+
+
+def _replica_label(run: Run, index: int) -> str:
+    """A replica by its number, after its pool if there are several."""
+    replica = run.records.replicas[index]
+    several = len({each.pool for each in run.records.replicas}) > 1
+    return f"{replica.pool} {replica.id}" if several else str(replica.id)
+
+
+def _p99_by_pool(run: Run, field: str, names: Sequence[str]) -> list[float | None]:
+    chosen = sample(run.records, run.summary.warmup_s, None)
+    values = np.asarray(getattr(chosen, field))
+    pools = np.array([names.index(each.pool) for each in run.records.replicas] + [-1])
+    of_request = pools[np.asarray(run.records.requests["replica"], "i8")[chosen.rows]]
+    found: list[float | None] = []
+    for i in range(len(names)):
+        known = values[(of_request == i) & ~np.isnan(values)]
+        found.append(float(f"{np.quantile(known, 0.99):.4g}") if len(known) else None)
+    return found
+
+
+def _shares(run: Run, labels: Sequence[str]) -> list[float | None]:
+    placed = np.asarray(run.records.requests["replica"], "i8")
+    counts = np.bincount(placed[placed >= 0], minlength=len(run.records.replicas))
+    share = {_replica_label(run, i): 100.0 * num / max(int(counts.sum()), 1) for i, num in enumerate(counts.tolist())}
+    return [None if label not in share else float(f"{share[label]:.3g}") for label in labels]
+
+
+def _bars(
+    runs: Sequence[Run], x: Sequence[str], heights: Sequence[Sequence[float | None]], title: str, hover: str
+) -> Figure:
+    data = [
+        {
+            "type": "bar", "name": run.name, "meta": index, "x": list(x), "y": list(heights[index]),
+            "marker": {"color": COLORS[index % len(COLORS)]}, "hovertemplate": f"{hover}<extra>{run.name}</extra>",
+        }
+        for index, run in enumerate(runs)
+    ]  # fmt: skip
+    return {"data": data, "layout": layout("", title, 260, bargap=0.3, xaxis={"type": "category"})}

@@ -54,6 +54,8 @@ def figure(names: Sequence[str], seeded: SeededMetrics, keys: Sequence[str] = KE
             "domain": [low + gap * (i > 0), high], "title": {"text": _title(key)}, "rangemode": "tozero",
             "anchor": f"y{suffix}",
         }  # fmt: skip
+        if _spans_decades(seeded, len(names), key):
+            axes[f"xaxis{suffix}"] |= {"type": "log", "rangemode": "normal"}
         axes[f"yaxis{suffix}"] = {
             "type": "category", "categoryorder": "array", "categoryarray": list(reversed(names)), "automargin": True,
             "showticklabels": i == 0, "anchor": f"x{suffix}", "showgrid": True, "title": {"text": ""},
@@ -62,6 +64,13 @@ def figure(names: Sequence[str], seeded: SeededMetrics, keys: Sequence[str] = KE
     base = layout("", "", _REST_PIXELS + _ROW_PIXELS * len(names))
     common = {name: {**base["xaxis" if name[0] == "x" else "yaxis"], **axis} for name, axis in axes.items()}
     return {"data": data, "layout": {**base, **common, "margin": {"l": 10, "r": 16, "t": 8, "b": 44}}}
+
+
+def _spans_decades(seeded: SeededMetrics, num_runs: int, key: str) -> bool:
+    """Whether the values are so unlike that a linear axis shows only the largest."""
+    found = [value(seeded, run, key) for run in range(num_runs)]
+    means = [each.mean if isinstance(each, Estimate) else each for each in found if each is not None]
+    return min(means, default=0.0) > 0 and max(means) > 20 * min(means)
 
 
 def _title(key: str) -> str:
@@ -126,7 +135,8 @@ def verdict(names: Sequence[str], seeded: SeededMetrics, key: str) -> str:
     if not any(verdicts):
         return f"{sentence}, with one seed; {names[order[-1]]} has {shown(seeded, order[-1], key)}."
     tied = [names[run] for run in order[1:] if verdicts[run] == "indistinguishable"]
-    ending = f"; {' and '.join(tied)} {'is' if len(tied) == 1 else 'are'} indistinguishable from it" if tied else ""
+    listed = " and ".join(filter(None, [", ".join(tied[:-1]), *tied[-1:]]))
+    ending = f"; {listed} {'is' if len(tied) == 1 else 'are'} indistinguishable from it" if tied else ""
     worst = order[-1]
     if verdicts[worst] == "worse":
         ending += f"; {names[worst]} has {shown(seeded, worst, key)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from headway.core.errors import HeadwayError
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import RequestMetrics, flatten
-from headway.report import charts
+from headway.report import charts, dots
 from headway.report.describe import DEFINITIONS
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 from headway.report.run import Provenance, Run, named_by_policies
@@ -34,7 +34,7 @@ for (const button of document.querySelectorAll(".chips button")) button.addEvent
 const run = document.getElementById("replica-run"), quantity = document.getElementById("replica-quantity");
 function showReplicas() {
   const figure = replicas[run.value][quantity.value];
-  Plotly.react("replicas", figure.data, figure.layout, config);
+  Plotly.react("replicas", figure.data, themed(figure.layout), config);
 }
 if (run) { run.addEventListener("change", showReplicas); quantity.addEventListener("change", showReplicas);
   showReplicas(); }
@@ -42,8 +42,8 @@ if (run) { run.addEventListener("change", showReplicas); quantity.addEventListen
 """Hides runs and switches the replica heatmap."""
 
 BEST_CELL = '<td class="best">'
-MOST_COLUMNS = 15
-"""Most columns of the comparison, so that it fits a laptop screen."""
+MOST_COLUMNS, MOST_INTERVALS = 15, 11
+"""Most columns of the comparison, so that it fits a laptop screen; intervals are wider than values."""
 
 
 def write(runs: Sequence[Run], provenance: Provenance, path: Path, seeded: SeededMetrics | None = None) -> None:
@@ -57,15 +57,22 @@ def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | No
         raise HeadwayError("a report needs at least one run")
     title = _title(runs)
     runs = named_by_policies(runs)
-    figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs)
+    several = (
+        SeededMetrics((provenance.seed,), tuple((flatten(run.summary),) for run in runs)) if seeded is None else seeded
+    )
+    figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs) | charts.pools(runs)
+    if len(runs) > 1:
+        figures["decision"] = dots.figure([run.name for run in runs], several)
     timelines = charts.replica_heatmaps(runs)
     body = "\n".join(
         [
             _header(title, runs, provenance),
+            _decision(runs, several) if len(runs) > 1 else "",
             _comparison(runs, seeded),
             _chips(runs),
             _latency(figures),
             _load(figures),
+            _pools(figures),
             _replicas(runs),
             _breakdowns(runs, figures),
             _footer(provenance),
@@ -131,7 +138,8 @@ def _swatch(run: int) -> str:
 
 
 def _comparison(runs: Sequence[Run], seeded: SeededMetrics | None) -> str:
-    compared = compare(runs, seeded).limited_to(MOST_COLUMNS)
+    has_intervals = seeded is not None and seeded.varies
+    compared = compare(runs, seeded).limited_to(MOST_INTERVALS if has_intervals else MOST_COLUMNS)
     rows = []
     for index, (label, cells) in enumerate(zip(compared.labels, compared.cells, strict=True)):
         names = "".join(
@@ -186,6 +194,25 @@ def _load(figures: dict[str, charts.Figure]) -> str:
     }
     shown = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
     return f'<section>\n<h2>Load over time</h2>\n<div class="grid two">{shown}</div>\n</section>'
+
+
+def _decision(runs: Sequence[Run], seeded: SeededMetrics) -> str:
+    """The first picture: the tail and the cost of every run, and what follows."""
+    sentence = dots.verdict([run.name for run in runs], seeded, dots.KEYS[0])
+    bars = " Bars are 95% intervals over seeds." if len(seeded.seeds) > 1 else ""
+    caption = f"Further left is better.{bars}"
+    picture = chart("decision", "Tail and cost", caption)
+    return f'<section>\n<p class="verdict">{escape(sentence)}</p>\n{picture}\n</section>'
+
+
+def _pools(figures: dict[str, charts.Figure]) -> str:
+    titles = {
+        "pool-ttft_s": ("Time to first token by pool, p99", "Of the requests that ended in the pool."),
+        "pool-e2e_s": ("End-to-end latency by pool, p99", "Of the requests that ended in the pool."),
+        "share": ("Requests by replica", "Share of the requests that ended at each replica."),
+    }
+    shown = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
+    return f'<section>\n<h2>Pools and replicas</h2>\n<div class="grid two">{shown}</div>\n</section>' if shown else ""
 
 
 def _replicas(runs: Sequence[Run]) -> str:
