@@ -38,8 +38,9 @@ bench-gateway: .venv/ready  ## The gateway's own latency and rates, and live aga
 soak: .venv/ready  ## Ten minutes of mixed load, killed engines and lost clients: errors and memory
 	$(BIN)/python bench/soak.py
 
-attack: .venv/ready  ## The attacks of tests/attacks, a hundred times as long: 100,000 unauthorised requests and more
+attack: .venv/ready  ## The attacks of tests/attacks, a hundred times as long, and the table of docs/reliability.md
 	HEADWAY_ATTACK_SCALE=100 $(BIN)/pytest -q -s tests/attacks
+	$(BIN)/python bench/faults.py --write
 
 docs: .venv/ready  ## Write the generated pages
 	$(BIN)/python docs/generate.py

@@ -83,11 +83,11 @@ def test_an_engine_that_generates_nothing_is_found_out(fleet: Fleet, stream: boo
 
 
 def test_streams_that_stall_continue_elsewhere(fleet: Fleet) -> None:
+    """The engine goes on to answer short requests, so a one-token request does not show it."""
     fleet.engines[0].fail("stall", after=7)
-    replies = fleet.begin(10, 30)
-    time.sleep(1.0)
-    fleet.engines[0].fail("hang")
-    assert {each.result() for each in replies} == {(200, text_of(30))}
+    start_s = time.monotonic()
+    assert {each.result() for each in fleet.begin(10, 30)} == {(200, text_of(30))}
+    assert time.monotonic() - start_s < 11, "on an idle machine, 7 s"
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
@@ -101,8 +101,7 @@ def test_an_engine_that_refuses_at_once_does_not_attract_requests(
         before = executions(fleet.engines[:1]).total()
         fleet.engines[0].fail("status", status=status)
         replies = [each.result() for _ in range(10) for each in fleet.begin(10, 5, stream=False)]
-        num_errors = sum(reply != (200, text_of(5)) for reply in replies)
-        assert num_errors <= (2 if status == 400 and not workers else 6 if status == 400 else 0)
+        assert set(replies) == {(200, text_of(5))}
         assert fleet.status() == "ejected"
         assert executions(fleet.engines[:1]).total() - before <= 40
         decisions = [json.loads(line) for line in fleet.log.read_text().splitlines()]

@@ -12,9 +12,10 @@ import serving
 
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.append(str(BENCH))
+import faults  # noqa: E402
 from faulty_engine import POISON, text_of  # noqa: E402
 
-__all__ = ["POISON", "FaultyEngine", "executions", "text_of"]
+__all__ = ["POISON", "FaultyEngine", "executions", "faults", "text_of"]
 
 
 class FaultyEngine(serving.Process):

@@ -133,8 +133,8 @@ class Health:
     def doubts(self, replica: EngineEndpoint, status: int) -> bool:
         return self._refusals.doubts(replica, status)
 
-    def trusted(self, replica: EngineEndpoint) -> None:
-        self._refusals.clear(replica)
+    def agreed(self, replica: EngineEndpoint) -> None:
+        self._refusals.confirm(replica)
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         self.reports.append((replica.name, str(error)))

@@ -88,6 +88,24 @@ def test_a_request_whose_engines_break_after_some_tokens_goes_on() -> None:
     run(story())
 
 
+def test_a_body_that_was_answered_before_breaks_no_engine() -> None:
+    """All engines are killed at once while many clients send the same: requests run on two of them."""
+
+    async def story() -> None:
+        requests: list[int] = []
+        request, quarantine = chat_request(stream=True), Quarantine(60.0)
+        good = engine(9, streaming(chunk("so", token=1)))
+        relay, writer, _ = relay_of(request, OrderedScheduler([good]), 3, quarantine)
+        await relay.run()
+        assert writer.text() == "so" and quarantine.is_harmless(request.raw)
+        relay, writer, _ = relay_of(request, OrderedScheduler([*_breaking(requests, 2), good]), 3, quarantine)
+        await relay.run()
+        assert requests == [0, 1] and writer.text() == "so"
+        quarantine.check(request.raw, OrderedScheduler.now)
+
+    run(story())
+
+
 def test_an_engine_that_survives_the_request_clears_it() -> None:
     broken = BrokenEngines()
     for name, tokens in (("a", 0), ("a", 0), ("b", SURVIVED_TOKENS), ("a", 0)):

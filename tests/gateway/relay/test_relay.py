@@ -157,6 +157,7 @@ def test_a_doubtful_refusal_is_the_clients_unless_a_peer_answers(
         engines = [engine(0, answering({"error": {"message": "no"}}, 401))]
         engines += [] if second is None else [engine(1, second)]
         relay, writer, health = relay_of(chat_request(), OrderedScheduler(engines))
+        relay.in_flight.has_peer = True
         await relay.run()
         assert writer.status == status and writer.is_complete
         assert [what.removeprefix("pool/0 ") for _, what in health.reports] == [
@@ -166,23 +167,27 @@ def test_a_doubtful_refusal_is_the_clients_unless_a_peer_answers(
     run(story())
 
 
-def test_ordinary_refusals_are_doubted_after_some_in_a_row() -> None:
+def test_ordinary_refusals_are_believed_for_a_while_after_a_peer_has_confirmed_one() -> None:
     async def story() -> None:
-        bodies: list[int] = []
+        served: list[int] = []
 
-        async def refuse(exchange: ServerExchange) -> None:
-            bodies.append(1)
-            exchange.answer(b"{}", 400)
+        def refusing(id: int) -> Serve:
+            async def refuse(exchange: ServerExchange) -> None:
+                served.append(id)
+                exchange.answer(b"{}", 400)
 
-        both = engine(0, refuse), engine(1, answering({"choices": []}))
-        relay, writer, first_health = relay_of(chat_request(), OrderedScheduler(both))
-        for num in range(3):
+            return refuse
+
+        both = engine(0, refusing(0)), engine(1, refusing(1))
+        relay, writer, known = relay_of(chat_request(), OrderedScheduler(both))
+        for num in range(6):
             if num:
                 relay, writer, _ = relay_of(chat_request(), OrderedScheduler(both))
-                relay._health = first_health
+                relay._health = known
+            relay.in_flight.has_peer = True
             await relay.run()
-            assert writer.status == (400 if num < 2 else 200)
-        assert len(bodies) == 3
+            assert writer.status == 400
+        assert served == [0, 1, 0, 0, 0, 0, 1, 0]
 
     run(story())
 

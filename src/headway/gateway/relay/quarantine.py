@@ -1,14 +1,14 @@
 """Quarantine: a request that broke two engines is sent to no third one, and neither is a copy of it for a while.
 
-A request cannot be told from the others that ran on an engine when it broke. Two rules keep the innocent out. An engine
-that had generated a few tokens of the request has survived its prompt, and its end is not the request's. And one engine
-is not enough: the second one must break with the request on it as well.
+A request cannot be told from the others that ran on an engine when it broke. Three rules keep the innocent out. An
+engine that had generated a few tokens of the request has survived its prompt, and its end is not the request's. One
+engine is not enough: a second one must break with the request on it as well. And a body that an engine has answered
+before breaks none: when all engines are killed at once, requests run on two of them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from hashlib import sha256
 
 from headway.gateway.errors import ApiError
 
@@ -18,7 +18,9 @@ MAX_BROKEN = 2
 """Engines that a request may break."""
 _STATUS, _CODE = 422, "request_quarantined"
 """Clients repeat a request by themselves after a 5xx, and would break the next engines."""
-_MAX_KEPT = 1024
+_MAX_KEPT, _MAX_ANSWERED = 1024, 4096
+_MAX_HASHED_BYTES = 1 << 18
+"""Longer bodies are not remembered as answered: each request's hash takes time."""
 
 
 class Quarantine:
@@ -26,16 +28,29 @@ class Quarantine:
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._until_s: OrderedDict[bytes, float] = OrderedDict()
-        """By digest of the body, the oldest first."""
+        self._until_s: OrderedDict[int, float] = OrderedDict()
+        """By hash of the body, the oldest first."""
+        self._answered: OrderedDict[int, None] = OrderedDict()
+        """Hashes of bodies that engines have answered lately."""
+
+    def answered(self, body: bytes) -> None:
+        """An engine has answered a request with this body."""
+        if len(body) <= _MAX_HASHED_BYTES:
+            self._answered[hash(body)] = None
+            if len(self._answered) > _MAX_ANSWERED:
+                self._answered.popitem(last=False)
+
+    def is_harmless(self, body: bytes) -> bool:
+        """An engine has answered a request with this body lately."""
+        return len(body) <= _MAX_HASHED_BYTES and hash(body) in self._answered
 
     def add(self, body: bytes, now: float) -> None:
         """Refuse copies of this body from now on. Beyond a limit, the oldest body is forgotten."""
         if not self._keep_s:
             return
-        digest = sha256(body).digest()
-        self._until_s.pop(digest, None)
-        self._until_s[digest] = now + self._keep_s
+        key = hash(body)
+        self._until_s.pop(key, None)
+        self._until_s[key] = now + self._keep_s
         if len(self._until_s) > _MAX_KEPT:
             self._until_s.popitem(last=False)
 
@@ -43,14 +58,13 @@ class Quarantine:
         """ApiError if a copy of this body broke engines."""
         if not self._until_s:
             return
-        digest = sha256(body).digest()
-        until_s = self._until_s.get(digest)
+        until_s = self._until_s.get(hash(body))
         if until_s is None:
             return
         if until_s > now:
             what = f"a request with the same body broke {MAX_BROKEN} engines and is quarantined"
             raise ApiError(_STATUS, what, _CODE)
-        del self._until_s[digest]
+        del self._until_s[hash(body)]
 
 
 class BrokenEngines:

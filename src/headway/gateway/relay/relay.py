@@ -46,6 +46,8 @@ from headway.gateway.upstream.kv_snapshot import KvSnapshot
 
 log = logging.getLogger("headway.gateway")
 _MAX_RESPONSE_BYTES = 256 << 20
+_SETTLE_S = 0.3
+"""Pause after a second engine has broken off, as the next attempt may be the last."""
 _RENDER_S = 1.0
 """Time that the engine of the first attempt still has to render the chat, once another one needs it."""
 _MAX_REFUSAL_BYTES = 1 << 20
@@ -63,8 +65,8 @@ class HealthReports(Protocol):
     def doubts(self, replica: EngineEndpoint, status: int) -> bool:
         """A request was refused. Whether to ask a peer, too."""
 
-    def trusted(self, replica: EngineEndpoint) -> None:
-        """The replica has answered, or a peer has refused the same request."""
+    def agreed(self, replica: EngineEndpoint) -> None:
+        """A peer has refused the same request."""
 
 
 class Relay:
@@ -180,6 +182,8 @@ class Relay:
             except EngineError as error:
                 if self.in_flight.move_target is not None and self.in_flight.outcome is None:
                     await self._save_kv(replica)
+                if self._num_failures and isinstance(error, BrokenOffError):
+                    await asyncio.sleep(_SETTLE_S)  # engines that are killed together are all known to be down by then
                 self._release_failed(replica, error)
 
     async def _judge(self) -> None:
@@ -325,16 +329,16 @@ class Relay:
             await self._relay_stream(connection)
         else:
             await self._relay_whole(connection)
-        if status < 400:
-            self._health.trusted(replica)
         self._health.succeeded(replica)
+        if status < 400:
+            self._quarantine.answered(self._request.raw)
 
     def _wants_second_opinion(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether a peer is to confirm that the request is to blame for a refusal."""
         in_flight = self.in_flight
         is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
-        may_ask = is_whole and not self._has_begun and self._doubted is None
-        return self._health.doubts(replica, status) and may_ask and self._num_failures + 1 < self._max_attempts
+        may_ask = is_whole and in_flight.has_peer and not self._has_begun and self._doubted is None
+        return may_ask and self._num_failures + 1 < self._max_attempts and self._health.doubts(replica, status)
 
     def _settle_doubt(self, replica: EngineEndpoint, status: int) -> None:
         """A peer has answered, or refused, the request that another replica had refused."""
@@ -343,8 +347,8 @@ class Relay:
         if status < 400:
             self._health.failed(doubted, error)
         else:
-            self._health.trusted(doubted)
-            self._health.trusted(replica)
+            self._health.agreed(doubted)
+            self._health.agreed(replica)
 
     def _may_resend(self) -> bool:
         """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
@@ -543,6 +547,8 @@ class Relay:
 
     def _count_break(self, replica: EngineEndpoint) -> None:
         """Count an engine that broke with the request on it. ApiError if it is quarantined."""
+        if self._quarantine.is_harmless(self._request.raw):
+            return
         self._broken.count(replica.name, self._live.generated_tokens - self._tokens_at_start)
         if self._broken.is_quarantined:
             log.warning("request %s is quarantined: %s", self.in_flight.request_id, self._broken.error().message)

@@ -365,6 +365,7 @@ class Driver:
         request = self.requests[live.id]
         request.replica = endpoint = self.replicas[replica]
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
+        request.has_peer = len(self.services[live.model].members) > 1
         live.replica, live.enqueued_s = replica, now
         live.enter(WAITING)
         request.reservation = reservation = endpoint.reserve(live)

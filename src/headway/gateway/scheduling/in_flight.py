@@ -137,6 +137,8 @@ class InFlightRequest:
     prefilled_by: EngineEndpoint | None = None
     prefill_leg: PrefillLeg | None = None
     """Set while a dual dispatch's prefill replica computes the prompt."""
+    has_peer: bool = False
+    """The model has other replicas, which may judge the present one's refusal."""
     is_streamed: bool = True
     """The client gets the answer token by token."""
     waits_for_client: bool = False

@@ -6,7 +6,8 @@ gateway itself, no engine is taken to be silent.
 
 An engine that is silent towards all of its requests for longer than `TimeLimits` allows is suspected: a one-token
 request tells whether it generates. A request that is silent for much longer while its engine generates for others is
-aborted, and continues elsewhere. An engine that reports a queue is not suspected of neglecting one request.
+aborted, and continues elsewhere; sooner if the engine is silent to all that it has, and generates only what is new. An
+engine with a queue is not suspected of neglecting one request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headway.gateway.settings import TimeLimits
 from headway.gateway.upstream.outliers import OutlierDetector
 
 PERIOD_S = 0.25
-_STUCK_FACTOR = 5
+_STUCK_FACTOR, _SILENT_FACTOR = 5, 2
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
 """Of an engine's limit: time for the answer to the one-token request."""
@@ -40,13 +41,15 @@ class Suspicions(Protocol):
 class _Stay:
     """A request's stay at one replica, as of the last look."""
 
-    __slots__ = ("expected_s", "key", "replica", "silent_s", "start_tokens", "tokens")
+    __slots__ = ("expected_s", "is_paced", "key", "replica", "silent_s", "start_tokens", "tokens")
 
     def __init__(self, key: tuple[int, ...], replica: LiveReplica, tokens: int, expected_s: float) -> None:
         self.key, self.replica = key, replica
         self.start_tokens = self.tokens = tokens
         self.expected_s = expected_s
         """Expected time to the first token here."""
+        self.is_paced = False
+        """Its time between tokens has been observed."""
         self.silent_s = 0.0
 
 
@@ -67,6 +70,8 @@ class StallWatch:
         self._stays: dict[int, _Stay] = {}
         self._silent_s: dict[int, float] = {}
         """By replica with requests, the time since the last sign of life."""
+        self._asked_s: dict[int, float] = {}
+        """By replica, how long it had been silent when it was last suspected."""
         self._ratios: dict[int, float] = {}
         """By replica that has answered, observed over expected times."""
         self._pools: dict[str, set[int]] = {}
@@ -100,32 +105,43 @@ class StallWatch:
                 busy[replica.id] = replica
         self._stays = stays
         self._silent_s = {id: 0.0 if id in alive else self._silent_s.get(id, -PERIOD_S) + PERIOD_S for id in busy}
+        self._asked_s = {id: asked_s for id, asked_s in self._asked_s.items() if self._silent_s.get(id, 0.0) >= asked_s}
         for id, replica in busy.items():
             limit_s = self._limit_s(replica)
-            if self._silent_s[id] > limit_s:
-                self._silent_s[id] = 0.0
+            if self._silent_s[id] - self._asked_s.get(id, 0.0) > limit_s:
+                self._asked_s[id] = self._silent_s[id]
                 self._health.suspect(replica, limit_s * _CANARY_SHARE)
 
     def abort_stuck(self, requests: Iterable[InFlightRequest]) -> None:
         """Abort requests that have been silent for too long at engines that generate for others."""
         for request in requests:
             stay, replica = self._stays.get(request.live.id), _waits_on(request)
-            if stay is None or replica is None or stay.replica is not replica or replica.is_saturated:
+            if stay is None or replica is None or stay.replica is not replica or not stay.silent_s:
                 continue
-            limit_s = max(self._limits.stuck_s, _STUCK_FACTOR * self._limit_s(replica))
-            if not request.is_streamed:  # nothing comes before all of it is generated
-                if request.live.output_tokens <= 1:
-                    continue
-                limit_s += self._limits.factor * self._ratio(replica) * self._answer_s(replica, request.live)
-            if not self._has_other(request, replica.id):
-                limit_s *= _ALONE_FACTOR
-            if stay.silent_s > limit_s:
+            limit_s = self._stuck_s(request, replica)
+            if limit_s is not None and stay.silent_s > limit_s:
                 stay.silent_s = 0.0
                 why = f"sent no token for {limit_s:.0f} s"
                 if request.prefill_leg is not None:
                     request.abort_prefill_leg(why)
                 else:
                     request.abort(why)
+
+    def _stuck_s(self, request: InFlightRequest, replica: LiveReplica) -> float | None:
+        """How long a request may be silent; None: for ever."""
+        limit_s = self._limit_s(replica)
+        is_silent = self._silent_s.get(replica.id, 0.0) > limit_s
+        if is_silent:  # to all of its requests, though it has completed a one-token request since
+            limit_s *= _SILENT_FACTOR
+        elif replica.is_saturated:
+            return None
+        else:
+            limit_s = max(self._limits.stuck_s, _STUCK_FACTOR * limit_s)
+        if not request.is_streamed:  # nothing comes before all of it is generated
+            if request.live.output_tokens <= 1:
+                return None
+            limit_s += self._limits.factor * self._ratio(replica) * self._answer_s(replica, request.live)
+        return limit_s if self._has_other(request, replica.id) else _ALONE_FACTOR * limit_s
 
     def finished(self, request: InFlightRequest, now: float) -> None:
         """A request has its whole answer: learn from the times that were not seen while it ran."""
@@ -143,11 +159,15 @@ class StallWatch:
             first_s = live.first_token_s - live.enqueued_s
             self._outliers.observe(replica.id, "first token", first_s, expected_s, now)
             self._learn(replica, first_s / expected_s)
+        if not request.is_unstreamed and live.generated_tokens > 1 and (stay is None or not stay.is_paced):
+            expected_s = self._step_s(replica) * (live.generated_tokens - 1)
+            self._outliers.observe(replica.id, "between tokens", now - live.first_token_s, expected_s, now)
 
     def _progressed(self, stay: _Stay, live: Live, now: float) -> None:
         replica, tokens = stay.replica, live.generated_tokens - stay.tokens
         if stay.tokens > stay.start_tokens:
             expected_s = self._step_s(replica) * max(tokens, 1)
+            stay.is_paced = True
             self._outliers.observe(replica.id, "between tokens", stay.silent_s + PERIOD_S, expected_s, now)
         elif not stay.start_tokens:
             first_s = live.first_token_s - live.enqueued_s

@@ -28,8 +28,8 @@ from headway.gateway.upstream.outliers import Ejection, OutlierDetector
 log = logging.getLogger("headway.gateway")
 MAX_FAILURES = 3
 """Failures in a row that open the breaker."""
-MAX_REFUSALS = 2
-"""Refusals in a row that are taken for the requests' fault."""
+TRUSTED_REFUSALS = 3
+"""Refusals that are taken for the requests' fault after a peer has confirmed one: bad requests cost little more."""
 _DOUBTFUL = frozenset((401, 403, 404, 405))
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 Replica = TypeVar("Replica", bound=EngineEndpoint)
@@ -45,24 +45,27 @@ def _group(replica: EngineEndpoint) -> tuple[str, str]:
 
 
 class Refusals:
-    """Refusals (4xx) that replicas gave in a row: are they the request's fault, or the replica's?"""
+    """Refusals (4xx) of replicas: are they the request's fault, or the replica's? A peer decides."""
 
     def __init__(self) -> None:
-        self._in_row: dict[int, int] = {}
+        self._trust: dict[int, int] = {}
+        """By replica, how many refusals are believed without asking."""
 
     def doubts(self, replica: EngineEndpoint, status: int) -> bool:
-        """Count a refusal. Whether a peer is to be asked, too.
+        """Whether a peer is to be asked, too, when a replica has refused a request.
 
         The gateway has checked key, path and model before, so an engine's objection to these is always doubted; any
-        other refusal if the replica has refused the last requests, too.
+        other refusal unless peers have confirmed the replica's last ones.
         """
-        num = self._in_row[replica.id] = self._in_row.get(replica.id, 0) + 1
-        return status in _DOUBTFUL or num > MAX_REFUSALS
+        trust = self._trust.get(replica.id, 0)
+        if status in _DOUBTFUL or not trust:
+            return True
+        self._trust[replica.id] = trust - 1
+        return False
 
-    def clear(self, replica: EngineEndpoint) -> None:
-        """A request was answered, or a peer has refused the same request."""
-        if self._in_row:
-            self._in_row.pop(replica.id, None)
+    def confirm(self, replica: EngineEndpoint) -> None:
+        """A peer has refused the same request."""
+        self._trust[replica.id] = TRUSTED_REFUSALS
 
 
 class Breaker:
@@ -193,9 +196,9 @@ class HealthMonitor(Generic[Replica]):
         """Report a refused request. Whether a peer is to be asked, too."""
         return self._refusals.doubts(replica, status)
 
-    def trusted(self, replica: EngineEndpoint) -> None:
-        """Forget the replica's refusals in a row: it has answered, or a peer has refused the same request."""
-        self._refusals.clear(replica)
+    def agreed(self, replica: EngineEndpoint) -> None:
+        """Report that a peer has refused the same request."""
+        self._refusals.confirm(replica)
 
     # Replicas that pass their health checks.
 

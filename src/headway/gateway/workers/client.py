@@ -72,7 +72,7 @@ class PendingRequest(InFlightRequest):
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
         """Take over the scheduler's state; `replica` is None while the request is held."""
-        self.slot = state.slot
+        self.slot, self.has_peer = state.slot, state.has_peer
         live = self.live
         if state.stage_index != live.stage_index:
             live.generated_tokens = live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
@@ -397,8 +397,8 @@ class RemoteHealth:
     def doubts(self, replica: EngineEndpoint, status: int) -> bool:
         return self._refusals.doubts(replica, status)
 
-    def trusted(self, replica: EngineEndpoint) -> None:
-        self._refusals.clear(replica)
+    def agreed(self, replica: EngineEndpoint) -> None:
+        self._refusals.confirm(replica)
 
     def succeeded(self, replica: EngineEndpoint) -> None:
         now = monotonic()

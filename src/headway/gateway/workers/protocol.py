@@ -167,6 +167,7 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     slot: int | None = None
     prefill_replica: int | None = None
     """The prefill replica of a dual dispatch."""
+    has_peer: bool = False
 
 
 class RequestRefused(Struct, array_like=True, tag=1, gc=False):

@@ -111,7 +111,7 @@ class WorkerSession:
         assert request.replica is not None and request.reservation is not None
         self.send_replica(request.replica)
         message = self._assigned(request, request.replica.id)
-        message.slot = request.reservation.slot
+        message.slot, message.has_peer = request.reservation.slot, request.has_peer
         if request.prefill_leg is not None:
             self.send_replica(request.prefill_leg.replica)
             message.prefill_replica = request.prefill_leg.replica.id

@@ -1,0 +1,160 @@
+"""Engines and requests that are silent, on a clock that the test sets: who is suspected, and who is aborted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from driven import Driven
+from headway.catalog import engine, gpu, model
+from headway.core.fleet import Pool
+from headway.core.record import Outcome
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.pace import ExpectedPace
+from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
+from headway.gateway.settings import Outliers, TimeLimits
+from headway.gateway.upstream.dialects import Load
+from headway.gateway.upstream.outliers import OutlierDetector
+
+LIMITS = TimeLimits()
+PACE = ExpectedPace(Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1")))
+
+
+class Connection:
+    """Notes why it was aborted."""
+
+    why = ""
+    is_reusable = False
+
+    def abort(self, why: str) -> None:
+        self.why = why
+
+
+class Watched:
+    """Replicas that a stall watch looks at."""
+
+    def __init__(self, num_replicas: int = 2, is_warm: bool = True) -> None:
+        self.driven = Driven(num_replicas)
+        self.suspected: list[tuple[float, int, float]] = []
+        self.now = 0.0
+        detector = OutlierDetector(Outliers())
+        self.watch = StallWatch(LIMITS, detector, self, lambda replica: PACE, self.driven.driver.has_other)
+        if is_warm:
+            request = self.ask(-1)
+            request.live.generated_tokens, request.live.first_token_s = 1, 0.01
+            self.watch.finished(request, 0.01)
+            request.detach()
+            self.driven.driver.requests.clear()
+
+    def suspect(self, replica: LiveReplica, timeout_s: float) -> None:
+        self.suspected.append((self.now, replica.id, timeout_s))
+
+    def ask(self, id: int) -> InFlightRequest:
+        request = self.driven.arrive(id)
+        request.connection = Connection()  # type: ignore[assignment]
+        return request
+
+    def run(self, seconds: float, progress: tuple[InFlightRequest, ...] = ()) -> None:
+        """Let time pass; these requests get a token in each period."""
+        end_s = self.now + seconds
+        while self.now < end_s - 1e-9:
+            self.now += PERIOD_S
+            self.driven.clock.now = self.now
+            for request in progress:
+                request.live.generated_tokens += 1
+            requests = list(self.driven.driver.requests.values())
+            self.watch.look(requests, self.now)
+            self.watch.abort_stuck(requests)
+
+
+def _why(request: InFlightRequest) -> str:
+    connection: Any = request.connection
+    return str(connection.why)
+
+
+def test_an_engine_that_is_silent_to_all_of_its_requests_is_suspected() -> None:
+    watched = Watched()
+    requests = watched.ask(0), watched.ask(1)
+    first = next(each for each in requests if each.replica is watched.driven.replicas[0])
+    watched.run(3.0, (first,))
+    assert not watched.suspected
+    watched.run(0.5, (first,))
+    ((when_s, replica, timeout_s),) = watched.suspected
+    assert when_s <= 3.5 and replica == 1 and timeout_s == pytest.approx(1.0), "the canary's answer is due by 4.5 s"
+    watched.run(6.0, (first,))
+    assert [each[1] for each in watched.suspected] == [1, 1], "again after as long a time"
+
+
+def test_a_pool_that_has_answered_nothing_has_longer() -> None:
+    watched = Watched(is_warm=False)
+    watched.ask(0)
+    watched.run(LIMITS.cold_s)
+    assert not watched.suspected
+    watched.run(1.0)
+    assert watched.suspected
+
+
+def test_long_prompts_have_as_long_as_the_model_expects() -> None:
+    watched = Watched()
+    request = watched.driven.arrive(0, prompt_tokens=15_000)
+    expected_s = PACE.prefill_s(15_000)
+    assert LIMITS.factor * expected_s > LIMITS.silence_s
+    watched.run(LIMITS.factor * expected_s - 0.5)
+    assert not watched.suspected and request.outcome is None
+    watched.run(2.0)
+    assert watched.suspected
+
+
+def test_a_client_that_does_not_read_is_no_silence_of_the_engine() -> None:
+    watched = Watched()
+    request = watched.ask(0)
+    watched.run(1.0, (request,))
+    request.waits_for_client = True
+    watched.run(100.0)
+    assert not watched.suspected and not _why(request)
+
+
+def test_requests_that_an_engine_has_forgotten_are_aborted() -> None:
+    """It passes the one-token request, generates for none of the others, and another replica could serve them."""
+    watched = Watched()
+    request = watched.ask(0)
+    watched.run(6.0)
+    assert not _why(request)
+    watched.run(1.0)
+    assert _why(request) == "sent no token for 6 s"
+
+
+def test_one_stuck_request_is_aborted_later_and_not_while_the_engine_has_a_queue() -> None:
+    watched = Watched(1)
+    stuck, other = watched.ask(0), watched.ask(1)
+    watched.driven.replicas[0].update_load(Load(running=1, waiting=3))
+    watched.driven.replicas[0]._stale_s = 1e9
+    watched.run(200.0, (other,))
+    assert not _why(stuck)
+    watched.driven.replicas[0].update_load(Load(running=2, waiting=0))
+    watched.run(1.0, (other,))
+    assert _why(stuck) == "sent no token for 60 s", "four times as long where there is no other replica"
+
+
+def test_the_gateways_own_pauses_are_no_silence() -> None:
+    """Silence is counted in looks."""
+    watched = Watched()
+    watched.ask(0)
+    watched.run(2.0)
+    watched.now += 100.0
+    watched.run(0.5)
+    assert not watched.suspected
+
+
+def test_ended_requests_are_forgotten() -> None:
+    watched = Watched()
+    request = watched.ask(0)
+    watched.run(1.0)
+    request.outcome = Outcome.FINISHED
+    watched.driven.driver.requests.clear()
+    watched.run(1.0)
+    assert not watched.watch._stays and not watched.watch._silent_s
