@@ -42,7 +42,13 @@ FAILED = 1
 @click.option("--claim", "ids", multiple=True, metavar="ID", help="Only this claim. Repeatable.")
 @click.option("--jobs", type=POSITIVE, help="Number of processes. Default: one for each CPU.")
 @ray_option
-@click.option("--data", type=PATH, help="A folder with public traces, for systems that use them.")
+@click.option(
+    "--data",
+    type=PATH,
+    envvar="HEADWAY_DATA",
+    show_envvar=True,
+    help="A folder with public traces and measurements, for systems that use them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option("--html", type=PATH, help="Write claims, figures and tables as one page.")
 @click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim does not hold.")
@@ -56,8 +62,8 @@ def command(
 ) -> int:  # fmt: skip
     """Reproduce the tables and figures of a paper, and check its claims.
 
-    Every claim has a rule that was fixed before the runs: the effect has the paper's direction and, unless the claim
-    gives a reason for another share, half of its size, by a 95% confidence interval over seeds. Measurements are
+    Every claim has a rule: the effect has the paper's direction and, unless the claim gives a reason for another share,
+    half of its size, by a 95% confidence interval over seeds. Measurements are
     cached, so that an interrupted run continues where it stopped. A claim that does not hold is a result: the exit
     code is 0, unless --strict.
     """

@@ -1,4 +1,4 @@
-"""Claims of papers, each with the rule that decides whether it holds, fixed before anything runs.
+"""Claims of papers, each with the rule that decides whether it holds. Rules are fixed before the runs they judge.
 
 A rule judges one value for each seed, such as 0.41 for "TTFT falls by 41% with seed 3". Unless a claim gives a reason
 for another share, it holds if the effect has the paper's direction and at least half of the paper's size.
@@ -65,10 +65,14 @@ class _Threshold:
     """The reason for a share below one half."""
     exact: bool = False
     """The value does not depend on seeds, and decides without an interval."""
+    limit: float | None = None
+    """The value beyond which the effect is another than the paper's, in its direction. None = no limit."""
 
     def __post_init__(self) -> None:
         if self.share < 0.5 and not self.because:
             raise ValueError("a share below one half needs a reason (because=...)")
+        if self.limit is not None and (self.limit - self.effect) * (self.effect - self.neutral) < 0:
+            raise ValueError(f"the limit {self.limit:g} is on this side of the effect {self.effect:g}")
 
     @property
     def threshold(self) -> float:
@@ -82,29 +86,32 @@ class _Threshold:
         size = {0.0: f"the direction of {paper}", 0.5: f"half of {way}", 1.0: ""}
         parts = [size.get(self.share, f"{short_number(100 * self.share)}% of {way}"), self.because]
         inner = ": ".join(part for part in parts if part)
-        return f"{side} {with_unit(self.threshold, self.unit)}" + (f" ({inner})" if inner else "")
+        limit = f", no further than {with_unit(self.limit, self.unit)}" if self.limit is not None else ""
+        return f"{side} {with_unit(self.threshold, self.unit)}" + (f" ({inner})" if inner else "") + limit
 
 
 class AtLeast(_Threshold):
-    """An increase: the claim holds if the whole interval is at the threshold or above."""
+    """An increase: the claim holds if the whole interval is at the threshold or above, and not above the limit."""
 
     def __str__(self) -> str:
         return self.text("at least")
 
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """Refuted if the whole interval is below."""
-        return _judged(values, self.threshold, inf, self.unit, self.exact)
+        """Refuted if the whole interval is below the threshold, or above the limit."""
+        limit = inf if self.limit is None else self.limit
+        return _judged(values, self.threshold, limit, self.unit, self.exact)
 
 
 class AtMost(_Threshold):
-    """A decrease: the claim holds if the whole interval is at the threshold or below."""
+    """A decrease: the claim holds if the whole interval is at the threshold or below, and not below the limit."""
 
     def __str__(self) -> str:
         return self.text("at most")
 
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """Refuted if the whole interval is above."""
-        return _judged(values, -inf, self.threshold, self.unit, self.exact)
+        """Refuted if the whole interval is above the threshold, or below the limit."""
+        limit = -inf if self.limit is None else self.limit
+        return _judged(values, limit, self.threshold, self.unit, self.exact)
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,7 @@ class _RuleFields(msgspec.Struct, forbid_unknown_fields=True):
     unit: str = ""
     because: str = ""
     exact: bool = False
+    limit: float | None = None
 
     def rule(self) -> Rule:
         if self.every_seed:
@@ -211,7 +219,7 @@ class _RuleFields(msgspec.Struct, forbid_unknown_fields=True):
         kind, effect = (AtMost, self.at_most) if self.at_least is None else (AtLeast, self.at_least)
         if effect is None:
             raise ValueError("a rule needs at_least, at_most, between or every_seed")
-        return kind(effect, self.share, self.neutral, self.unit, self.because, self.exact)
+        return kind(effect, self.share, self.neutral, self.unit, self.because, self.exact, self.limit)
 
 
 class _ClaimFields(msgspec.Struct, forbid_unknown_fields=True):

@@ -47,6 +47,12 @@ class Runner:
         ids = {claim if isinstance(claim, str) else claim.id for claim in claims}
         return self.claims is None or bool(self.claims & ids)
 
+    def file(self, name: str) -> Path | None:
+        """A file of the data folder or of one of its folders; None if it is not there."""
+        folders = [] if self.data is None else [self.data, *sorted(self.data.glob("*/"))]
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        return found and found.absolute()
+
     def run(self, tasks: Mapping[K, Task]) -> dict[K, Measurement]:
         """Measure all tasks. Returns the same keys in the same order, whatever the number of processes.
 

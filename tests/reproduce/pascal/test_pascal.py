@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from headway.core.record import Cause
 from headway.metrics.qoe import computed_phases, phases
 from headway.report.run import Run
 from headway.reproduce import pascal
-from headway.reproduce.pascal import load, runs
-from headway.reproduce.pascal.bench import FILE, Bench
+from headway.reproduce.claims import AtLeast, Value
+from headway.reproduce.pascal import load, runs, validation
+from headway.reproduce.pascal.bench import FILE, MEASURED, Bench
 from headway.reproduce.pascal.runs import FCFS, PASCAL, POLICIES, READINGS, RR, measure, measure_phase, served
 from headway.reproduce.pascal.tails import Tails
 from headway.reproduce.runner import Runner
@@ -75,19 +76,51 @@ def made(*tails: tuple[int, int, float]) -> Measurement:
     return {"tails": list(tails)}
 
 
-def test_changes_of_tails_by_seed() -> None:
+def test_the_bin_of_a_seed_is_that_of_the_other_seeds() -> None:
     before = [made((0, 200, 50.0), (256, 9, 60.0), (512, 7, 10.0)), made((0, 200, 40.0), (256, 9, 20.0))]
     after = [made((0, 200, 10.0), (256, 9, 90.0)), made((0, 200, 30.0), (256, 9, 10.0))]
     found = Tails(before, after)
-    assert found.most() == pytest.approx([0.8, 0.5])
-    assert found.most_s() == pytest.approx([40.0, 10.0])
-    assert found.worst() == pytest.approx([0.5, -0.25])
-    assert found.worst_at() == [256, 0]
+    # Cuts: 0.8 and -0.5 with seed 0, 0.25 and 0.5 with seed 1.
+    assert found.most() == pytest.approx([-0.5, 0.25])
+    assert found.most_s() == pytest.approx([40.0, 10.0])  # 40 and -30, 10 and 10
+    assert found.worst() == pytest.approx([-0.8, -0.5])
+    assert found.worst_at() == [0, 256]
     other = Tails([made((0, 200, 20.0), (256, 9, 60.0))] * 2, after)
-    assert other.at_largest_cut_of(found) == pytest.approx([0.5, 1 - 10 / 60])  # bin 0 with seed 0, bin 256 with seed 1
+    assert other.at_largest_cut_of(found) == pytest.approx([-0.5, -0.5])  # bin 256 with seed 0, bin 0 with seed 1
     assert [*found.means()] == [0, 256]
     assert "tails fall in 1 of 2 bins" in found.summary(FCFS)
     assert "0 to 255 reasoning tokens, 200 requests: 45.0 s with FCFS, 20.0 s with PASCAL" in found.summary(FCFS)
+
+
+def verdict(id: str, values: Sequence[Value]) -> bool | None:
+    (claim,) = (claim for claim in pascal.CLAIMS if claim.id == id)
+    return claim.rule.judge(values).holds
+
+
+def noisy(random: np.random.Generator, factor: float, noise: float = 0.15) -> list[Measurement]:
+    """Tails of ten seeds in 25 bins, with the noise of small bins."""
+    return [
+        made(*((256 * b, 9, factor * 60.0 * float(random.lognormal(0, noise))) for b in range(25))) for _ in range(10)
+    ]
+
+
+def test_tails_of_equal_systems_neither_fall_nor_rise() -> None:
+    random = np.random.default_rng(0)
+    pairs = [Tails(noisy(random, 1.0), noisy(random, 1.0)) for _ in range(60)]
+    falls = [verdict(id, each.most()) for each in pairs for id in ("heavy-tail-rr", "alpaca-tail-rr")]
+    rises = [verdict(id, each.worst()) for each in pairs for id in ("heavy-worse-rr", "heavy-worse-fcfs")]
+    assert falls.count(True) <= 0.05 * len(falls)
+    assert rises.count(False) <= 0.05 * len(rises)
+
+
+def test_tails_that_rise_do_not_fall_in_any_bin() -> None:
+    random = np.random.default_rng(1)
+    swapped = Tails(noisy(random, 0.75, 0.05), noisy(random, 1.0, 0.05))
+    assert verdict("heavy-tail-rr", swapped.most()) is False
+    assert verdict("heavy-worse-rr", swapped.worst()) is False
+    right, beyond = (Tails(noisy(random, 1.0, 0.05), noisy(random, factor, 0.05)) for factor in (0.82, 0.4))
+    assert verdict("heavy-tail-rr", right.most()) is True
+    assert verdict("heavy-tail-rr", beyond.most()) is False
 
 
 def test_without_bins_there_are_no_values() -> None:
@@ -181,6 +214,7 @@ def test_a_phase_is_executed_blocked_or_preempted(name: str) -> None:
     free = measure_phase(ran(served(workload, FCFS, replicas=1)))
     for _, _, blocked, preempted, attained in free["lengths"]:
         assert (blocked < 0.1, preempted, attained) == (True, 0.0, 1.0)
+    assert free["kv_peak_tokens"] < free["kv_capacity_tokens"]
     half = int(free["kv_peak_tokens"] / 2)
     run = ran(served(workload, RR, replicas=1, kv_capacity_tokens=half))
     short = measure_phase(run)
@@ -239,11 +273,15 @@ def canned(pressed: Run, **arguments: Any) -> Canned:
 
     def of(name: Any, task: Any) -> Measurement:
         if isinstance(task, Call):
-            known = {load.levels: {"low": 1.0, "medium": 2.0, "high": 3.0}, load.unpressed: {"rate": 1.5}}
+            known: dict[Any, Measurement] = {
+                load.levels: {"low": 1.0, "medium": 2.0, "high": 3.0},
+                load.unpressed: {"rate": 1.5},
+                validation.errors: {"e2e_mean": 0.03, "ttft_mean": 0.04, "tpot_mean": 0.05, "num_experiments": 12},
+            }
             return known.get(task.function) or runs.lengths("gpqa", 50)
         assert isinstance(task, SimulationTask)
         if task.function is measure_phase:
-            return {"lengths": lengths, "kv_peak_tokens": 50_000.0, "preemptions": 0}
+            return {"lengths": lengths, "kv_peak_tokens": 50_000.0, "kv_capacity_tokens": 60_000, "preemptions": 0}
         if name[2] == runs.SOONEST:
             return {**whole, "ttft_mean_s": 5.0}
         return whole if name[2] == FCFS else halved
@@ -252,8 +290,73 @@ def canned(pressed: Run, **arguments: Any) -> Canned:
     return runner
 
 
+def with_data(folder: Path) -> None:
+    """The files of --data, empty; one of them in a folder of its own."""
+    (folder / "traces").mkdir()
+    (folder / "traces" / FILE).write_text("")
+    (folder / MEASURED).write_text("")
+
+
+def alike(name: Any, task: Any, factor: float, pressed: Run) -> Measurement:
+    """Measurements of systems that differ by noise alone; of PASCAL's and the variants', times a factor."""
+    found: Measurement = canned(pressed).of(name, task)
+    if not isinstance(task, SimulationTask) or task.function is measure_phase:
+        return found
+    random = np.random.default_rng([sum(map(ord, name[2])), name[3]])
+    of = factor if name[2] in (PASCAL, *VARIANTS) else 1.0
+    changed = {
+        key: value * of * float(random.lognormal(0, 0.02))
+        for key, value in {**measure(pressed), "violations": 0.05, "ttft_mean_s": 20.0}.items()
+        if isinstance(value, float)
+    }
+    plain = measure(pressed)
+    tails = [(first, num, tail * of * float(random.lognormal(0, 0.05))) for first, num, tail in plain["tails"]]
+    return {**plain, **changed, "tails": tails, "moves": 3}
+
+
+VARIANTS = (runs.NO_MIGRATION, runs.NON_ADAPTIVE, runs.SOONEST)
+PARITY = {
+    "answers-rr", "long-answers-rr", "alpaca-transfer", "arena-transfer", "no-migration-reasoning", "blocking",
+    "non-adaptive-ttft", "heavy-slo-rr", "trace-blocking",
+    *(f"{key}-slo-{level}" for key in ("alpaca", "arena") for level in ("low", "medium", "high")), "trace-slo",
+    *(f"{key}-throughput-{system}" for key in ("alpaca", "arena") for system in ("fcfs", "rr")), "trace-throughput",
+    *(f"{key}-worse-{system}" for key in ("alpaca", "heavy") for system in ("fcfs", "rr")),
+    *(f"simulator-{kind}" for kind in ("e2e", "ttft", "tpot")),
+}  # fmt: skip
+"""Claims that things are alike, or below a limit."""
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_nothing_is_faster_or_lower_where_systems_are_equal_or_swapped(
+    pressed: Run, tmp_path: Path, factor: float
+) -> None:
+    with_data(tmp_path)
+    runner = canned(pressed, data=tmp_path)
+    runner.seeds = tuple(range(10))
+    runner.of = lambda name, task: alike(name, task, factor, pressed)
+    findings = pascal.run(runner).outcomes
+    cut = {claim.id for claim in pascal.CLAIMS if claim.id not in PARITY and "no-migration" not in claim.id}
+    hold = {id for id in cut if verdict(id, findings[id].values)}
+    assert not hold
+    if factor == 1.0:
+        assert not {id for id in ("no-migration-tail", "no-migration-slo") if verdict(id, findings[id].values)}
+
+
+def test_a_claim_of_parity_fails_where_systems_differ() -> None:
+    wrong = {"answers-rr": 0.6, "long-answers-rr": -0.3}
+    far = {id: wrong.get(id, 2.0) for id in PARITY}
+    assert not {id for id, value in far.items() if verdict(id, [value, value * 1.01])}
+
+
+def test_every_size_has_a_limit() -> None:
+    sized = [claim for claim in pascal.CLAIMS if isinstance(claim.rule, AtLeast) and claim.rule.effect > 0.05]
+    assert not [
+        claim.id for claim in sized if claim.rule.limit is None and claim.id not in ("answers-rr", "answers-fcfs")
+    ]
+
+
 def test_every_claim_has_a_value_a_seed_and_every_figure_is_there(pressed: Run, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("")
+    with_data(tmp_path)
     findings = pascal.run(canned(pressed, data=tmp_path))
     assert set(findings.outcomes) == {claim.id for claim in pascal.CLAIMS}
     assert all(len(outcome.values) == 2 for outcome in findings.outcomes.values())
@@ -265,7 +368,7 @@ def test_every_claim_has_a_value_a_seed_and_every_figure_is_there(pressed: Run, 
 
 
 def test_values_are_what_the_measurements_say(pressed: Run, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("")
+    with_data(tmp_path)
     values = {name: each.values for name, each in pascal.run(canned(pressed, data=tmp_path)).outcomes.items()}
     for name in ("alpaca-tail-fcfs", "arena-tail-fcfs", "heavy-tail-fcfs", "trace-tail-fcfs"):
         assert values[name] == pytest.approx([0.5, 0.5])
@@ -290,7 +393,7 @@ def test_only_what_was_asked_for_is_run(pressed: Run) -> None:
 
 
 def test_nothing_is_run_twice(pressed: Run, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("")
+    with_data(tmp_path)
     runner = canned(pressed, data=tmp_path)
     pascal.run(runner)
     main = [name for name in runner.asked if isinstance(name, tuple) and len(name) == 4]

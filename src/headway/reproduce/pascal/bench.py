@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from headway.reproduce.pascal import load
+from headway.reproduce.pascal import load, validation
 from headway.reproduce.pascal.runs import FCFS, Document, measure, measure_phase, served
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement, SimulationTask
@@ -18,6 +18,8 @@ NUM_REQUESTS = {ALPACA: 3000, ARENA: 2000, HEAVY: 2000, TRACE: 2500}
 REPLICAS = 8
 FILE = "servegen_reasoning_requests.csv.gz"
 """Of --data: ServeGen's requests to a production DeepSeek-R1, a day of them."""
+MEASURED = "vllm015_serving_train.csv"
+"""Of --data: twelve serving experiments on H100."""
 LEVELS = ("low", "medium", "high")
 
 
@@ -36,8 +38,13 @@ class Bench:
     @property
     def trace(self) -> str | None:
         """The file of production requests, if it is there."""
-        path = self.runner.data and self.runner.data / FILE
-        return str(path.absolute()) if path and path.is_file() else None
+        path = self.runner.file(FILE)
+        return path and str(path)
+
+    def simulator_errors(self) -> list[Measurement] | None:
+        """By seed: mean absolute errors of replayed experiments; None without the file of measurements."""
+        path = self.runner.file(MEASURED)
+        return path and self.runner.repeat("simulator", validation.errors, {"path": str(path)})
 
     def _size(self, key: str) -> tuple[str, int, int]:
         """Name or file, number of requests, replicas; with --quick, half of the latter two."""
@@ -76,7 +83,7 @@ class Bench:
         return served(load.workload(name, rate, num_requests, seed), system, replicas=replicas)
 
     def phase(self, name: str, *systems: str) -> tuple[float, list[Measurement], dict[str, list[Measurement]]]:
-        """Of section III: the rate, the oracle's runs, and those of each system with half the memory it used."""
+        """Of section III: the rate, the oracle's runs, and those of each system with half of the GPU's KV cache."""
         rate = self.runner.run({(name, "rate"): Call(load.unpressed, {"name": name, "num_requests": 300})})
         per_s = rate[name, "rate"]["rate"]
 
@@ -87,7 +94,7 @@ class Bench:
             )
 
         free = self.runner.run({(name, "oracle", seed): task(seed, FCFS, None) for seed in self.seeds})
-        half = {seed: int(free[name, "oracle", seed]["kv_peak_tokens"]) // 2 for seed in self.seeds}
+        half = {seed: int(free[name, "oracle", seed]["kv_capacity_tokens"]) // 2 for seed in self.seeds}
         measured = self.runner.run(
             {(name, system, seed): task(seed, system, half[seed]) for system in systems for seed in self.seeds}
         )

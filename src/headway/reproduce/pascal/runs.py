@@ -46,12 +46,22 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
 
 Two things can be read in two ways. Turns: the paper's round-robin lowers a request's priority with each quantum that
 it uses up, so that a short request keeps a higher one than a long one that has used many (V-B), answers within their
-first quantum are next in line (IV-B), and nobody waits to begin (III-B). So whoever has used fewer goes first. Memory:
+first quantum are next in line (IV-B), and nobody waits to begin (III-B). So whoever has used fewer goes first, and
+among equals whoever has used as many for longest, as nobody loses its memory within a quantum (II-C). Memory:
 the one measure of it that Algorithms 1 and 2 are given is the footprint on GPU and host, so a replica that has swapped
 requests out is short of memory. `READINGS` has the other reading of each.
 """
 
 READINGS: Mapping[str, Mapping[str, Any]] = {
+    "first quantum first, then a circle: RR": {
+        "routing": "least-footprint",
+        "ordering": {"name": "fewest-quanta", "levels": 2},
+    },
+    "first quantum first, then a circle: PASCAL": {
+        "routing": "pascal",
+        "ordering": {"name": "pascal", "by_quanta": True, "levels": 2},
+        "migration": _MOVES,
+    },
     "turns in a circle: RR": {"routing": "least-footprint", "ordering": "round-robin"},
     "turns in a circle: PASCAL": {"routing": "pascal", "ordering": "pascal", "migration": _MOVES},
     "host memory does not count: PASCAL": {"routing": "pascal", "ordering": _TURNS, "migration": "pascal"},
@@ -177,8 +187,12 @@ def measure_phase(run: Run) -> Measurement:
     blocked_s = floats(ended, "admitted_s") - arrival_s
     preempted_s = _between_stays_s(records.segments, len(request))[request]
     use, capacity = run.summary.kv_use, records.replicas[0].kv_capacity_tokens
-    kv_peak_tokens = use.peak * capacity if use else None
-    measured: Measurement = {"preemptions": run.summary.preemptions, "kv_peak_tokens": kv_peak_tokens, "lengths": []}
+    measured: Measurement = {
+        "preemptions": run.summary.preemptions,
+        "kv_peak_tokens": use.peak * capacity if use else None,
+        "kv_capacity_tokens": capacity,
+        "lengths": [],
+    }
     for each in LENGTHS:
         rows = length == each
         if rows.any():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from headway.reproduce.pascal.runs import BIN_TOKENS
 from headway.reproduce.tasks import Measurement
@@ -28,6 +29,11 @@ class Bin:
         return self.before_s - self.after_s
 
 
+Number = Callable[[Bin], float]
+Pick = Callable[..., Any]
+"""`min` or `max`."""
+
+
 class Tails:
     """From a baseline to another system, on the same requests."""
 
@@ -35,28 +41,49 @@ class Tails:
         self.seeds = [_bins(a, b) for a, b in zip(before, after, strict=True)]
 
     def most(self) -> list[float | None]:
-        """By seed: the bin with the largest cut."""
-        return [max((each.cut for each in bins.values()), default=None) for bins in self.seeds]
+        """By seed: the cut in the bin in which the other seeds have the largest mean cut.
+
+        The largest of a seed's own bins would be large by chance: a bin may have five requests. Chosen by the other
+        seeds, a bin of equal systems has a mean cut of 0. None with one seed, or where the seed has no such bin.
+        """
+        return self._chosen(max, lambda each: each.cut, lambda each: each.cut)
 
     def most_s(self) -> list[float | None]:
-        """By seed: the largest cut in seconds."""
-        return [max((each.cut_s for each in bins.values()), default=None) for bins in self.seeds]
+        """By seed: the same in seconds."""
+        return self._chosen(max, lambda each: each.cut_s, lambda each: each.cut_s)
 
     def worst(self) -> list[float | None]:
-        """By seed: by which share the tail of the worst bin rises; below 0 if all fall."""
-        return [max((-each.cut for each in bins.values()), default=None) for bins in self.seeds]
+        """By seed: by which share the tail rises in the bin in which those of the other seeds rise most."""
+        return self._chosen(min, lambda each: each.cut, lambda each: -each.cut)
 
     def worst_at(self) -> list[int]:
         """By seed: where that bin begins."""
-        return [min(bins, key=lambda first: bins[first].cut) for bins in self.seeds if bins]
+        found = [self._bin(k, min, lambda each: each.cut) for k in range(len(self.seeds))]
+        return [first for first in found if first is not None]
 
     def at_largest_cut_of(self, baseline: Tails) -> list[float | None]:
-        """By seed: the cut in the bin in which `baseline` has its largest."""
-        cuts = []
-        for mine, baseline_bins in zip(self.seeds, baseline.seeds, strict=True):
-            at = max(baseline_bins, key=lambda first: baseline_bins[first].cut, default=None)
-            cuts.append(mine[at].cut if at in mine else None)
-        return cuts
+        """By seed: the cut in the bin in which the other seeds of `baseline` have the largest."""
+        found = [baseline._bin(k, max, lambda each: each.cut) for k in range(len(self.seeds))]
+        return [
+            bins[at].cut if at is not None and at in bins else None for bins, at in zip(self.seeds, found, strict=True)
+        ]
+
+    def _chosen(self, pick: Pick, by: Number, value: Number) -> list[float | None]:
+        chosen: list[float | None] = []
+        for k, bins in enumerate(self.seeds):
+            at = self._bin(k, pick, by)
+            chosen.append(None if at is None else value(bins[at]))
+        return chosen
+
+    def _bin(self, k: int, pick: Pick, by: Number) -> int | None:
+        """Of the bins of seed k that most other seeds have, too: the first or last by their mean; None if none."""
+        others = [bins for i, bins in enumerate(self.seeds) if i != k]
+        means = {}
+        for first in self.seeds[k]:
+            numbers = [by(bins[first]) for bins in others if first in bins]
+            if 2 * len(numbers) > len(others):
+                means[first] = fmean(numbers)
+        return pick(means, key=means.__getitem__) if means else None
 
     def means(self) -> dict[int, Bin]:
         """By bin: means over the seeds, of bins that most seeds have."""
