@@ -11,7 +11,7 @@ from typing import Any
 from headway.reproduce.findings import Exhibit, Findings
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
-from headway.reproduce.ktier import phases, sustained
+from headway.reproduce.ktier import phases, sustained, sweep
 from headway.reproduce.ktier.claims import CLAIMS, MIXES
 from headway.reproduce.runner import Runner
 
@@ -21,7 +21,8 @@ __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
 SUSTAINED = ("sustained-tier0", "headroom-tier0")
-BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED))
+SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
+BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, *SWEEP))
 
 
 def run(runner: Runner) -> Findings:
@@ -34,6 +35,9 @@ def run(runner: Runner) -> Findings:
         tasks |= ktier_burst.tasks(seeds, quick)
     if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
+    rate = sweep.between(runner) if runner.wants(*SWEEP) else None
+    if rate is not None:
+        tasks |= sweep.tasks(seeds, quick, rate)
     is_full = runner.claims is None
     if is_full:
         tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
@@ -51,6 +55,9 @@ def run(runner: Runner) -> Findings:
     if runner.wants(*SUSTAINED):
         load = sustained.SustainedRuns(results, seeds)
         findings += Findings(load.outcomes(), load.figures())
+    if rate is not None:
+        loads = sweep.SweepRuns(results, seeds, rate)
+        findings += Findings(loads.outcomes(), loads.figures())
     if is_full:
         settings = sustained.SettingRuns(results, seeds).exhibits() if len(seeds) > 1 else []
         findings += Findings({}, [*settings, phases.table(results, seeds)])

@@ -57,7 +57,7 @@ class ParityRuns(SeedResults):
         moves = fmean(self.values(("parity", 10), "moves"))
         means = f"From K=1 to K=10, prefill {fmean(prefill[1]) * 1e3:.1f} to {fmean(prefill[10]) * 1e3:.1f} ms, decode"
         return {
-            "parity-p99": Finding(first, "Nothing is fitted."),
+            "parity-p99": Finding(first, f"{numbers}."),
             "parity-schedulers": Finding(farthest, f"{numbers}, Llumlet {fmean(first):.3f} s."),
             "parity-vllm": Finding(
                 [v / fmean(baselines) - 1 for v, *baselines in zip(vllm, orca, sarathi, first, strict=True)],

@@ -27,7 +27,7 @@ def run(runner: Runner) -> Findings:
     bench = Bench(runner)
     parts = (
         (_GROUPS["phases"], outcomes.phases, figures.phases),
-        (_GROUPS["simulator"], outcomes.simulator, lambda b: []),
+        (_GROUPS["simulator"], outcomes.simulator, figures.simulator),
         (_GROUPS["alpaca"] + _GROUPS["worse"], lambda b: outcomes.chat(b, ALPACA), lambda b: figures.chat(b, ALPACA)),
         (_GROUPS["arena"], lambda b: outcomes.chat(b, ARENA), lambda b: figures.chat(b, ARENA)),
         (_GROUPS["migration"], outcomes.migration, figures.migration),

@@ -39,12 +39,14 @@ class Bench:
     def trace(self) -> str | None:
         """The file of production requests, if it is there."""
         path = self.runner.file(FILE)
-        return path and str(path)
+        return None if path is None else str(path)
 
     def simulator_errors(self) -> list[Measurement] | None:
         """By seed: mean absolute errors of replayed experiments; None without the file of measurements."""
         path = self.runner.file(MEASURED)
-        return path and self.runner.repeat("simulator", validation.errors, {"path": str(path)})
+        if path is None:
+            return None
+        return self.runner.repeat("simulator", validation.errors, {"path": str(path)})
 
     def _size(self, key: str) -> tuple[str, int, int]:
         """Name or file, number of requests, replicas; with --quick, half of the latter two."""

@@ -56,6 +56,19 @@ def phases(bench: Bench) -> Exhibits:
     return [*figures, Figure("Figure 5b", "SLO attainment", shows, charts.curves(attained, "tokens", "attained"))]
 
 
+def simulator(bench: Bench) -> Exhibits:
+    """V-A: the simulator's errors."""
+    found = bench.simulator_errors()
+    if found is None:
+        return []
+    rows: list[Row] = [
+        [words, 100 * fmean(_values(found, key)), paper]
+        for key, words, paper in (("e2e_mean", "E2E", 1.62), ("ttft_mean", "TTFT", 12.6), ("tpot_mean", "TPOT", 6.49))
+    ]
+    shows = "Mean absolute errors over measured experiments, in percent."
+    return [PaperTable("Beyond: simulator", "The simulator's errors", shows, ["latency", "Headway", "paper"], rows)]
+
+
 def _by_length(runs: Seeds, part: int) -> list[tuple[float, list[float]]]:
     """One of the numbers that are kept of each length."""
     return [(row[0], [run["lengths"][i][part] for run in runs]) for i, row in enumerate(runs[0]["lengths"])]
