@@ -21,6 +21,7 @@ from headway.config.scenario import read as read_document
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
+from headway.core.policy import Ordering, SteppedOrdering
 from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
@@ -85,6 +86,8 @@ def plan(scenario: Scenario) -> ServingPlan:
         _check_ordering(pools.ordering_name(spec.policies), declared, places)
     if policies.migration is not None:
         _check_migration(declared, places)
+    elif spec.policies.ordering_at != "replica":
+        _check_progress(policies.ordering, places)
     pools.check_phases(declared, policies, places)
     combos, replanner = pools.bounded_combos(declared), replanner_of(policies)
     served = tuple(
@@ -256,6 +259,20 @@ def _check_ordering(name: str, declared: Sequence[DeclaredPool], places: Places)
                 " with ordering_at gateway, requests wait in order before they are sent"
             )
             raise places.error(("policies", "ordering"), what)
+
+
+def _check_progress(choice: Callable[[], Ordering], places: Places) -> None:
+    """Refuse orderings by tokens that were generated: requests that wait at the gateway have none.
+
+    With a migration policy they have an effect: it reads the lengths of the ordering's queues.
+    """
+    ordering = choice()
+    if ordering.quantum is not None or isinstance(ordering, SteppedOrdering):
+        what = (
+            f"{choice} orders by the tokens that a request has so far, and a request that waits at the gateway has "
+            "none: it would be fcfs, by tier at most; expected another, such as fcfs, priority or edf"
+        )
+        raise places.error(("policies", "ordering"), what)
 
 
 def _check_migration(declared: Sequence[DeclaredPool], places: Places) -> None:
