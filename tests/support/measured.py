@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.calibration.overhead import ServedLoad, predicted_tpot_s
+from headway.core.fleet import GREEDY
 from headway.perf.roofline import roofline_s
 
 GPU = catalog.gpu("h100")
@@ -87,11 +88,12 @@ def all_reduce(num_gpus: int = 4, system: str = "h100_sxm") -> list[Row]:
 
 
 def loads(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[ServedLoad]:
-    """Loads at rising rates whose times per token follow `TRUE`."""
+    """Loads at rising rates whose times per token follow `TRUE`; greedy, as `vllm bench serve` asks for."""
     found = []
     for name in models:
+        model = replace(catalog.model(name), sampling=GREEDY)
         for i in range(num):
-            load = ServedLoad(f"{name} {i}", catalog.model(name), 1, 0.5 * 2**i, 512, 0, 256, 0.01, 8192)
+            load = ServedLoad(f"{name} {i}", model, 1, 0.5 * 2**i, 512, 0, 256, 0.01, 8192)
             for _ in range(30):
                 load = replace(load, tpot_s=float(predicted_tpot_s([load], GPU, "vllm-v1", TRUE)[0]))
             found.append(load)
