@@ -238,7 +238,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        self.url, self.headers, self.expect_100_continue = b"", [], False
+        self.url, self.headers = b"", []
         scope: Any = {  # the rest follows with the end of the head
             "type": "http", "asgi": _ASGI, "server": self.server, "client": self.client, "scheme": self.scheme,
             "root_path": "", "headers": self.headers, "state": self.app_state.copy(),
@@ -246,12 +246,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.scope = scope
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._takes_headers:
-            return  # a trailer: whoever checked the headers has not seen it
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._takes_headers:  # else it is a trailer: whoever checked the headers has not seen it
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """As uvicorn's, without other protocols than HTTP, and for one request at a time."""
@@ -274,7 +270,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.cycle = cycle = _Cycle(
             scope=scope, transport=self._cycle_transport, flow=self.flow, logger=self.logger,
             access_logger=self.access_logger, access_log=self.access_log, message_event=asyncio.Event(),
-            default_headers=self.server_state.default_headers, expect_100_continue=self.expect_100_continue,
+            default_headers=self.server_state.default_headers,
+            expect_100_continue=found.get(b"expect", b"").lower() == b"100-continue",
             keep_alive=version != "1.0" and self.parser.should_keep_alive(), on_response=self.on_response_complete,
         )  # fmt: skip
         self._start_asgi_task(cycle, self.app)
