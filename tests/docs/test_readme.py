@@ -1,10 +1,8 @@
-"""The commands of the README, from the source tree and from an installed wheel."""
+"""The commands of the README and of the pages for three kinds of readers; the README's from an installed wheel, too."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import subprocess
 import sys
 import venv
@@ -13,31 +11,19 @@ from pathlib import Path
 import pytest
 
 import engines
+from documented import ROOT, bash_blocks, files_in, run_blocks
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```bash\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+BLOCKS = bash_blocks("README.md")
 WRITTEN = {"out/requests.csv", "out/plan.yaml", "chat.yaml", "out/chat.html", "out/chat.json"}
 """Files that the blocks write without a real engine."""
 
 
 def run_readme(folder: Path, programs: Path) -> None:
-    """Run all blocks in order in an empty folder. Targets of make are only looked up: they set up an environment."""
+    """Run all blocks, and check what they leave behind."""
     assert len(BLOCKS) >= 5
     blocks = [block for block in BLOCKS if "tiny_llama" not in block or not engines.NO_LLAMA]
-    script = "\n".join(blocks).replace("make ", f"make -n -C '{ROOT}' ").replace("examples/", f"{ROOT}/examples/")
-    for port in ("8001", "8002", "8080"):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            script = re.sub(rf"(:|--port |llama.py ){port}\b", rf"\g<1>{free.getsockname()[1]}", script)
-    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + script
-    path = os.pathsep.join([str(programs), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    made = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    expected = set(WRITTEN)
+    done = run_blocks(blocks, folder, programs)
+    made, expected = files_in(folder), set(WRITTEN)
     if len(blocks) == len(BLOCKS):
         recorded = {name for name in made if re.fullmatch(r"ran/\w+\.parquet", name)}
         expected |= {"fleet.yaml", "ask.py", "ran/decisions.jsonl", *recorded}
@@ -64,6 +50,19 @@ def test_every_command_of_the_readme_runs_from_a_wheel(tmp_path: Path, monkeypat
     _pip(python, "install", "-c", str(ROOT / "constraints.txt"), f"{wheel}[gateway,plan]", *clients)
     (tmp_path / "work").mkdir()
     run_readme(tmp_path / "work", python.parent)
+
+
+@pytest.mark.parametrize(
+    ("page", "written"),
+    [
+        ("docs/for-operators.md", {"fleet.yaml", "day/requests.parquet", "day.html", "plan.yaml", "answer8.json"}),
+        ("docs/for-platforms.md", {"plan.yaml", "plan.html", "manifests/kustomization.yaml", "manifests/planned.yaml"}),
+        ("docs/for-researchers.md", {"mine.py", "mine.html"}),
+    ],
+)
+def test_every_command_of_a_page_for_readers_runs(page: str, written: set[str], tmp_path: Path) -> None:
+    run_blocks(bash_blocks(page), tmp_path, Path(sys.executable).parent)
+    assert written <= files_in(tmp_path)
 
 
 def _pip(python: Path, *arguments: str) -> None:
