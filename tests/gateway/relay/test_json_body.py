@@ -22,6 +22,7 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(json_body, "LONG_BYTES", 2)
     monkeypatch.setattr(json_body, "_STEP_BYTES", 7)
     monkeypatch.setattr(json_body, "_SCAN_BYTES", 5)
+    monkeypatch.setattr(json_body, "_IN_NUMBERS", b"")
     monkeypatch.setattr(json_body, "_END_OF_KEY", json_body.re.compile(rb"(?!)"))
     yield
 
@@ -78,6 +79,7 @@ BEYOND = {
     "numbers": _body(b"[" + b"1," * (MAX_VALUES + 1) + b"1]"),
     "numbers and a string": _body(b"[" + b"1," * (MAX_VALUES - 9) + b'"a"]'),
     "a key": b'{"%b" :1}' % (b"k" * (2 * LONG_BYTES)),
+    "a number": _body(b"0." + b"1" * (4 * LONG_BYTES)),
     "no JSON": b"[" * (1 << 20),
 }
 

@@ -25,6 +25,7 @@ LONG_BYTES = 64 << 10
 """Longer bodies are decoded in steps."""
 _STEP_BYTES = 256 << 10
 _SCAN_BYTES = 64 << 10
+_IN_NUMBERS = b"+-.0123456789eE"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACKET = re.compile(rb"[\[\]{}]")
 _END_OF_KEY = re.compile(rb"[ \t\r\n]*:")
@@ -70,6 +71,8 @@ def check(raw: bytes) -> None:
         num_values += outside.count(b",")
         if num_parts > MAX_PARTS or num_values > MAX_VALUES:
             raise _beyond(f"more than {MAX_PARTS:,} arrays, objects and strings, or {MAX_VALUES:,} values")
+        if len(outside) >= _SCAN_BYTES and not outside.translate(None, _IN_NUMBERS):
+            raise _beyond(f"a number of more than {_SCAN_BYTES:,} digits")
         for bracket in outside.translate(None, _NO_BRACKETS):
             depth += 1 if bracket in b"[{" else -1
             if depth > MAX_DEPTH:
