@@ -178,7 +178,7 @@ def metrics_of(scenario: Scenario) -> dict[str, float | int | None]:
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     """What reproduces the runs of a scenario."""
-    policies = msgspec.structs.asdict(scenario.spec.policies)
+    policies = msgspec.to_builtins(scenario.spec.policies, enc_hook=_policy_name)
     document = plain_document({**scenario.document, "seed": scenario.spec.seed, "policies": policies})
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)
@@ -186,8 +186,18 @@ def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
 
 def plain_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """A document that can be written: classes and instances by `module:Class`."""
-    plain: dict[str, Any] = msgspec.to_builtins(document, enc_hook=_policy_name)
-    return plain
+    return {key: _plain(value) for key, value in document.items()}
+
+
+def _plain(value: Any) -> Any:
+    """The same object where nothing changes, so that sections that are one object are written once."""
+    if isinstance(value, dict):
+        made: Any = {key: _plain(each) for key, each in value.items()}
+        return value if all(made[key] is each for key, each in value.items()) else made
+    if isinstance(value, list | tuple):
+        made = [_plain(each) for each in value]
+        return value if all(new is old for new, old in zip(made, value, strict=True)) else made
+    return value if value is None or isinstance(value, str | int | float) else _policy_name(value)
 
 
 def _policy_name(value: Any) -> str:
