@@ -200,7 +200,8 @@ def one(api: str, num_workers: int) -> None:
         fleet.write_text(FLEET % (api, ", ".join(f'"http://127.0.0.1:{each}"' for each in mocks)))
         for chunks, interval_s in ((100, 0.0), (100, INTERVAL_S)):
             commands = [[str(HERE / "mock_engine.py"), str(each), str(chunks), str(interval_s)] for each in mocks]
-            serve = ["-m", "headway", "serve", str(fleet), "--port", str(port), "--workers", str(num_workers)]
+            served = ["--port", str(port), "--workers", str(num_workers), "--restarts", "0"]
+            serve = ["-m", "headway", "serve", str(fleet), *served]
             started = [subprocess.Popen([sys.executable, *command]) for command in (*commands, serve)]
             try:
                 wait_for(port, 2)

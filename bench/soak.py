@@ -181,7 +181,7 @@ def main() -> None:
         fleet = Path(folder) / "fleet.yaml"
         fleet.write_text(FLEET % ", ".join(f'"http://127.0.0.1:{port}"' for port in ENGINES))
         engines = [engine(port) for port in ENGINES]
-        gateway = _started("serve", str(fleet), "--port", str(GATEWAY))
+        gateway = _started("serve", str(fleet), "--port", str(GATEWAY), "--restarts", "0")
         try:
             asyncio.run(soak(gateway.pid, engines, minutes))
         finally:

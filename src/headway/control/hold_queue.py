@@ -140,9 +140,12 @@ class SharedHoldQueue(HoldQueue):
 
     def started(self, live: Live, now: float) -> None:
         self._ordering.started(live, now)
-        self.rerank(live, now)
+        if self._lines:
+            self.rerank(live, now)
 
     def rerank(self, live: Live, now: float) -> None:
+        if not self._lines:
+            return
         share = self._ordering.share(live)
         if (line := self._lines.get(share)) is not None:
             self._rank(share, line, now)

@@ -254,7 +254,8 @@ class Service:
 
     def _with_room(self, opened: _OpenMembers, tokens: int, limits: Limits) -> Sequence[ReplicaView]:
         """Replicas that have room for a request of this length now."""
-        able = [member for member in opened.fitting(tokens) if self._has_room(member, limits)]
+        fitting = opened.start if tokens <= self._shortest_tokens else opened.fitting(tokens)
+        able = [member for member in fitting if self._has_room(member, limits)]
         if opened.has_single_phase:
             complete = _complete([m for m in opened.all if tokens <= m.max_tokens and self._has_room(m, limits)])
             able = [member for member in able if member in complete]

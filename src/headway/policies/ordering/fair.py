@@ -18,11 +18,14 @@ _Share = tuple[int, str]
 """Tier and tenant."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Tenant:
     """One tenant's service in one tier."""
 
+    share: _Share
     weight: float
+    burst: float
+    """How far the start of a request may lie before `finish`, in virtual time."""
     finish: float = 0.0
     """Where the tenant's service so far ends in virtual time."""
     num_in_flight: int = 0
@@ -78,8 +81,8 @@ class FairOrdering:
         """Tenants without a request in flight, the one idle for longest first."""
         self._virtual: dict[int, float] = {}
         """By tier, the latest start of a request in virtual time."""
-        self._charged: dict[int, tuple[_Share, float]] = {}
-        """By request in flight, its share and what its tenant was charged."""
+        self._charged: dict[int, tuple[_Tenant, float]] = {}
+        """By request in flight, its tenant and what it was charged."""
         self._weight_in_flight = 0.0
         """The weights of all tenants with requests in flight."""
         self._mean_output_tokens, self._num_ended = 0.0, 0
@@ -88,18 +91,14 @@ class FairOrdering:
         return request.tier, request.tenant
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float, float, float]:
-        share = self.share(request)
-        tenant, start = self._tenants.get(share), self._start(share)
-        return request.tier, start, start if tenant is None else tenant.finish, request.arrival_s
-
-    def _start(self, share: _Share) -> float:
-        """Where the next request of the share starts in virtual time."""
-        tenant, virtual = self._tenants.get(share), self._virtual.get(share[0], 0.0)
-        return virtual if tenant is None else max(virtual, tenant.finish - self._burst_tokens / tenant.weight)
+        tier = request.tier
+        virtual, tenant = self._virtual.get(tier, 0.0), self._tenants.get((tier, request.tenant))
+        if tenant is None:
+            return tier, virtual, virtual, request.arrival_s
+        return tier, max(virtual, tenant.finish - tenant.burst), tenant.finish, request.arrival_s
 
     def is_below_share(self, request: RequestView) -> bool:
-        share = self.share(request)
-        tenant = self._tenants.get(share)
+        tenant = self._tenants.get((request.tier, request.tenant))
         if tenant is None or not tenant.num_in_flight:
             return True
         return tenant.num_in_flight * self._weight_in_flight < len(self._charged) * tenant.weight
@@ -107,23 +106,30 @@ class FairOrdering:
     def started(self, request: RequestView, now: float) -> None:
         if request.id in self._charged:
             return  # placed again
-        share = self.share(request)
-        start = self._virtual[share[0]] = self._start(share)
-        if share not in self._tenants:
-            self._tenants[share] = _Tenant(self._weights.get(share[1], 1.0))
-        self._idle.pop(share, None)
-        tenant = self._tenants[share]
-        self._weight_in_flight += 0.0 if tenant.num_in_flight else tenant.weight
+        tier, charged_tokens = request.tier, self._mean_output_tokens
+        start, tenant = self._virtual.get(tier, 0.0), self._tenants.get((tier, request.tenant))
+        if tenant is None:
+            tenant = self._add(tier, request.tenant)
+        start = self._virtual[tier] = max(start, tenant.finish - tenant.burst)
+        if not tenant.num_in_flight:
+            self._idle.pop(tenant.share, None)
+            self._weight_in_flight += tenant.weight
         tenant.num_in_flight += 1
-        charge = self._prompt_weight * request.prompt_tokens + self._output_weight * self._mean_output_tokens
+        charge = self._prompt_weight * request.prompt_tokens + self._output_weight * charged_tokens
         tenant.finish = max(tenant.finish, start) + charge / tenant.weight
-        self._charged[request.id] = share, charge
+        self._charged[request.id] = tenant, charge
+
+    def _add(self, tier: int, name: str) -> _Tenant:
+        weight, share = self._weights.get(name, 1.0), (tier, name)
+        tenant = self._tenants[share] = _Tenant(share, weight, self._burst_tokens / weight)
+        return tenant
 
     def learn(self, record: Ended) -> None:
-        if record.id not in self._charged:
+        found = self._charged.pop(record.id, None)
+        if found is None:
             return  # it never started
-        share, charge = self._charged.pop(record.id)
-        tenant, output_tokens = self._tenants[share], record.generated_tokens
+        tenant, charge = found
+        output_tokens = record.generated_tokens
         service = self._prompt_weight * record.prompt_tokens + self._output_weight * output_tokens
         tenant.finish += (service - charge) / tenant.weight
         self._num_ended = min(self._num_ended + 1, _MEAN_OVER)
@@ -132,6 +138,6 @@ class FairOrdering:
         if tenant.num_in_flight:
             return
         self._weight_in_flight = self._weight_in_flight - tenant.weight if self._charged else 0.0
-        self._idle[share] = None
+        self._idle[tenant.share] = None
         if len(self._idle) > MAX_IDLE:
             del self._tenants[self._idle.popitem(last=False)[0]]
