@@ -155,6 +155,14 @@ def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str]]:
     return zip(*columns, tiers, tenants, strict=True)
 
 
+def lived(data: dict[str, Any], folder: Path) -> Records:
+    """The records of a scenario that is lived through."""
+    path = folder / "day.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with _runner(folder) as runner:
+        return runner.run(_day(path))[0]
+
+
 def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], Records, list[Decision]]:
     """A scenario lived through, and simulated: records and decisions of each."""
     path = folder / "day.yaml"

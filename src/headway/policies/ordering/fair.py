@@ -66,7 +66,7 @@ class FairOrdering:
         prompt_weight: float = 1.0,
         output_weight: float = 2.0,
         burst_tokens: float = 8192.0,
-        headroom: float = 1 / 32,
+        headroom: float = 1 / 16,
     ) -> None:
         require_above(0, prompt_weight=prompt_weight)
         require_at_least(0, output_weight=output_weight, burst_tokens=burst_tokens)
