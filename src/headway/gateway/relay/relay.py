@@ -212,7 +212,8 @@ class Relay:
     async def _attempt(self, replica: EngineEndpoint) -> None:
         """Send the request to a replica and relay its response. EngineError if the replica fails."""
         request = self._request
-        await self._learn_prompt(replica)
+        if replica.adapter.template is not None and request.is_chat:
+            await self._learn_prompt(replica)
         path, body = self._engine_request(replica)
         if body is None:
             self._finish_stream(self._meter.partial.closing_events(self._live.prompt_tokens))
@@ -229,7 +230,7 @@ class Relay:
         """Have an engine without token ids render the chat: begin when the chat is sent, as the engine may be gone
         or busy when the prompt is needed; wait only then."""
         partial, request = self._meter.partial, self._request
-        if replica.adapter.template is None or not request.is_chat or partial.prompt is not None:
+        if partial.prompt is not None:
             return
         if not partial.tokens:
             if request.stream and request.can_resume and self._rendering is None:
@@ -260,9 +261,9 @@ class Relay:
                 raise self._failure() from None
         if partial.head:
             self._resumed = ResumedStream(request, partial, path)
-        self._meter.limit(
-            request.max_tokens or replica.max_context_tokens, adapter.gives_token_ids or adapter.has_slots
-        )
+        if request.stream:
+            is_exact = adapter.gives_token_ids or adapter.has_slots
+            self._meter.limit(request.max_tokens or replica.max_context_tokens, is_exact)
         body["model"] = replica.reported_model or request.model
         reservation = self.in_flight.reservation
         if reservation is not None and reservation.slot is not None:

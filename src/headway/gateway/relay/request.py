@@ -113,10 +113,9 @@ class ClientRequest(Struct, kw_only=True):
     def is_single(self) -> bool:
         """The answer is one sequence."""
         body = self.body
-        is_single = self.is_chat or self.is_passthrough or self.prompt_ids is not None
-        return (is_single or isinstance(body.get("prompt"), str)) and all(
-            body.get(name) in (None, 1) for name in ("n", "best_of")
-        )
+        if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1):
+            return False
+        return self.is_chat or self.is_passthrough or self.prompt_ids is not None or isinstance(body["prompt"], str)
 
     @property
     def can_be_split(self) -> bool:

@@ -11,23 +11,22 @@ _UNKNOWN_PREFILL_S, _UNKNOWN_STEP_S = 1e-4, 0.02
 
 
 class ExpectedPace:
-    """Prefill and iteration times of a pool's replicas on an engine of their own."""
+    """Prefill and iteration times of a pool's replicas on an engine of their own. Prefill times are taken as linear in
+    the prompt's length, which is good enough for limits that are many times as long."""
 
     def __init__(self, pool: Pool) -> None:
-        self._chunk_tokens = max(pool.engine.max_num_batched_tokens, 1)
         self._max_num_seqs = pool.engine.max_num_seqs
+        tokens = max(pool.engine.max_num_batched_tokens, 2)
         try:
             self._model: StepModel | None = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel)
-            self._chunk_s = self._model.line(0, 0, [(self._chunk_tokens, 0)])[0]
+            self._least_s = self._model.line(0, 0, [(1, 0)])[0]
+            self._token_s = max(self._model.line(0, 0, [(tokens, 0)])[0] - self._least_s, 0.0) / tokens
         except HeadwayError:
-            self._model = None
+            self._model, self._least_s, self._token_s = None, _UNKNOWN_STEP_S, _UNKNOWN_PREFILL_S
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds to compute so many prompt tokens, in whole chunks."""
-        if self._model is None:
-            return tokens * _UNKNOWN_PREFILL_S
-        num_chunks, rest = divmod(max(tokens, 0), self._chunk_tokens)
-        return num_chunks * self._chunk_s + (self._model.line(0, 0, [(rest, 0)])[0] if rest else 0.0)
+        """Seconds to compute so many prompt tokens."""
+        return self._least_s + max(tokens, 0) * self._token_s
 
     def step_s(self, num_decoding: int, context_tokens: int) -> float:
         """Seconds of an iteration that decodes so many sequences, over so many tokens in all."""

@@ -27,6 +27,8 @@ _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
 """Of an engine's limit: time for the answer to the one-token request."""
+_MAX_LEARNT = 4
+"""Finished requests of a replica that are learnt from between two looks."""
 _WEIGHT = 0.2
 """Weight of the newest observation in the mean of a replica's ratio of observed to expected times."""
 
@@ -74,11 +76,17 @@ class StallWatch:
         """By replica, how long it had been silent when it was last suspected."""
         self._ratios: dict[int, float] = {}
         """By replica that has answered, observed over expected times."""
+        self._steps_s: dict[int, float] = {}
+        """By replica, the expected time of an iteration, as of this look."""
+        self._num_learnt: dict[int, int] = {}
+        """By replica, the finished requests that were learnt from since the last look."""
         self._pools: dict[str, set[int]] = {}
         """By pool, the replicas that have answered."""
 
     def look(self, requests: Iterable[InFlightRequest], now: float) -> None:
         """Compare the requests with the last look, and suspect engines that are silent for too long."""
+        self._steps_s.clear()
+        self._num_learnt.clear()
         stays: dict[int, _Stay] = {}
         busy: dict[int, LiveReplica] = {}
         alive: set[int] = set()
@@ -145,9 +153,13 @@ class StallWatch:
 
     def finished(self, request: InFlightRequest, now: float) -> None:
         """A request has its whole answer: learn from the times that were not seen while it ran."""
-        replica, live, stay = request.replica, request.live, self._stays.get(request.live.id)
+        replica, live = request.replica, request.live
         if not isinstance(replica, LiveReplica) or live.enqueued_s != live.enqueued_s:
             return
+        num_learnt = self._num_learnt[replica.id] = self._num_learnt.get(replica.id, 0) + 1
+        if num_learnt > _MAX_LEARNT:
+            return
+        stay = self._stays.get(live.id)
         if isinstance(request.prefilled_by, LiveReplica):
             self._has_answered(request.prefilled_by)
         if replica.id in self._silent_s:
@@ -195,8 +207,11 @@ class StallWatch:
         return self._pace_of(replica).prefill_s(replica.prefill_tokens_left) + self._step_s(replica)
 
     def _step_s(self, replica: LiveReplica) -> float:
-        tokens = replica.kv_blocks_used * replica.block_size_tokens
-        return self._pace_of(replica).step_s(replica.num_in_flight, tokens)
+        step_s = self._steps_s.get(replica.id)
+        if step_s is None:
+            tokens = replica.kv_blocks_used * replica.block_size_tokens
+            step_s = self._steps_s[replica.id] = self._pace_of(replica).step_s(replica.num_in_flight, tokens)
+        return step_s
 
     def _answer_s(self, replica: LiveReplica, live: Live) -> float:
         return self._step_s(replica) * max(live.output_tokens, live.generated_tokens)
