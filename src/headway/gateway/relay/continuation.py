@@ -61,7 +61,6 @@ class PartialResponse:
         if chunk.prompt_token_ids is not None and self.prompt_ids is None:
             self.prompt_ids = chunk.prompt_token_ids
         self.tokens += tokens
-        self.has_usage |= chunk.usage is not None
         if chunk.timings is not None:
             self.seen_tokens = chunk.timings.prompt_n + chunk.timings.cache_n + chunk.timings.predicted_n
         for choice in chunk.choices:

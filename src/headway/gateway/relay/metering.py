@@ -41,18 +41,14 @@ class ResponseMeter:
         self.prompt_tokens: int | None = None
         """The engine's own count."""
         self._limit: float = inf
-        """An engine that generates more does not keep to the request's limit."""
+        self.is_beyond_limit = False
+        """The engine has generated more than it may."""
         self._is_in_think_tags = False
 
     def limit(self, max_tokens: int, is_exact: bool) -> None:
         """Set how many tokens the answer may have in all. Where chunks are counted, a token may be several of them."""
         if self._request.is_single and not self._request.body.get("echo"):
             self._limit = max_tokens if is_exact else _CHUNKS_PER_TOKEN * max_tokens + _SLACK_TOKENS
-
-    @property
-    def is_beyond_limit(self) -> bool:
-        """The engine has generated more than it may."""
-        return self._live.generated_tokens > self._limit
 
     def restore(self, part: StreamPart) -> None:
         """Go on after a stream that was sent to the client before it retried."""
@@ -92,6 +88,7 @@ class ResponseMeter:
         if tokens:
             self._count_tokens(tokens, has_reasoning, has_answer)
         if chunk.usage is not None:
+            partial.has_usage = True
             partial.prompt_tokens = max(chunk.usage.prompt_tokens - self.tokens_before, 0)
             self.set_prompt_tokens(partial.prompt_tokens)
             self._count_tokens(self.tokens_before + chunk.usage.completion_tokens - self._live.generated_tokens)
@@ -144,6 +141,8 @@ class ResponseMeter:
         """Count new tokens. Reasoning ends before the first token of the answer."""
         live, reservation = self._live, self._in_flight.reservation
         live.generated_tokens += tokens
+        if live.generated_tokens > self._limit:
+            self.is_beyond_limit = True
         if live.first_token_s != live.first_token_s:
             live.first_token_s = self._scheduler.now
         if live.stage is not DECODING:
