@@ -22,9 +22,8 @@ pytest.importorskip("httptools")
 def _request(tier: int = 0, pool: str | None = "pool", **changes: Any) -> Any:
     live = {
         "model": 'a "model"', "tier": tier, "phase": Phase.ANSWERING, "prompt_tokens": 10, "generated_tokens": 5,
-        "tenant": "", "arrival_s": 1.0, "placed_s": 1.5, "enqueued_s": 1.5, "first_token_s": 2.0,
+        "tenant": "ann", "arrival_s": 1.0, "placed_s": 1.5, "enqueued_s": 1.5, "first_token_s": 2.0,
     } | changes  # fmt: skip
-    live.setdefault("tenant", "ann")
     replica = None if pool is None else SimpleNamespace(pool=pool)
     return SimpleNamespace(live=SimpleNamespace(**live), replica=replica, is_unstreamed=False)
 
