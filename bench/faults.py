@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import resource
 import signal
 import socket
 import sys
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Any
+from uuid import uuid4
 
 import click
 from click import echo
@@ -110,7 +113,9 @@ class Seen:
 class Stand:
     """Engines, a gateway and clients."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: tuple[str, ...] = ()) -> None:
+        """`options` of `headway serve`, with which clients also retry under the name of their request."""
+        self._retries = bool(options)
         self.ports = [_free_port() for _ in range(NUM_ENGINES)]
         self.engines = [self.start(port) for port in self.ports]
         self.seen = Seen()
@@ -119,7 +124,12 @@ class Stand:
         (folder / "fleet.yaml").write_text(json.dumps(fleet))
         self.port = _free_port()
         command = [sys.executable, "-m", "headway", "serve", str(folder / "fleet.yaml"), "--port", str(self.port)]
-        self._gateway = Popen(command, stdout=DEVNULL, stderr=DEVNULL)
+        self._gateway = Popen([*command, *options], cwd=folder, stdout=DEVNULL, stderr=DEVNULL)
+
+    def gateway_processes(self) -> list[int]:
+        """Process ids: the one that schedules, then its workers."""
+        scheduler = _children(self._gateway.pid)[0]
+        return [scheduler, *_children(scheduler)]
 
     def start(self, port: int) -> Popen[bytes]:
         command = [sys.executable, str(HERE / "faulty_engine.py"), "--port", str(port)]
@@ -153,12 +163,18 @@ class Stand:
         began_s, seen = time.perf_counter(), self.seen
         messages = [{"role": "user", "content": content}]
         body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": NUM_TOKENS}
-        try:
-            status, data, pause_s = await ask(self.port, "POST", "/v1/chat/completions", body)
-        except (OSError, IndexError) as error:
-            seen.num_wrong += 1
-            seen.errors[repr(error)] += 1
-            return
+        name = f"X-Request-Id: {uuid4().hex}\r\n" if self._retries else ""
+        for attempts_left in reversed(range(_MAX_RETRIES if self._retries else 1)):
+            try:
+                status, data, pause_s = await ask(self.port, "POST", "/v1/chat/completions", body, name)
+                if not attempts_left or b"[DONE]" in data or (status != 503 and status != 200):
+                    break
+            except (OSError, IndexError, ValueError) as error:
+                if not attempts_left:
+                    seen.num_wrong += 1
+                    seen.errors[repr(error)] += 1
+                    return
+            await asyncio.sleep(0.1)
         text, is_done, has_error = _text(data)
         if status != 200 or has_error:
             seen.num_errors += 1
@@ -228,6 +244,38 @@ async def _poison(stand: Stand) -> None:
         await stand.request(f"some {POISON}")
 
 
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _signalled_gateway(number: signal.Signals, which: int, for_s: float | None = None) -> Fault:
+    async def fault(stand: Stand) -> None:
+        pid = stand.gateway_processes()[which]
+        os.kill(pid, number)
+        if for_s is not None:
+            await asyncio.sleep(for_s)
+            os.kill(pid, signal.SIGCONT)
+
+    return fault
+
+
+async def _full_disk(stand: Stand) -> None:
+    """No file of the gateway may grow for 3 s."""
+    pid = stand.gateway_processes()[0]
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    await asyncio.sleep(3.0)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+OPTIONS = {
+    **dict.fromkeys(("worker", "scheduler", "hung scheduler"), ("--workers", "2")),
+    "gateway": ("--restarts", "5"),
+    "disk": ("--records", "records", "--decisions", "decisions.jsonl"),
+}
+"""Of `headway serve`, for the faults of the gateway itself; in these cases clients retry."""
+_MAX_RETRIES = 100
+
 CASES: dict[str, tuple[str, Fault]] = {
     "killed": ("one engine is killed", _signalled(signal.SIGKILL)),
     "stopped": ("one engine is stopped (SIGSTOP)", _signalled(signal.SIGSTOP)),
@@ -246,13 +294,18 @@ CASES: dict[str, tuple[str, Fault]] = {
     "after": ("it goes on after [DONE]", _named("after done")),
     "poison": ("a prompt, sent three times, ends any engine that runs it", _poison),
     "restarts": ("each engine is killed and restarted twice, in turn", _restarts),
+    "worker": ("a worker of the gateway is killed; clients retry", _signalled_gateway(signal.SIGKILL, 1)),
+    "scheduler": ("the scheduler is killed; clients retry", _signalled_gateway(signal.SIGKILL, 0)),
+    "gateway": ("a gateway in one process is killed; clients retry", _signalled_gateway(signal.SIGKILL, 0)),
+    "hung scheduler": ("the scheduler is stopped for 3 s", _signalled_gateway(signal.SIGSTOP, 0, 3.0)),
+    "disk": ("the disk is full for 3 s, with records and decisions", _full_disk),
     "all": ("all are killed at once, and back after 2 s", _all_dead),
 }
 
 
 async def _run(case: str, seconds: float) -> Seen:
     with tempfile.TemporaryDirectory() as folder:
-        stand = Stand(Path(folder))
+        stand = Stand(Path(folder), OPTIONS.get(case, ()))
         try:
             await stand.up()
             end_s = time.perf_counter() + BEFORE_S + seconds

@@ -9,7 +9,7 @@ pytest.importorskip("httptools")
 from attacking import SCALE
 from faulty import faults
 
-SHORT = ("killed", "hang", "garbage", "401", "poison", "all")
+SHORT = ("killed", "hang", "garbage", "401", "poison", "worker", "scheduler", "all")
 """Each of the others is a variant of one of these, or has a test of its own."""
 LONG_S, SHORT_S = 8.0, 2.0
 MAX_ATTEMPTS = 3
