@@ -276,7 +276,13 @@ def canned(pressed: Run, **arguments: Any) -> Canned:
             known: dict[Any, Measurement] = {
                 load.levels: {"low": 1.0, "medium": 2.0, "high": 3.0},
                 load.unpressed: {"rate": 1.5},
-                validation.errors: {"e2e_mean": 0.03, "ttft_mean": 0.04, "tpot_mean": 0.05, "num_experiments": 12},
+                validation.errors: {
+                    "e2e_mean": 0.03,
+                    "ttft_mean": 0.04,
+                    "tpot_mean": 0.05,
+                    "num_experiments": 12,
+                    "e2e_dense": 0.02,
+                },
             }
             return known.get(task.function) or runs.lengths("gpqa", 50)
         assert isinstance(task, SimulationTask)

@@ -69,7 +69,8 @@ def simulator(bench: Bench) -> Outcomes:
         return {each: Finding([None] * len(bench.seeds), why) for each in ids}
     why = (
         f"{found[0]['num_experiments']} experiments with vLLM 0.15 on H100, each seed with arrivals of its own. Six "
-        "coefficients of overhead, equal for all models, are fitted on the same experiments."
+        "coefficients of overhead, equal for all models, are fitted on the same experiments. E2E of the dense models "
+        f"alone: {fmean(_values(found, 'e2e_dense')):.2%}; the paper has one dense model on one GPU."
     )
     return {each: Finding(_values(found, key), why) for each, key in ids.items()}
 
@@ -144,7 +145,10 @@ def migration(bench: Bench) -> Outcomes:
     return {
         "no-migration-tail": Finding(worse, f"Mean over the bins. {pins}"),
         "no-migration-reasoning": Finding(_changes(pascal, pinned, "reasoning_mean_s"), "Mean reasoning latency."),
-        "no-migration-blocking": Finding(_values(pinned, "blocking_p99_s"), waits),
+        "no-migration-blocking": Finding(
+            _values(pinned, "blocking_p99_s"),
+            f"{waits} It depends on the reading of turns: in a circle, answers that begin queue behind all others.",
+        ),
         "blocking": Finding(_values(pascal, "blocking_p99_s"), waits),
         "no-migration-slo": Finding(_differences(pascal, pinned, "violations"), missed),
         "non-adaptive-ttft": Finding(_changes(pascal, moved, "ttft_p50_s"), "Median TTFT."),
