@@ -148,8 +148,8 @@ class ScenarioDemand:
         return self._series(self.table, (last_s // config.step_s + 1) * config.step_s, config)
 
     def _series(self, table: Workload, span_s: float, config: Planning) -> dict[Cell, Floats]:
-        steps = round(span_s / config.step_s)
-        at = np.minimum((table.arrival_s // config.step_s).astype(np.int64), steps - 1)
+        steps = round(span_s / config.window_s)
+        at = np.minimum((table.arrival_s // config.window_s).astype(np.int64), steps - 1)
         model, region, tier = (ints({name: table.column(name)}, name) for name in ("model", "region", "tier"))
         num_regions = int(region.max(initial=0)) + 1
         pair = model * num_regions + region
@@ -160,8 +160,8 @@ class ScenarioDemand:
         for each in np.flatnonzero(np.bincount(pair)):
             m, r = divmod(int(each), num_regions)
             cell = self._cell(table.models[m] if table.models else "", table.regions[r] if table.regions else "")
-            series[cell] = series.get(cell, 0.0) + tokens[each] / config.step_s
-        return series
+            series[cell] = series.get(cell, 0.0) + tokens[each] / config.window_s
+        return {cell: config.by_step(tps) for cell, tps in series.items()}
 
     def _cell(self, model: str, region: str) -> Cell:
         """The fleet's names for a workload's model and region; its only model or region serves all requests."""

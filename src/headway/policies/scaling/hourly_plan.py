@@ -36,7 +36,10 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
     buffer: float = 0.1
     """beta: share of the last hour's mean batch load that is added to the forecast."""
     step_s: float = 300.0
-    """Length of the steps over which demand is averaged; a period is a whole number of steps."""
+    """Length of the steps of the demand that is forecast; a period is a whole number of steps."""
+    peak_s: float | None = None
+    """A step's demand is the largest mean over this time within it, since the paper plans for the maximum of an hour
+    (6.3), in windows of "15 mins" (5). None: the mean of the step. A step is a whole number of these times."""
     period_s: float = HOUR_S
     """The period of a plan: the paper's hour, or less where a day is rehearsed in an hour."""
     recent_s: float = 60.0
@@ -60,10 +63,24 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"period_s: {self.period_s}; expected more than 0 seconds, a day at most")
         if not (isfinite(self.step_s) and self.step_s > 0 and self.period_s / self.step_s % 1 == 0):
             raise ValueError(f"step_s: {self.step_s}; expected seconds that fill the period of {self.period_s:g}")
+        peak_s = self.window_s
+        if not (isfinite(peak_s) and peak_s > 0 and self.step_s / peak_s % 1 == 0):
+            raise ValueError(f"peak_s: {peak_s}; expected seconds that fill the step of {self.step_s:g}")
 
     @property
     def quantile(self) -> float:
         return self.miss_to_idle / (self.miss_to_idle + 1.0)
+
+    @property
+    def window_s(self) -> float:
+        """The time over which demand is averaged."""
+        return self.step_s if self.peak_s is None else self.peak_s
+
+    def by_step(self, window_tps: Floats) -> Floats:
+        """The demand of each whole step from that of each window: the largest."""
+        per_step = round(self.step_s / self.window_s)
+        whole = len(window_tps) // per_step * per_step
+        return np.asarray(window_tps[:whole]).reshape(-1, per_step).max(axis=1, initial=0.0)
 
 
 class HourlyPlanner:
@@ -143,14 +160,14 @@ class HourlyPlanner:
 
     def _history(self, cell: _Cell) -> _History:
         steps = round(self._config.period_s / self._config.step_s)
-        lately, rates = cell.batch.rates[-steps:], cell.interactive.rates
+        lately, rates = cell.batch.rates[-steps:], self._config.by_step(np.array(cell.interactive.rates))
         beta_tps = self._config.buffer * sum(lately) / len(lately)
-        return _History(np.array(rates), beta_tps, len(rates) * self._config.step_s)
+        return _History(rates, beta_tps, len(rates) * self._config.step_s)
 
 
 class _Cell:
     def __init__(self, config: Planning, nothing_until_s: float) -> None:
-        self.interactive = StepRates(config.step_s, nothing_until_s)
+        self.interactive = StepRates(config.window_s, nothing_until_s)
         self.batch = StepRates(config.step_s, nothing_until_s)
         self.recent = ArrivalCounts(config.recent_s)
         self.recent.push(nothing_until_s, 0)

@@ -9,7 +9,7 @@ from headway.reproduce import charts
 from headway.reproduce.findings import Exhibit, Figure, PaperTable, Row
 from headway.reproduce.sageserve import orderings, runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
-from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT, WHOLE
+from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT
 from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGIONS, SILOED
 from headway.reproduce.sageserve.table import SageServeRuns
 from headway.reproduce.tasks import Measurement
@@ -43,9 +43,7 @@ def exhibits(results: SageServeRuns, served: Mapping[str, Measurement]) -> Exhib
         if results.includes(kind):
             figures.append(_table(results, kind, "7.2.7", kind[0].upper() + kind[1:], shows))
     if results.includes(READING):
-        shows = f"Llama-2-70B alone, all of Thursday after its first hour, seed {results.seeds[0]}."
-        day = _of_one_seed(results, WHOLE, "A whole day", "Nights and all", shows, _COLUMNS)
-        figures += [day, _readings(results), _thetas(served)]
+        figures += [_readings(results), _thetas(served)]
     return figures
 
 

@@ -122,10 +122,12 @@ def _of_model(records: Records, model: str, from_s: float) -> Measurement:
         "instance_hours": sum(regions.values()), "regions": regions,
         "spot_hours": _spot_hours(replicas, records, from_s), "wasted": wasted, "wasted_hours": sum(wasted.values()),
         "starts": sum(each.origin != "initial" and each.up[0][0] >= from_s for each in replicas),
-        "late": float((wait_s > limit_s).mean()), "num_requests": len(wait_s), "instances": _instances(records, model),
+        "late": float((wait_s > limit_s).mean()) if len(wait_s) else None, "num_requests": len(wait_s),
+        "instances": _instances(records, model),
         "e2e_p95_s": float(np.percentile(e2e_s, 95)) if len(e2e_s) else None,
     }  # fmt: skip
-    return measured | {f"ttft_p{q}_s": float(np.percentile(wait_s, q)) for q in (75, 90, 95, 99)}
+    tails = {q: float(np.percentile(wait_s, q)) if len(wait_s) else None for q in (75, 90, 95, 99)}
+    return measured | {f"ttft_p{q}_s": wait for q, wait in tails.items()}
 
 
 def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | None = None) -> tuple[Floats, Floats]:

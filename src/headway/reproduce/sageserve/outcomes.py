@@ -19,7 +19,6 @@ from headway.reproduce.sageserve.scenes import (
     LLAMA_31,
     LLAMA_32,
     LT_I,
-    LT_Q,
     LT_U,
     LT_UA,
     MODELS,

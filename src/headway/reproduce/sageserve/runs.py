@@ -9,8 +9,9 @@ from typing import Any
 
 from headway.reproduce.claims import Claim, read_claims
 from headway.reproduce.runner import Runner
-from headway.reproduce.sageserve import bounds, measures, orderings, scenes
-from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_Q, LT_U, LT_UA, REACTIVE, SILOED, Scene
+from headway.reproduce.sageserve import bounds, measures, orderings, published, scenes
+from headway.reproduce.sageserve.published import DELAYS_S, Day
+from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_U, LT_UA, REACTIVE, SILOED, Scene
 from headway.reproduce.tasks import Call, Measurement, SimulationTask, Task
 
 _GROUPS = read_claims(__package__)
@@ -19,8 +20,7 @@ Results = dict[tuple[Any, ...], Measurement]
 """By (kind, strategy, seed)."""
 LONG_TERM = (LT_I, LT_U, LT_UA)
 BOTH = (REACTIVE, LT_UA)
-DAY, PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
-    "day",
+PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
     "peak",
     "alone",
     "november",
@@ -30,12 +30,18 @@ DAY, PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
     "scout",
 )
 BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
-WHOLE = "whole day"
-BOUNDED = (DAY, ALONE, NOVEMBER, H100, MIX_9, MIX_1)
+FLEET = "fleet"
+FASTER, DAY, SLOWER = (f"thursday, starts of {start_s:g} s" for start_s in DELAYS_S)
+BOUNDED = (ALONE, NOVEMBER, H100, MIX_9, MIX_1)
 """What stands beside a bound, and beside the best plan of one who knows the trace: of Llama-2-70B alone."""
 THETA_SHARE = 0.5
 """Of what an instance serves flat out, for theta. The artifact plans with 30 x 7,516.67 tokens a minute for Llama-2:
 half of what its profile says."""
+EQUAL_LATE_SHARES = (0.4, 0.7, 0.9)
+"""Further shares that LT-I plans with, to find its instance-hours where as many are late as with another scaler."""
+FULL_ONLY = ("thursday", "fleet", "beyond", "november", "ablations", "scouts")
+"""Groups that need a full run: in less than a day, instance-hours are those of the first plan."""
+FULL_ONLY_CLAIMS = frozenset(claim for name in FULL_ONLY for claim in _GROUPS[name])
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class RunGroup:
 
 
 def parts(quick: bool) -> list[RunGroup]:
-    """All groups except orderings. With `quick`, runs are too short for conclusions."""
+    """All groups except orderings and days. With `quick`, those whose rows a short run can decide."""
     lone = (scenes.LLAMA_2,)
     peak = Scene(from_hour=scenes.THURSDAY + 11, hours=3.0)
     one = replace(peak, models=lone, hours=2.0)
@@ -56,10 +62,7 @@ def parts(quick: bool) -> list[RunGroup]:
     night = replace(one, from_hour=scenes.THURSDAY + 3, hours=3.0)
     weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=12.0)
     groups = [
-        RunGroup(DAY, (*_GROUPS["hours"], *_GROUPS["waste"], *_GROUPS["tails"]), Scene(), (REACTIVE, *LONG_TERM)),
-        RunGroup(
-            ALONE, (*_GROUPS["chiron"], *_GROUPS["beyond"]), one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)
-        ),
+        RunGroup(ALONE, (*_GROUPS["chiron"], *_GROUPS["beyond"]), one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_UA, LEAK)),
         RunGroup(PEAK, _GROUPS["silos"], peak, (SILOED, REACTIVE)),
         RunGroup(BURST, _GROUPS["burst"], night, LONG_TERM),
         RunGroup(NOVEMBER, _GROUPS["november"], nov, (REACTIVE, *LONG_TERM)),
@@ -69,26 +72,29 @@ def parts(quick: bool) -> list[RunGroup]:
         RunGroup(SCOUT, _GROUPS["scouts"], five, BOTH),
         RunGroup(WEEK, _GROUPS["week"], weekend, (REACTIVE, LT_U, LT_UA)),
     ]
-    return [replace(part, scene=_brief(part)) for part in groups] if quick else groups
+    if not quick:
+        return groups
+    short = [part for part in groups if not set(part.claims) & FULL_ONLY_CLAIMS or part.kind == ALONE]
+    return [replace(part, scene=_brief(part), strategies=_unplanned(part)) for part in short]
 
 
 def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and what instances serve, by GPU."""
     wanted = [part for part in parts(runner.quick) if runner.wants(*part.claims)]
     orders = scenes.ORDERINGS if runner.wants(*_GROUPS["order"]) else ()
-    served = runner.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
+    gpus = {part.scene.gpu for part in wanted} | ({scenes.A100} if runner.wants(*_GROUPS["thursday"]) else set())
+    served = runner.run({gpu: _theta(gpu) for gpu in sorted(gpus)})
     seeds = runner.seeds if orders else ()
     factors = runner.run({seed: Call(orderings.overload, {"seed": seed}) for seed in seeds})
     tasks: dict[tuple[Any, ...], Task] = {}
     for name in orders:
         for seed, each in factors.items():
             tasks[ORDER, name, seed] = SimulationTask(orderings.document(name, each["factor"]), seed, orderings.measure)
-    if runner.claims is None:
-        day = next(part.scene for part in wanted if part.kind == DAY)
-        for name, document in readings(day, served[scenes.A100]):
-            tasks[READING, name, runner.seeds[0]] = SimulationTask(document, runner.seeds[0], measures.measure)
-        for name, document in whole_day(day, served[scenes.A100]):
-            tasks[WHOLE, name, runner.seeds[0]] = SimulationTask(document, runner.seeds[0], measures.measure)
+    if not runner.quick:
+        tasks |= _days(runner, served)
+        if runner.claims is None:
+            for name, document in readings(served[scenes.A100]):
+                tasks[READING, name, runner.seeds[0]] = SimulationTask(document, runner.seeds[0], measures.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
         for seed, strategy in product(runner.seeds, part.strategies):
@@ -103,9 +109,48 @@ def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
     return runner.run(tasks), served
 
 
-def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
+def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, ...], Task]:
+    """The published Thursday, and the fleet of four models on equal GPUs."""
+    documents: dict[tuple[str, str], scenes.Document] = {}
+    if runner.wants(*_GROUPS["thursday"]):
+        documents |= thursdays(served[scenes.A100], published.has_series(runner.data))
+    if runner.wants(*_GROUPS["fleet"]):
+        fleet = runner.run({FLEET: Call(measures.theta, {"document": published.fleet_trial()})})[FLEET]
+        half = theta(fleet, THETA_SHARE)
+        day = replace(published.FLEET_DAY, theta=half, half=half, has_series=published.has_series(runner.data))
+        documents |= {(FLEET, name): published.document(day, name) for name in (REACTIVE, LT_I)}
+    return {
+        (*key, seed): SimulationTask(document, seed, measures.measure)
+        for key, document in documents.items() for seed in runner.seeds
+    }  # fmt: skip
+
+
+def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
+    """By kind and strategy: start delays with and without the guard, and what LT-I plans with."""
+    half = theta(served, THETA_SHARE)
+    days = {
+        kind: Day(theta=half, half=half, start_s=start_s, has_series=has_series)
+        for kind, start_s in zip((FASTER, DAY, SLOWER), DELAYS_S, strict=True)
+    }
+    names = {DAY: (REACTIVE, LT_I, GUARDED, LT_U, LT_UA)}
+    documents = {
+        (kind, name): published.document(day, name)
+        for kind, day in days.items() for name in names.get(kind, (REACTIVE, LT_I, GUARDED))
+    }  # fmt: skip
+    for share in EQUAL_LATE_SHARES:
+        planned = replace(days[DAY], theta=theta(served, share))
+        documents[DAY, lt_i_at(share)] = published.document(planned, LT_I)
+    return documents
+
+
+def lt_i_at(share: float) -> str:
+    """The name of LT-I that plans with a share of what an instance serves flat out."""
+    return LT_I if share == THETA_SHARE else f"{LT_I} (theta {share:.0%})"
+
+
+def readings(served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
     """(name, scenario): what the paper leaves open, one thing at a time, with Llama-2-70B alone."""
-    scene = replace(day, models=(scenes.LLAMA_2,), hours=min(day.hours, 3.0), theta=theta(served, THETA_SHARE))
+    scene = Scene(models=(scenes.LLAMA_2,), hours=3.0, theta=theta(served, THETA_SHARE))
     yield "reactive", scenes.document(scene, REACTIVE)
     yield "reactive that counts what is starting", scenes.document(scene, GUARDED)
     yield "LT-U: theta half of flat out, epsilon 1", scenes.document(scene, LT_U)
@@ -116,15 +161,6 @@ def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, scenes.Docu
     yield "LT-U: theta 70% of flat out", scenes.document(replace(scene, theta=theta(served, 0.7)), LT_U)
     yield "LT-U: hourly means forecast", scenes.document(replace(scene, step_s=3600.0), LT_U)
     yield "LT-U that counts what is starting", scenes.document(replace(scene, guard=True), LT_U)
-
-
-def whole_day(day: Scene, served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
-    """(name, scenario): Thursday from its first hour to its last, nights and all, with Llama-2-70B alone."""
-    hours = 24.0 if day.hours > 1 else day.hours
-    scene = replace(day, models=(scenes.LLAMA_2,), from_hour=scenes.THURSDAY, hours=hours)
-    scene = replace(scene, theta=theta(served, THETA_SHARE))
-    for strategy in (REACTIVE, *LONG_TERM):
-        yield strategy, scenes.document(scene, strategy)
 
 
 def theta(served: Measurement, share: float) -> dict[str, float]:
@@ -142,6 +178,11 @@ def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> Simulation
         return SimulationTask(scenes.burst(scene, strategy), seed, measures.measure_burst)
     function = measures.measure_week if kind == WEEK else measures.measure
     return SimulationTask(scenes.document(scene, strategy), seed, function)
+
+
+def _unplanned(part: RunGroup) -> Sequence[str]:
+    """The strategies of a short run: where hours are compared, those without a plan."""
+    return tuple(name for name in part.strategies if part.kind != ALONE or name in (REACTIVE, CHIRON))
 
 
 def _brief(part: RunGroup) -> Scene:

@@ -38,10 +38,8 @@ WARMUP_S = 3600.0
 
 SILOED, REACTIVE, GUARDED, CHIRON = "siloed", "reactive", "reactive (guarded)", "chiron"
 LT_I, LT_U, LT_UA = "lt-i", "lt-u", "lt-ua"
-LT_Q, LEAK = "lt-u (quantile)", "lt-ua (leaked forecast)"
-STRATEGIES = (SILOED, REACTIVE, GUARDED, CHIRON, LT_I, LT_U, LT_UA, LT_Q, LEAK)
-MISS_TO_IDLE = 4.0
-"""Missing capacity is four times as bad as idle capacity: the forecast's 80% quantile."""
+LEAK = "lt-ua (leaked forecast)"
+STRATEGIES = (SILOED, REACTIVE, GUARDED, CHIRON, LT_I, LT_U, LT_UA, LEAK)
 ORDERINGS: Mapping[str, Any] = {
     "fcfs": {"name": "priority-first", "classes": [2]},
     "edf": "edf",
@@ -85,7 +83,7 @@ def document(scene: Scene, strategy: str) -> Document:
         pool(scene.gpu, model, region, suffix, num)
         for model in scene.models for region in REGIONS for suffix, num in pools.items()
     ]  # fmt: skip
-    return whole_document(scene, fleet, _policies(scene, strategy))
+    return whole_document(scene, fleet, policies_of(scene, strategy))
 
 
 def burst(scene: Scene, strategy: str) -> Document:
@@ -103,7 +101,7 @@ def pool(gpu: str, model: str, region: str, suffix: str, num: int) -> Document:
     }  # fmt: skip
 
 
-def _policies(scene: Scene, strategy: str) -> Document:
+def policies_of(scene: Scene, strategy: str) -> Document:
     """The paper's baselines share routers and orderings with SageServe (7.1) and count nothing that is starting (4)."""
     silos = SILOS if strategy in POOLS else {}
     policies: Document = {"routing": {"name": "sageserve", **silos}, "ordering": ORDERINGS["fcfs"]}
@@ -114,14 +112,12 @@ def _policies(scene: Scene, strategy: str) -> Document:
         return policies | {"scaling": {"name": "reactive", "pending_guard": strategy == GUARDED}}
     if strategy == CHIRON:
         return policies | {"scaling": {"name": CHIRON, **SILOS}}
-    name = {LT_Q: LT_U, LEAK: LT_UA}.get(strategy, strategy)
+    name = LT_UA if strategy == LEAK else strategy
     leak = "-leak" if strategy == LEAK else ""
     scaling: Document = {
         "name": name, "planner": "ilp", "forecaster": {"name": scene.forecaster + leak, "past_hours": 72},
         "plan": {"step_s": scene.step_s, "tps": {model: scene.theta[model] for model in scene.models}},
     }  # fmt: skip
-    if strategy == LT_Q:
-        scaling["plan"]["miss_to_idle"] = MISS_TO_IDLE
     if name != LT_I:
         scaling["pending_guard"] = scene.guard
     return policies | {"scaling": scaling}
