@@ -166,6 +166,7 @@ def test_cover_leaves_alone_what_it_knows_nothing_of() -> None:
         ({"tps": {"m": 0}}, "tps: m: 0"),
         ({"epsilon": 0}, "epsilon: 0"),
         ({"step_s": 7}, "step_s: 7.0; expected seconds that fill the period of 3600"),
+        ({"peak_s": 7}, "peak_s: 7.0; expected seconds that fill the step of 300"),
         ({"miss_to_idle": -1}, "miss_to_idle: -1"),
         ({"buffers": 1}, "unknown field buffers"),
     ],
@@ -261,6 +262,22 @@ def test_beta_is_a_tenth_of_the_last_hour_s_batch_load() -> None:
     )
     world.until(HOUR_S)
     assert world.num == 4
+
+
+def test_the_forecast_is_of_an_hour_s_maximum() -> None:
+    """Section 6.3: "We take the maximum TPS expected in the next hour"; in windows of 15 minutes (5)."""
+    forecaster = Knows(300.0)
+    plan = Planning(tps={"m": 100.0}, step_s=HOUR_S, peak_s=900.0)
+    world = World(LongTermImmediateScaler(plan, forecaster=forecaster), interactive_tps=100.0)
+    world.until(1800.0)
+    world.interactive_tps = 700.0
+    world.until(2700.0)
+    world.interactive_tps = 200.0
+    world.until(HOUR_S)
+    assert forecaster.shown == [pytest.approx([700.0])]
+    assert world.num == 3
+    world.until(2 * HOUR_S)
+    assert forecaster.shown[1] == pytest.approx([700.0, 200.0])
 
 
 def test_the_quantile_follows_what_missing_costs() -> None:

@@ -64,6 +64,13 @@ def test_demand_is_what_the_workload_holds() -> None:
     assert set(found) == {("llama-2-70b", region) for region in REGIONS}
 
 
+def test_demand_of_an_hour_is_its_largest_quarter() -> None:
+    demand = demand_of(assembled(document("reactive", duration_s=7200)))
+    quarters, hours = (demand.own(each) for each in (Planning(step_s=900.0), Planning(step_s=3600.0, peak_s=900.0)))
+    for cell, series in hours.items():
+        assert series.tolist() == quarters[cell].reshape(-1, 4).max(axis=1).tolist()
+
+
 def test_the_past_is_of_the_hours_before() -> None:
     """As busy as the week's shape has it, and another draw than the run's own."""
     early, late = (demand_of(assembled(document("reactive", start_hour=hour))) for hour in (48, 62))

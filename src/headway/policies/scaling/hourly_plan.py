@@ -80,7 +80,8 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
         """The demand of each whole step from that of each window: the largest."""
         per_step = round(self.step_s / self.window_s)
         whole = len(window_tps) // per_step * per_step
-        return np.asarray(window_tps[:whole]).reshape(-1, per_step).max(axis=1, initial=0.0)
+        largest: Floats = window_tps[:whole].reshape(-1, per_step).max(axis=1, initial=0.0)
+        return largest
 
 
 class HourlyPlanner:

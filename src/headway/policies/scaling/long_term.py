@@ -19,7 +19,8 @@ class LongTermImmediateScaler:
     Every hour (and once after the first `step_s`) the scaler forecasts the input tokens per second of interactive work
     for each model and region, and adds beta for batch work to the chosen quantile. A planner turns this demand into
     replicas by pool. `plan` has the settings: `tps` (what a replica serves, by pool or model; a pool without it is not
-    scaled), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `recent_s` and `batch_tier`.
+    scaled), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `peak_s` (forecast the largest mean over
+    this time in each step), `recent_s` and `batch_tier`.
 
     A program may pass `forecaster(model, region)`, which makes the forecaster of one series, a `planner` with
     `instances(demand_tps, pools)`, and `tasks` to run both outside of the event loop. Without them, demand is expected

@@ -6,7 +6,7 @@ Claims are in `claims.yaml`; fleets, workloads and strategies in `scenes`; runs 
 
 from __future__ import annotations
 
-from headway.reproduce.findings import Findings
+from headway.reproduce.findings import Finding, Findings
 from headway.reproduce.runner import Runner
 from headway.reproduce.sageserve import runs
 from headway.reproduce.sageserve.exhibits import exhibits
@@ -23,4 +23,8 @@ def run(runner: Runner) -> Findings:
     """Run what the requested claims need; the readings belong to no claim and need a full run."""
     measured, served = runs.measure_all(runner)
     results = SageServeRuns(measured, runner.seeds)
-    return Findings(outcomes(results), exhibits(results, served))
+    findings = outcomes(results)
+    for claim in runs.FULL_ONLY_CLAIMS if runner.quick else ():
+        if runner.wants(claim) and claim.id not in findings:
+            findings[claim.id] = Finding([None] * len(runner.seeds), "A quick run is too short to decide this.")
+    return Findings(findings, exhibits(results, served))

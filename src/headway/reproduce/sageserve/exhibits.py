@@ -28,6 +28,9 @@ def exhibits(results: SageServeRuns, served: Mapping[str, Measurement]) -> Exhib
         figures += _silos(results)
     if results.includes(DAY):
         figures += _day(results)
+    if results.includes(runs.FLEET):
+        shows = "Llama-2-70B beside three models, eight GPUs each, on the published Thursday from 12:00 to 15:00."
+        figures.append(_table(results, runs.FLEET, "Beside Figure 11", "Four models on equal GPUs", shows))
     if results.includes(ALONE):
         shows = (
             "Llama-2-70B alone, on Thursday, 12:00 to 13:00. A leaked forecast is fitted on the day itself, and cheats."
@@ -85,9 +88,9 @@ def _day(results: SageServeRuns) -> Exhibits:
         cause: [results.values((DAY, name), "models", LLAMA_2, "wasted", cause) for name in names]
         for cause in CAUSES
     }  # fmt: skip
-    whole = "Llama-2-70B on Thursday, 11:00 to 16:00, means over seeds; instances are those of all regions."
+    whole = "Llama-2-70B on the published Thursday, means over seeds; instances are those of all regions."
     return [
-        Figure("Figure 11", "Instances over the day", "Instances of Llama-2-70B in all regions, from 10:00 on.",
+        Figure("Figure 11", "Instances over the day", "Llama-2-70B in all regions, from Wednesday, 22:00, on.",
                charts.curves(lines, "hours", "instances")),
         Figure("Figure 12a", "Instance-hours by region", "Of Llama-2-70B.",
                charts.bars(REGIONS, hours, "instance-hours")),
@@ -96,7 +99,9 @@ def _day(results: SageServeRuns) -> Exhibits:
         Figure("Figure 13b", "Time wasted on starts, by cause",
                "New instances, reclaimed spot ones of the same model, redeployed ones of another.",
                charts.bars(names, waste, "instance-hours")),
-        _table(results, DAY, "Figures 11 to 13", "Strategies over the day", whole),
+        _table(results, runs.FASTER, "Beside Figure 11", "Starts of 60 s", whole),
+        _table(results, DAY, "Figures 11 to 13", "Starts of 155 s", whole),
+        _table(results, runs.SLOWER, "Beside Figure 11", "Starts of 600 s", whole),
     ]  # fmt: skip
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import fmean
 
+import numpy as np
+
 from headway.reproduce.claims import Value
 from headway.reproduce.findings import Finding
 from headway.reproduce.results import increases, listed_means, reductions
 from headway.reproduce.sageserve import runs, scenes
-from headway.reproduce.sageserve.runs import ALONE, DAY, LONG_TERM, PEAK, SCOUT
+from headway.reproduce.sageserve.runs import ALONE, DAY, FASTER, FLEET, LONG_TERM, PEAK, SCOUT, SLOWER
 from headway.reproduce.sageserve.scenes import (
     BLOOM,
     CHIRON,
     GUARDED,
     LEAK,
     LLAMA_2,
-    LLAMA_31,
-    LLAMA_32,
     LT_I,
     LT_U,
     LT_UA,
@@ -27,8 +27,6 @@ from headway.reproduce.sageserve.scenes import (
 )
 from headway.reproduce.sageserve.table import SageServeRuns
 
-USD_PER_HOUR = 98.32
-"""Price of an instance (7.2.1)."""
 FindingsById = dict[str, Finding]
 
 
@@ -38,9 +36,13 @@ def outcomes(results: SageServeRuns) -> FindingsById:
     if results.includes(PEAK):
         findings |= _silos(results) | _tables(results)
     if results.includes(ALONE):
-        findings |= _chiron(results) | _beyond(results)
+        findings |= _chiron(results)
+    if results.includes(ALONE, LEAK):
+        findings |= _beyond(results)
     if results.includes(DAY):
-        findings |= _hours(results) | _waste(results) | _tails(results)
+        findings |= _hours(results) | _delays(results) | _guard(results) | _waste(results) | _tails(results)
+    if results.includes(FLEET):
+        findings |= _fleet(results)
     if results.includes(runs.NOVEMBER):
         for name in LONG_TERM:
             findings[f"nov-{name}-hours"] = _saved(results, runs.NOVEMBER, name)
@@ -60,11 +62,6 @@ def outcomes(results: SageServeRuns) -> FindingsById:
 def _silos(results: SageServeRuns) -> FindingsById:
     both = (SILOED, REACTIVE)
     hours = f"Instance-hours of all models: {results.means(PEAK, both, 'instance_hours', None)}."
-    columns = {
-        name: [results.of_model(PEAK, name, "instance_hours", model) for model in (LLAMA_31, LLAMA_32)] for name in both
-    }
-    small = {name: list(map(sum, zip(*each, strict=True))) for name, each in columns.items()}
-    numbers = f"Instance-hours of both: {fmean(small[SILOED]):.3g} (siloed), {fmean(small[REACTIVE]):.3g} (reactive)."
     use = f"KV cache in use, all models: {results.means(PEAK, both, 'kv_use', None)}."
     spot = f"Hours of all models: {results.means(PEAK, both, 'spot_hours', None)}."
     pair = {
@@ -72,7 +69,6 @@ def _silos(results: SageServeRuns) -> FindingsById:
     }
     return {
         "unified-hours": Finding(reductions(*reversed(pair["instance_hours"])), hours),
-        "unified-small": Finding(reductions(small[REACTIVE], small[SILOED]), numbers),
         "unified-kv": Finding(increases(*reversed(pair["kv_use"])), use),
         "unified-spot": Finding(increases(*reversed(pair["spot_hours"])), spot),
     }
@@ -90,13 +86,10 @@ def _tables(results: SageServeRuns) -> FindingsById:
     def worst(columns: list[list[Value]]) -> list[Value]:
         return [None if None in row else max(v for v in row if v is not None) for row in zip(*columns, strict=True)]
 
-    ttft, e2e, small = "ttft_p95_s", "e2e_p95_s", (LLAMA_31, LLAMA_32)
+    ttft, e2e = "ttft_p95_s", "e2e_p95_s"
     return {
         "unified-tail": Finding(longer(BLOOM, ttft), f"P95 TTFT (s), {numbers(ttft, BLOOM)}."),
         "unified-tail-llama-2": Finding(longer(LLAMA_2, ttft), f"P95 TTFT (s), {numbers(ttft, LLAMA_2)}."),
-        "unified-tail-small": Finding(
-            worst([longer(m, ttft) for m in small]), f"P95 TTFT (s), {numbers(ttft, *small)}."
-        ),
         "unified-e2e": Finding(worst([longer(m, e2e) for m in MODELS]), f"P95 E2E (s), {numbers(e2e, *MODELS)}."),
     }
 
@@ -123,11 +116,67 @@ def _hours(results: SageServeRuns) -> FindingsById:
     first = "; ".join(
         f"{name}: " + ", ".join(f"{hours:.3g}" for hours in each[0].values()) for name, each in by_region.items()
     )
-    saved = [None if v is None else USD_PER_HOUR * v for v in findings["lt-ua-hours"].values]
-    return findings | {
-        "lt-regions": Finding(all_less, f"Instance-hours by region, first seed: {first}."),
-        "usd-saved": Finding(saved, f"Per instance-hour of reactive scaling. {findings['lt-ua-hours'].why}"),
-        "a100-hours": findings["lt-ua-hours"],
+    return findings | {"lt-regions": Finding(all_less, f"Instance-hours by region, first seed: {first}.")}
+
+
+def _delays(results: SageServeRuns) -> FindingsById:
+    """LT-I's saving by the time to start an instance."""
+    saved = {kind: _saved(results, kind, LT_I) for kind in (FASTER, SLOWER)}
+    pairs = zip(saved[SLOWER].values, saved[FASTER].values, strict=True)
+    return {
+        "lt-i-hours-60": saved[FASTER],
+        "lt-i-hours-600": saved[SLOWER],
+        "delay-order": Finding([_less(a, b) for a, b in pairs], "Percentage points, seed by seed."),
+    }
+
+
+def _less(a: Value, b: Value) -> Value:
+    return None if a is None or b is None else a - b
+
+
+def _guard(results: SageServeRuns) -> FindingsById:
+    """The baseline that counts what is starting; and all at equal lateness."""
+    names = (REACTIVE, GUARDED, LT_I)
+    reactive, guarded, planned = (results.of_model(DAY, name, "instance_hours") for name in names)
+    shares = [
+        (a - b) / (a - c) if a > c else None for a, b, c in zip(reactive, guarded, planned, strict=True)
+    ]  # fmt: skip
+    hours = f"Instance-hours: {results.means(DAY, names, 'instance_hours')}; {_late(results, DAY, *names)}."
+    return {
+        "guard-share": Finding(shares, hours),
+        "guarded-hours": _saved(results, DAY, LT_I, GUARDED),
+        "equal-late-hours": _equally_late(results, REACTIVE),
+        "equal-late-guarded": _equally_late(results, GUARDED),
+    }
+
+
+def _equally_late(results: SageServeRuns, than: str) -> Finding:
+    """LT-I's instance-hours where as many first tokens are late as with `than`, by what it plans an instance to serve.
+
+    Between two plans, instance-hours are linear in the logarithm of the share that is late. A seed has no value where
+    none of the plans is late as often, or as seldom.
+    """
+    plans = [runs.lt_i_at(share) for share in (runs.THETA_SHARE, *runs.EQUAL_LATE_SHARES)]
+    late = list(zip(*(results.of_model(DAY, name, "late") for name in plans), strict=True))
+    hours = list(zip(*(results.of_model(DAY, name, "instance_hours") for name in plans), strict=True))
+    wanted = zip(results.of_model(DAY, than, "late"), results.of_model(DAY, than, "instance_hours"), strict=True)
+    values: list[Value] = []
+    for lates, needs, (limit, taken) in zip(late, hours, wanted, strict=True):
+        points = sorted(zip(lates, needs, strict=True))
+        inside = points[0][0] <= limit <= points[-1][0]
+        at = np.interp(np.log(limit), np.log([x for x, _ in points]), [y for _, y in points]) if inside else None
+        values.append(None if at is None else 1 - float(at) / taken)
+    both = f"Instance-hours: {results.means(DAY, (than, *plans), 'instance_hours')}"
+    return Finding(values, f"{both}; {_late(results, DAY, than, *plans)}.")
+
+
+def _fleet(results: SageServeRuns) -> FindingsById:
+    both = (REACTIVE, LT_I)
+    waits = {name: results.values((FLEET, name), "models", BLOOM, "wasted", "redeployed") for name in both}
+    fewer = reductions(waits[LT_I], waits[REACTIVE])
+    return {
+        "fleet-hours": _saved(results, FLEET, LT_I),
+        "fleet-redeploys": Finding(fewer, f"Instance-hours in which Bloom is redeployed: {listed_means(waits)}."),
     }
 
 
@@ -136,7 +185,7 @@ def _waste(results: SageServeRuns) -> FindingsById:
         return reductions(results.of_model(DAY, name, key), results.of_model(DAY, REACTIVE, key))
 
     findings = {}
-    for name in LONG_TERM:
+    for name in (LT_I, LT_UA):
         both = (REACTIVE, name)
         why = (
             f"Instance-hours in which instances start: {results.means(DAY, both, 'wasted_hours')}; starts:"
@@ -174,15 +223,8 @@ def _chiron(results: SageServeRuns) -> FindingsById:
 
 
 def _beyond(results: SageServeRuns) -> FindingsById:
-    late = reductions(results.of_model(ALONE, LT_Q, "late"), results.of_model(ALONE, LT_U, "late"))
     leak = increases(results.of_model(ALONE, LEAK, "instance_hours"), results.of_model(ALONE, LT_UA, "instance_hours"))
-    both = f"Instance-hours: {results.means(ALONE, (LT_U, LT_Q), 'instance_hours')}"
-    return {
-        "guarded-hours": _saved(results, ALONE, LT_UA, GUARDED),
-        "quantile-late": Finding(late, f"{both}; {_late(results, ALONE, LT_U, LT_Q)}."),
-        "quantile-hours": _saved(results, ALONE, LT_Q),
-        "leak-hours": Finding(leak, f"Instance-hours: {results.means(ALONE, (LT_UA, LEAK), 'instance_hours')}."),
-    }
+    return {"leak-hours": Finding(leak, f"Instance-hours: {results.means(ALONE, (LT_UA, LEAK), 'instance_hours')}.")}
 
 
 def _ablations(results: SageServeRuns) -> FindingsById:
@@ -192,7 +234,7 @@ def _ablations(results: SageServeRuns) -> FindingsById:
         "mix-1-hours": _saved(results, runs.MIX_1, LT_UA),
     }
     pairs = zip(findings["mix-9-hours"].values, findings["mix-1-hours"].values, strict=True)
-    gaps = [None if a is None or b is None else a - b for a, b in pairs]
+    gaps = [_less(a, b) for a, b in pairs]
     return findings | {"mix-order": Finding(gaps, "Percentage points, seed by seed.")}
 
 
