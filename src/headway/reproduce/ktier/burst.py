@@ -48,7 +48,7 @@ PARTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 SEEDS_AT_ONCE = 2
-"""Each takes ten times as long to simulate as with one queue in front, and differs by 1% between seeds."""
+"""Each takes ten times as long to simulate as with one queue in front of the fleet."""
 
 
 def _settings(reading: str) -> list[tuple[str, str, int]]:
