@@ -17,6 +17,7 @@ import headway as hw
 from headway import catalog
 from headway.api.figures import Figure
 from headway.core.decision import Placement
+from headway.report.page import library_name
 
 DOCUMENT: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 80, "arrivals": 20},
@@ -133,7 +134,8 @@ def test_a_comparison_has_intervals(comparison: hw.Comparison, tmp_path: Path) -
     assert len(figure.data) == 4 and figure.data[0].error_x.array[0] >= 0
     figure.save(tmp_path / "dots.html")
     figure.save(tmp_path / "dots.json")
-    assert {path.name for path in tmp_path.iterdir()} == {"dots.html", "dots.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"dots.html", "dots.json", library_name()}
+    assert "http" not in (tmp_path / "dots.html").read_text(), "a page needs no network"
     with pytest.raises(hw.HeadwayError, match="unknown run 'nearest'; did you mean 'Nearest'"):
         comparison.estimate("nearest", "ttft_s.p99")
     with pytest.raises(hw.HeadwayError, match=r"expected \.html, \.json, \.svg"):
@@ -192,6 +194,7 @@ def test_a_capacity_plan_is_a_scenario(tmp_path: Path) -> None:
     assert result.metrics["ttft_s.p99"] == pytest.approx(plan.answer.measured.ttft_p99_s)
     for name in ("plan.yaml", "plan.html", "plan.json"):
         assert plan.save(tmp_path / name).stat().st_size > 100
+    assert (tmp_path / library_name()).exists()
     with pytest.raises(hw.HeadwayError, match="unknown GPU 'h1000'"):
         hw.plan_capacity(asked, gpus=["h1000"], ttft_p99_s=2.0)
 

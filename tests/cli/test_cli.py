@@ -14,6 +14,7 @@ import yaml
 from headway import __version__
 from headway.cli import COMMANDS, main
 from headway.records.parquet import load as load_records
+from headway.report.page import library_name
 
 SYNTHETIC = "--rate 5 --num-requests 40 --prompt-tokens 100 --output-tokens 20".split()
 FLEET = "--model llama-3.1-8b --gpu a100-80gb --replicas 2".split()
@@ -162,6 +163,7 @@ def test_a_report_and_a_trace(scenario: Path, tmp_path: Path) -> None:
     html, trace = tmp_path / "out" / "report.html", tmp_path / "out" / "trace.json"
     assert main(["simulate", str(scenario), "--html", str(html), "--trace-out", str(trace)]) == 0
     assert html.read_text().startswith("<!doctype html>")
+    assert (html.parent / library_name()).exists()
     assert json.loads(trace.read_text())["traceEvents"]
 
 

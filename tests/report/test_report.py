@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,12 +12,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from headway.core.errors import HeadwayError
 from headway.metrics.latency import DefaultSlo
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import PARTS, flatten, summarize
 from headway.report import charts, describe, dots, html, table, trace
+from headway.report.page import library_name
 from headway.report.run import Provenance, Run, named_by_policies
 from oracle_records import Run as Made
 
@@ -145,9 +148,9 @@ def test_page_has_no_external_links(runs: list[Run], tmp_path: Path) -> None:
     assert len(text) < 1.5e6
     parser = Fetches()
     parser.feed(text)
-    assert parser.found == []
+    assert parser.found == [library_name()]
     assert {"ttft", "itl", "e2e", "waiting", "running", "kv", "replicas", "tier-ttft_s"} <= set(parser.charts)
-    own = re.sub(r'(?<=id="plotly">)[^<]*|(?<=id="page">)[^<]*', "", text)
+    own = re.sub(r'(?<=id="page">)[^<]*', "", text)
     assert not re.search(r"https?://|@import|url\(", own)
     for word in (
         "headway compare scenario.yaml",
@@ -157,24 +160,52 @@ def test_page_has_no_external_links(runs: list[Run], tmp_path: Path) -> None:
         *ROUTERS[:3],
     ):
         assert word in own
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    assert {p.name for p in tmp_path.iterdir()} == {"report.html", library_name()}
+
+
+def test_pages_of_a_folder_share_plotly(runs: list[Run], tmp_path: Path) -> None:
+    for name in ("one.html", "two.html"):
+        html.write(runs[:1], PROVENANCE, tmp_path / name)
+        library = tmp_path / library_name()
+        assert library.read_text() == get_plotlyjs()
+        os.utime(library, (0, 0))
+    assert library.stat().st_mtime == 0, "the second page left it as it was"
+    assert {p.name for p in tmp_path.iterdir()} == {"one.html", "two.html", library_name()}
 
 
 def test_page_draws_its_charts_in_a_browser(runs: list[Run], tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     html.write(runs, PROVENANCE, path)
-    command = [
-        chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
-        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,2400", "--dump-dom", path.as_uri(),
-    ]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    dom = re.sub(r"<script>.*?</script>", "", dom, flags=re.DOTALL)
+    dom = _opened(path)
     parser = Fetches()
     parser.feed(path.read_text())
     drawn = re.findall(r'<div class="chart[^"]*js-plotly-plot[^"]*" id="([^"]+)"', dom)
     assert sorted(drawn) == sorted(parser.charts)
     assert dom.count('class="trace scatter') >= 3 * 7
     assert dom.count('class="points"') > 0 and 'class="hm"' in dom
+    assert "No chart" not in dom
+
+
+def test_a_page_that_was_sent_alone_says_what_is_missing(runs: list[Run], tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    html.write(runs, PROVENANCE, path)
+    (tmp_path / library_name()).unlink()
+    dom = _opened(path)
+    parser = Fetches()
+    parser.feed(path.read_text())
+    note = f'<p class="note">No chart: {library_name()} is missing. It belongs in the folder of this page.</p>'
+    assert dom.count(note) == len(parser.charts) > 10
+    assert "has the lowest TTFT p99" in dom and '<td class="best">' in dom and 'class="no-charts"' in dom
+
+
+def _opened(path: Path) -> str:
+    """The page's document after its scripts ran in a browser."""
+    command = [
+        chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
+        f"--user-data-dir={path.parent / 'profile'}", "--window-size=1280,2400", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return re.sub(r"<script[ >].*?</script>", "", dom, flags=re.DOTALL)
 
 
 def test_the_page_opens_with_the_decision(runs: list[Run]) -> None:

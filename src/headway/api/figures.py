@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from plotly import graph_objects
 
 from headway.core.errors import HeadwayError
+from headway.report.page import document, literal, write_page
 from headway.workload.atomic_file import write_text
 
 _PICTURES = (".svg", ".png", ".pdf", ".webp")
@@ -21,13 +23,13 @@ class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
         super().__init__(None if figure is None else dict(figure))
 
     def save(self, path: str | Path, *, width: int = 700, height: int | None = None) -> Path:
-        """Write an .html page, .json, or a picture: .svg, .png, .pdf, .webp.
+        """Write an .html page with plotly.js beside it, .json, or a picture: .svg, .png, .pdf, .webp.
 
         Pictures need kaleido and a Chrome or Chromium. HeadwayError if they are missing, or for another suffix.
         """
         path = Path(path)
         if path.suffix == ".html":
-            write_text(path, self.to_html(include_plotlyjs="cdn"))
+            write_page(path, self._page(path.stem))
         elif path.suffix == ".json":
             write_text(path, self.to_json())
         elif path.suffix in _PICTURES:
@@ -35,6 +37,11 @@ class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
         else:
             raise HeadwayError(f"{path}: expected .html, .json, {', '.join(_PICTURES)}")
         return path
+
+    def _page(self, title: str) -> str:
+        figure = literal(json.loads(self.to_json()))
+        drawn = f'Plotly.newPlot("figure", {{...{figure}, config: {{displaylogo: false, responsive: true}}}});'
+        return document(title, '<div class="chart" id="figure"></div>', drawn)
 
     def _write_picture(self, path: Path, width: int, height: int) -> None:
         try:

@@ -29,6 +29,7 @@ from headway.planning.combos.plan import offer_of
 from headway.planning.combos.problem import Counts, Objective, Offer
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
 from headway.planning.tiers import rehearsal as tiers
+from headway.report.page import write_page
 from headway.scenario import Simulator
 from headway.workload.atomic_file import write_text
 
@@ -65,7 +66,7 @@ class Plan(Tabular):
         if path.suffix in (".yaml", ".yml"):
             write_text(path, self.yaml())
         elif path.suffix == ".html" and self.html is not None:
-            write_text(path, self.html())
+            write_page(path, self.html())
         elif path.suffix == ".json":
             write_text(path, msgspec.json.format(msgspec.json.encode(self.answer), indent=2).decode() + "\n")
         else:

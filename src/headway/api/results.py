@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from headway.api.figures import Figure
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import Records
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
-
-    from headway.api.figures import Figure
 
 WIDTH = 140
 """Characters of a table."""
@@ -189,7 +188,7 @@ class Comparison(Tabular, Sequence[Result]):
         """
         if metrics in (("ttft",), ("itl",), ("e2e",)):
             return _distribution(self.runs, metrics[0])
-        return _figure(dots.figure(self.names, self.seeded, metrics or dots.KEYS))
+        return Figure(dots.figure(self.names, self.seeded, metrics or dots.KEYS))
 
     def save(self, path: str | Path) -> Path:
         """Write the report to an .html file."""
@@ -247,19 +246,10 @@ class Sweep(Tabular):
             suffix = "".join(f", {key} {point[key]}" for key in others)
             for run, name in enumerate(self.names):
                 lines.setdefault(f"{name}{suffix}", []).append((point[x], dots.value(seeded, run, metric)))
-        return _figure(dots.lines(lines, x, metric))
+        return Figure(dots.lines(lines, x, metric))
 
     def __repr__(self) -> str:
         return f"<headway.Sweep: {len(self.points)} combinations, {len(self.names)} sets of policies>"
-
-
-def _figure(figure: charts.Figure) -> Figure:
-    """HeadwayError if plotly is not installed."""
-    try:
-        from headway.api.figures import Figure
-    except ModuleNotFoundError as error:
-        raise HeadwayError(f"plot: {error.name} is not installed; pip install 'headway[figures]'") from None
-    return Figure(figure)
 
 
 def _arrow(rows: Sequence[Mapping[str, Any]], breakdowns: bool) -> pyarrow.Table:
@@ -275,7 +265,7 @@ def _distribution(runs: Sequence[Run], metric: str) -> Figure:
     figures = charts.distributions(named_by_policies(runs))
     if metric not in figures:
         raise unknown("distribution", metric, figures or ("ttft", "itl", "e2e"))
-    return _figure(figures[metric])
+    return Figure(figures[metric])
 
 
 def _report(runs: Sequence[Run], scenario: Scenario, path: Path, seeded: SeededMetrics | None) -> Path:

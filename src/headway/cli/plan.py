@@ -22,7 +22,7 @@ from headway.cli.flags import (
 from headway.cli.output import console, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
 from headway.config.scenario import read
@@ -100,7 +100,7 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     with output.counting("rehearsing") as progress:
         best, rehearsal = plan(document, places, base_dir, options, Simulator(), output.cache_dir("capacity"), progress)
     if output.html is not None:
-        write(output.html, page(best, str(document.get("name", "capacity")), command_line()))
+        write_html(output.html, page(best, str(document.get("name", "capacity")), command_line()))
     if output.out is not None and best.choice is not None:
         write(output.out, scenario_yaml(best, rehearsal))
     if output.as_json:

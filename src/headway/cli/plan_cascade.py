@@ -9,7 +9,7 @@ import click
 
 from headway.cli.flags import gpu_offer, scenario_file
 from headway.cli.output import print_json, print_table
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
@@ -73,7 +73,7 @@ def cascade(
     if output.out is not None:
         write(output.out, scenario_yaml(answer, request))
     if output.html is not None:
-        write(output.html, page(answer, command_line()))
+        write_html(output.html, page(answer, command_line()))
     print_json(answer) if output.as_json else _show(answer)
     click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_cached} known before", err=True)
     return 0 if answer.chosen.is_met else INFEASIBLE

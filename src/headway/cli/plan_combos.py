@@ -11,7 +11,7 @@ import click
 from headway import catalog
 from headway.cli.flags import gpu_offer
 from headway.cli.output import print_json, print_table
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.planning.combos.page import millions, page
@@ -86,7 +86,7 @@ def combos(
     with output.counting("profiling") as progress:
         answer = plan(services, options, simulator, output.cache_dir("combos"), progress)
     if output.html is not None:
-        write(output.html, page(answer.plan, answer.selection, answer.others, command_line()))
+        write_html(output.html, page(answer.plan, answer.selection, answer.others, command_line()))
     planned = {chosen.service for chosen in answer.plan.combos}
     for each in services:
         if output.out is not None and each.service.name in planned:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from headway.cli.flags import together
 from headway.cli.output import counting, user_cache
+from headway.report.page import write_page
 from headway.workload.atomic_file import write_text
 
 INFEASIBLE = 3
@@ -21,7 +22,7 @@ _path = click.Path(path_type=Path)
 
 plan_options = together((
     click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
-    click.option("--html", type=_path, help="Write the plan as an HTML page."),
+    click.option("--html", type=_path, help="Write the plan as an HTML page, and plotly.js beside it."),
     click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
     click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
@@ -48,6 +49,11 @@ class PlanOutput(Struct, frozen=True):
 
 def write(path: Path, text: str) -> None:
     write_text(path, text)
+    click.echo(f"wrote {path}", err=True)
+
+
+def write_html(path: Path, page: str) -> None:
+    write_page(path, page)
     click.echo(f"wrote {path}", err=True)
 
 

@@ -22,11 +22,11 @@ from headway.cli.output import (
 )
 from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
+from headway.report.page import write_page
 from headway.reproduce import SYSTEMS
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
 from headway.reproduce.text import listing, render
-from headway.workload.atomic_file import write_text
 
 FAILED = 1
 """Exit code with --strict if a claim does not hold."""
@@ -50,7 +50,7 @@ FAILED = 1
     help="A folder with public traces and measurements, for systems that use them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-@click.option("--html", type=PATH, help="Write claims, figures and tables as one page.")
+@click.option("--html", type=PATH, help="Write claims, figures and tables as an HTML page, and plotly.js beside it.")
 @click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim does not hold.")
 @click.option("--cache", type=PATH, help="Folder of cached measurements. Default: the user's cache.")
 @click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds.")
@@ -79,7 +79,7 @@ def command(
             report=report, ray=ray,
         )  # fmt: skip
     if html is not None:
-        write_text(html, page(reproduced, shlex.join(["headway", *sys.argv[1:]])))
+        write_page(html, page(reproduced, shlex.join(["headway", *sys.argv[1:]])))
     if as_json:
         print_json(reproduced.result)
     else:

@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 output_options = together((
     click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
     click.option("--out", type=PATH, help="Write results.json and the records of every run (Parquet) to this folder."),
-    click.option("--html", type=PATH, help="Write a report as one HTML page."),
+    click.option("--html", type=PATH, help="Write a report as an HTML page, and plotly.js beside it."),
     no_progress_option,
 ))  # fmt: skip
 clairvoyant_option = click.option(

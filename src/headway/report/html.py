@@ -1,4 +1,4 @@
-"""The HTML report of one or several runs: one file without external links."""
+"""The HTML report of one or several runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import RequestMetrics, flatten
 from headway.report import charts, dots
 from headway.report.describe import DEFINITIONS
-from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
+from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table, write_page
 from headway.report.run import Provenance, Run, named_by_policies
 from headway.report.table import COLUMNS, Cell, compare, seconds, seeds_note, short_number, uncalibrated_note
-from headway.workload.atomic_file import write_text
 
 JS = """
 const hidden = new Set();
@@ -47,8 +46,8 @@ MOST_COLUMNS, MOST_INTERVALS = 15, 11
 
 
 def write(runs: Sequence[Run], provenance: Provenance, path: Path, seeded: SeededMetrics | None = None) -> None:
-    """Write the report to `path` atomically. HeadwayError if the file cannot be written."""
-    write_text(path, page(runs, provenance, seeded))
+    """Write the report to `path`, as `write_page` does."""
+    write_page(path, page(runs, provenance, seeded))
 
 
 def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | None = None) -> str:

@@ -1,7 +1,6 @@
-"""Parts of all HTML pages: colours, style sheet, document, table, chart. A page is one file without external links.
+"""Parts of all HTML pages: colours, style sheet, document, table, chart; and how a page is written.
 
-`plotly-cartesian.min.js.gz` is plotly.js 4.1.1 (MIT licence, plotly.js-cartesian-dist-min) with the chart types that
-pages use; the browser unpacks it. All of plotly.js would make a page of 4.9 MB.
+A page has no external links. It loads plotly.js, 4.8 MB, from a file beside it that all pages of a folder share.
 """
 
 from __future__ import annotations
@@ -9,11 +8,12 @@ from __future__ import annotations
 import gzip
 from base64 import b64encode
 from collections.abc import Sequence
-from functools import cache
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 
 import msgspec
+
+from headway.workload.atomic_file import write_text
 
 COLORS = (
     "#2f6db3", "#d9722e", "#3f9455", "#b5423f", "#7d62a8", "#8a6446", "#cf6fa8", "#5f6b76", "#9a9a24",
@@ -82,6 +82,7 @@ figure { margin: 0; min-width: 0; position: relative; }
   border: 1px solid var(--edge); border-radius: 5px; padding: 0 7px; cursor: pointer; }
 .verdict { font-size: 17px; line-height: 1.45; margin: 4px 0 12px; max-width: 90ch; }
 .chart { width: 100%; }
+.no-charts .svg, .no-charts .chips, .no-charts .choices { display: none; }
 footer { margin-top: 48px; padding-top: 14px; border-top: 1px solid var(--rule); }
 @media print { .chips, .choices, .svg { display: none; } main { padding: 0; } h2 { break-after: avoid; } }
 """
@@ -112,26 +113,49 @@ for (const button of document.querySelectorAll("button.svg")) button.addEventLis
 """
 """Draws the constant `charts`: a map from element ids to Plotly figures; saves them as SVG."""
 
-LOAD = """
-async function start(id, type) {
-  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), c => c.charCodeAt(0));
-  const script = document.createElement("script");
-  script.type = type;
-  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  script.textContent = await new Response(unpacked).text();
-  document.head.append(script);
+CHECK = """
+if (typeof Plotly === "undefined") {
+  const missing = "No chart: %s is missing. It belongs in the folder of this page.";
+  document.body.classList.add("no-charts");
+  for (const chart of document.querySelectorAll(".chart")) {
+    const note = document.createElement("p");
+    note.className = "note";
+    note.textContent = missing;
+    chart.replaceChildren(note);
+  }
+  throw new Error(missing);
 }
-await start("plotly", "text/javascript");
 """
-"""Unpacks plotly.js, and defines how."""
+"""Ends the page's script with a note in place of each chart if plotly.js could not be loaded."""
+
+UNPACK = """
+const packed = Uint8Array.from(atob(document.getElementById("page").textContent), c => c.charCodeAt(0));
+const script = document.createElement("script");
+script.type = "module";
+const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+script.textContent = await new Response(unpacked).text();
+document.head.append(script);
+"""
+"""Starts the script that the element `page` holds."""
 _MOST_PLAIN_CHARS = 100_000
 """Longer scripts, which are mostly data, are packed: that of a report of ten runs has 0.8 MB, and 0.2 MB packed."""
 
 
-@cache
-def _plotly() -> str:
-    """plotly.js, packed, as base64."""
-    return b64encode((files("headway.report") / "plotly-cartesian.min.js.gz").read_bytes()).decode()
+def library_name() -> str:
+    """The name of the file with plotly.js that pages load."""
+    from plotly.offline import get_plotlyjs_version  # takes 0.1 s, which runs without pages need not spend
+
+    return f"plotly-{get_plotlyjs_version()}.min.js"
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page atomically, and plotly.js beside it unless it is there. HeadwayError if that cannot be done."""
+    from plotly.offline import get_plotlyjs
+
+    write_text(path, text)
+    library = path.with_name(library_name())
+    if not library.exists():
+        write_text(library, get_plotlyjs())
 
 
 def _packed(script: str) -> tuple[str, str]:
@@ -139,18 +163,20 @@ def _packed(script: str) -> tuple[str, str]:
     if len(script) <= _MOST_PLAIN_CHARS:
         return "", script
     text = b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
-    return f'<script type="text/plain" id="page">{text}</script>\n', 'await start("page", "module");'
+    return f'<script type="text/plain" id="page">{text}</script>\n', UNPACK
 
 
 def document(title: str, body: str, script: str, css: str = "") -> str:
+    """A page for `write_page`. Elements of the class `chart` get a note if plotly.js is missing."""
     held, started = _packed(script)
+    library = library_name()
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Headway: {escape(title)}</title>\n<style>{CSS}{css}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n"
-        f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
-        f'{held}<script type="module">{LOAD}{started}</script>\n</body>\n</html>\n'
+        f'<script src="{library}"></script>\n'
+        f'{held}<script type="module">{CHECK % library}{started}</script>\n</body>\n</html>\n'
     )
 
 

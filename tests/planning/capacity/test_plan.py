@@ -28,6 +28,7 @@ from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import CapacityCandidate, CapacityPlan, Situation, Targets, misses
 from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
 from headway.planning.capacity.text import render
+from headway.report.page import write_page
 
 MOST = 6
 SMALL = "--rate 40 --num-requests 200 --prompt-tokens 1500 --output-tokens 150 --model llama-3.1-8b".split()
@@ -385,7 +386,7 @@ def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> 
     if browser is None:
         pytest.skip("no Chromium on this machine")
     file = tmp_path / "plan.html"
-    file.write_text(page(planned(options_of(), cache=small)[0], "small", "headway plan capacity"))
+    write_page(file, page(planned(options_of(), cache=small)[0], "small", "headway plan capacity"))
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1600", "--dump-dom", file.as_uri(),
