@@ -65,6 +65,12 @@ def test_every_dependency_has_its_reason() -> None:
         assert name in pinned or name == "torch", name  # the GPU decides which build
 
 
+def test_the_package_holds_no_code_of_others() -> None:
+    """Libraries come from the package manager. Only source, its types, and data in plain text are files of Headway."""
+    found = {path.suffix for path in (ROOT / "src" / "headway").rglob("*") if path.is_file()}
+    assert found - {".pyc"} <= {".py", ".pyi", ".typed", ".yaml", ".json", ".csv", ".html"}
+
+
 def test_the_makefile_says_what_contributors_are_told() -> None:
     told = set(re.findall(r"^(?:`)?make (\w+)", (ROOT / "CONTRIBUTING.md").read_text() + README, re.MULTILINE))
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

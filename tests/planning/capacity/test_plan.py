@@ -28,7 +28,7 @@ from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import CapacityCandidate, CapacityPlan, Situation, Targets, misses
 from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
 from headway.planning.capacity.text import render
-from headway.report.page import write_page
+from headway.report.page import library_name, write_page
 
 MOST = 6
 SMALL = "--rate 40 --num-requests 200 --prompt-tokens 1500 --output-tokens 150 --model llama-3.1-8b".split()
@@ -260,6 +260,7 @@ def test_the_command_writes_a_scenario_that_meets_the_targets(
 ) -> None:
     out, html = tmp_path / "plan.yaml", tmp_path / "plan.html"
     code, text, _ = run(capsys, *SMALL, *ASKED, "--cache", small, "--out", out, "--html", html)
+    assert html.with_name(library_name()).exists()
     assert code == 0 and "an hour" in text.splitlines()[0] and "With one replica less" in text
     code, text, err = run(capsys, *SMALL, *ASKED, "--cache", small, "--json")
     told = json.loads(text)

@@ -29,6 +29,7 @@ from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import StageSimulator, evaluator_of
 from headway.planning.combos.problem import Offer
+from headway.report.page import library_name
 from headway.scenario import Simulator
 from headway.workload.generate import generate
 from headway.workload.quality import Scores
@@ -167,6 +168,7 @@ def test_unlike_gpus_are_planned_together(file: Path, tmp_path: Path, capsys: py
     assert not alone["chosen"]["kept"] or chosen["rehearsed"]["p95_s"] <= alone["chosen"]["rehearsed"]["p95_s"]
     names = set(taken)
     assert len(names) > 1 and all(name in html.read_text() for name in names)
+    assert html.with_name(library_name()).exists()
     written = yaml.safe_load(out.read_text())["fleet"]
     assert {pool["gpu"] for pool in written} == names
     assert all(pool["usd_per_gpu_hour"] == 1.5 for pool in written if pool["gpu"] == "a100-80gb")

@@ -16,6 +16,7 @@ from headway.planning.combos.plan import service_scenario
 from headway.planning.combos.problem import GpuCombo, Group
 from headway.planning.combos.rehearsal import GoodputProfiler, fleet_sections
 from headway.planning.rehearsals import RehearsalCache
+from headway.report.page import library_name
 from headway.scenario import Simulator
 from headway.scenario.run import assemble, load, run
 
@@ -63,6 +64,7 @@ def test_a_plan_is_a_fleet_that_serves_its_demand(
     done = run(load(out)).summary
     assert done.slo_attainment is not None and done.slo_attainment >= 0.85
     assert "<1 x" in page.read_text() and "goodput" in page.read_text()
+    assert page.with_name(library_name()).exists()
     # The same again costs no simulation.
     again = plan(capsys, *asked, "--json")
     assert json.loads(again[1])["plan"] == found

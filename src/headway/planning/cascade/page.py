@@ -20,7 +20,7 @@ _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is bett
 
 
 def page(answer: CascadeAnswer, command: str) -> str:
-    """A self-contained HTML page."""
+    """The page, for `write_page`."""
     chosen, result = answer.chosen.plan, answer.chosen.rehearsed
     used = " → ".join(f"{stage.model} on {stage.gpus}" for stage in chosen.stages if stage.replicas)
     reached = facts({
