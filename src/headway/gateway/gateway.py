@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
+from math import inf
 from time import time
 from typing import TYPE_CHECKING
 
@@ -118,6 +119,8 @@ class Gateway:
         self._ids = count()
         self._last_arrival_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
+        self._least_limits: dict[str, float] = {}
+        """By model, see `_least_limit`, until a replica's limit may have changed."""
         self._reasons: dict[str, bool] = {}
         """By model, whether its last answer began with reasoning."""
 
@@ -200,15 +203,20 @@ class Gateway:
     ) -> Relay:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
-        self._quarantine.check(client_request.raw, self.clock.now)
+        now = self.clock.now
+        self._quarantine.check(client_request.raw, now)
         if client_request.prompt_ids is None:
-            engines = self._engines_of(client_request.model)
-            client_request.counted_tokens = await count_prompt(
-                client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
-            )
-        features = client_request.features(self.clock.now)
-        client_request.stream_key = self.stream_key(client_request.stream_key, client_request.model)
-        copy, restored = self.copies.begin(client_request.stream_key)
+            longest_tokens = len(client_request.text) + (client_request.max_tokens or 1)
+            if longest_tokens > self._least_limit(client_request.model):
+                engines = self._engines_of(client_request.model)
+                client_request.counted_tokens = await count_prompt(
+                    client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
+                )
+        features = client_request.features(now)
+        copy = restored = None
+        if client_request.stream_key is not None:
+            client_request.stream_key = self.stream_key(client_request.stream_key, client_request.model)
+            copy, restored = self.copies.begin(client_request.stream_key)
 
         def new_request(live: Live) -> InFlightRequest:
             live.generated_tokens = 0 if restored is None else restored.tokens
@@ -296,7 +304,9 @@ class Gateway:
         service, model = self._service(features)
         cascade = self.driver.cascade
         stages = cascade.stages if cascade is not None and model == cascade.config.name else ()
-        longest = max([service.longest_tokens, *(stage.service.longest_tokens for stage in stages)])
+        longest = service.longest_tokens
+        for stage in stages:
+            longest = max(longest, stage.service.longest_tokens)
         live = self._live(features, model, tenant, deadline_s, longest)
         if live.prompt_tokens + live.output_tokens > longest:
             prompt = "a prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
@@ -325,6 +335,16 @@ class Gateway:
             what = f"{features.model!r} answers chats and completions only, as its replicas do one phase each"
             raise ApiError(400, what, "invalid_value", "model")
         return service, service.model
+
+    def _least_limit(self, model: str) -> float:
+        """The most tokens that each of a model's engines holds; infinite if all hold equally many, or none is known."""
+        limit = self._least_limits.get(model)
+        if limit is None:
+            limits = {engine.max_request_tokens for engine in self._engines_of(model)}
+            limit = min(limits) if len(limits) > 1 else inf
+            if model in self.driver.services:
+                self._least_limits[model] = limit
+        return limit
 
     def _engines_of(self, model: str) -> list[LiveReplica]:
         """The replicas that may hold a request for this model."""
@@ -378,6 +398,7 @@ class Gateway:
                 self.health.check_outliers()
 
     def _replica_up(self, replica: LiveReplica) -> None:
+        self._least_limits.clear()
         replica.has_served = True
         if not self.plan.has_window:
             self.driver.limit_to_slots(replica)
