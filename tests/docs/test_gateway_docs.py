@@ -1,4 +1,4 @@
-"""The examples of docs/serve.md and docs/headway.md run as they stand, on ports that are free."""
+"""The examples of the pages on the gateway run as they stand, on ports that are free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from headway.control.decisions import Decision
 
 pytest.importorskip("httptools")
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, OWN = ((DOCS / name).read_text(encoding="utf-8") for name in ("serve.md", "headway.md"))
+PAGES = ("serve", "batches", "cascades", "disaggregation", "tenants", "scaling", "observe")
+PAGE = "\n".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
+OWN = (DOCS / "headway.md").read_text(encoding="utf-8")
 
 
 def _free_ports(num: int) -> list[int]:

@@ -36,3 +36,10 @@ def test_no_link_leaves_the_site(site: Path) -> None:
     for page in site.glob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.search(r'(?:href|src)="\.\./', text), page.name
+
+
+def test_pages_that_are_not_references_stay_short() -> None:
+    """A page of more than 300 lines is a reference, which is searched and not read."""
+    references = {"cli.md", "scenario.md", "policies.md", "log.md", "api.md", "metrics.md"}
+    long = {page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in (ROOT / "docs").glob("*.md")}
+    assert {name: lines for name, lines in long.items() if lines > 300 and name not in references} == {}
