@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+import headway
 from headway.config.scenario import variants
 from headway.metrics.summary import flatten
 from headway.report.table import COLUMNS
@@ -69,6 +70,11 @@ def test_the_package_holds_no_code_of_others() -> None:
     """Libraries come from the package manager. Only source, its types, and data in plain text are files of Headway."""
     found = {path.suffix for path in (ROOT / "src" / "headway").rglob("*") if path.is_file()}
     assert found - {".pyc"} <= {".py", ".pyi", ".typed", ".yaml", ".json", ".csv", ".html"}
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    (latest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert latest in (headway.__version__, "Unreleased")
 
 
 def test_the_makefile_says_what_contributors_are_told() -> None:
