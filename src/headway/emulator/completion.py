@@ -75,7 +75,7 @@ class Completion:
             raise BadRequestError(f"n must be from 1 to {_MAX_CHOICES}")
         self.tool = _called_function(body) if is_chat else None
         script = _script(body, self.tool)
-        self.choices = [Choice(self, i, config, max_tokens, script) for i in range(num)]
+        self.choices = [CompletionChoice(self, i, config, max_tokens, script) for i in range(num)]
         name = "chat.completion" if is_chat else "text_completion"
         suffix = ".chunk" if is_chat and self.stream else ""
         self.head = {
@@ -105,7 +105,7 @@ class Completion:
         return answer
 
 
-class Choice:
+class CompletionChoice:
     """One of a request's answers."""
 
     def __init__(

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from headway.emulator.completion import CHAT, COMPLETIONS, BadRequestError, Choice, Completion, SurfaceConfig
+from headway.emulator.completion import CHAT, COMPLETIONS, BadRequestError, Completion, CompletionChoice, SurfaceConfig
 from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_exchange import PATH, KvGoneError
 from headway.emulator.other_endpoints import other_routes
@@ -163,7 +163,7 @@ async def _read_all(source: TokenSource) -> int:
     return num
 
 
-async def _send_stream(completion: Completion, pairs: list[tuple[Choice, TokenSource]], send: Send) -> None:
+async def _send_stream(completion: Completion, pairs: list[tuple[CompletionChoice, TokenSource]], send: Send) -> None:
     await _start_stream(send)
     if len(pairs) == 1:
         num = await _send_choice(completion, *pairs[0], send)
@@ -176,7 +176,7 @@ async def _send_stream(completion: Completion, pairs: list[tuple[Choice, TokenSo
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
-async def _send_choice(completion: Completion, choice: Choice, source: TokenSource, send: Send) -> int:
+async def _send_choice(completion: Completion, choice: CompletionChoice, source: TokenSource, send: Send) -> int:
     """Stream one choice. Returns the number of its tokens."""
     num = 0
     while new := await source.read():

@@ -73,30 +73,14 @@ class Gateway:
         self.fleet = LiveFleet(self, plan, self.clock)
         self.scaling = LiveScaling(self, self.fleet, plan)
         self.driver = Driver(
-            self.clock,
-            self.replicas,
-            plan.names,
-            plan.policies,
-            plan.seed,
-            recording.recorder,
-            self.request_metrics,
-            self.settings.hold_s,
-            self._scorer,
-            self.scaling.configure,
-            self.decisions,
-            self._request_ended,
+            self.clock, self.replicas, plan.names, plan.policies, plan.seed, recording.recorder, self.request_metrics,
+            self.settings.hold_s, self._scorer, self.scaling.configure, self.decisions, self._request_ended,
             self.fleet.record_role,
-        )
+        )  # fmt: skip
         self.health = HealthMonitor(
-            self.replicas,
-            self.settings,
-            self._replica_up,
-            self.driver.replica_down,
-            self.driver.fail_over,
-            self._load_read,
-            self._replica_ejected,
-            lambda: self.clock.now,
-        )
+            self.replicas, self.settings, self._replica_up, self.driver.replica_down, self.driver.fail_over,
+            self._load_read, self._replica_ejected, lambda: self.clock.now,
+        )  # fmt: skip
         self.ejections: dict[int, str] = {}
         """By replica that is ejected or generates nothing, why."""
         self._returning: set[int] = set()

@@ -127,29 +127,29 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ComparedMetrics:
     kinds: tuple[str, ...]
     labels: tuple[tuple[str, ...], ...]
     columns: tuple[Column, ...]
     cells: tuple[tuple[Cell, ...], ...]
 
-    def without(self, dropped: Collection[str]) -> Comparison:
+    def without(self, dropped: Collection[str]) -> ComparedMetrics:
         remaining = [i for i, column in enumerate(self.columns) if column.key not in dropped]
-        return Comparison(
+        return ComparedMetrics(
             self.kinds,
             self.labels,
             tuple(self.columns[i] for i in remaining),
             tuple(tuple(row[i] for i in remaining) for row in self.cells),
         )
 
-    def limited_to(self, most: int) -> Comparison:
+    def limited_to(self, most: int) -> ComparedMetrics:
         """A copy with at most `most` columns, as far as `DROPPED_FIRST` allows."""
         too_many = len(self.kinds) + len(self.columns) - most
         present = [key for key in DROPPED_FIRST if key in {column.key for column in self.columns}]
         return self.without(present[: max(too_many, 0)])
 
 
-def compare(runs: Sequence[Run], seeded: SeededMetrics | None = None) -> Comparison:
+def compare(runs: Sequence[Run], seeded: SeededMetrics | None = None) -> ComparedMetrics:
     """Compare runs by the metrics with data, and mark the best value of each metric in which runs differ.
 
     With `seeded`, values are means over seeds with the halves of their 95% intervals, and marks are those of
@@ -162,7 +162,7 @@ def compare(runs: Sequence[Run], seeded: SeededMetrics | None = None) -> Compari
     else:
         by_column = [_cells(column, [numbers[column.key] for numbers in flat]) for column in columns]
     kinds = tuple(dict.fromkeys(kind for run in runs for kind in run.policies)) or ("run",)
-    return Comparison(
+    return ComparedMetrics(
         kinds=kinds,
         labels=tuple(tuple(run.policies.get(k, "") for k in kinds) if run.policies else (run.name,) for run in runs),
         columns=columns,
@@ -228,7 +228,7 @@ def seeds_note(seeded: SeededMetrics) -> str:
     return f"Means over {num} seeds, ± half of the 95% interval."
 
 
-def _table(runs: Sequence[Run], compared: Comparison, seeded: SeededMetrics | None) -> Table:
+def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics | None) -> Table:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     if (uncalibrated := uncalibrated_note(runs)) is not None:
         notes.append(uncalibrated)
