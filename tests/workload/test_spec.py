@@ -172,8 +172,12 @@ def test_traces_by_path_or_in_full(tmp_path: Path) -> None:
     assert [(r.arrival_s, r.prompt_tokens, r.model, r.timeout_s) for r in part] == [
         (0.0, 3, "llama", 3.0), (0.5, 4, "llama", 3.0), (1.0, 5, "llama", 3.0), (1.5, 6, "llama", 3.0),
     ]  # fmt: skip
-    loop = build(spec("{trace: t.csv, concurrency: 2, models: other}"), 1, tmp_path)
-    assert isinstance(loop, ClosedLoop) and loop.pop(Request).model == "other"
+    loop = build(spec("{trace: t.csv, concurrency: 2, models: m}"), 1, tmp_path)
+    assert isinstance(loop, ClosedLoop) and loop.pop(Request).model == "m"
+    with pytest.raises(
+        HeadwayError, match="the trace has requests of its own models: unknown model 'other'; one of: m"
+    ):
+        build(spec("{trace: t.csv, concurrency: 2, models: other}"), 1, tmp_path)
     with pytest.raises(HeadwayError, match=r"the trace's model 'm' is missing"):
         build(spec("trace: {path: t.csv, models: {x: y}}"), 1, tmp_path)
     with pytest.raises(HeadwayError, match="no request arrives"):

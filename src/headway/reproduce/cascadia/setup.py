@@ -96,13 +96,20 @@ def slowed(original: Coefficients, times: float) -> Coefficients:
         decode_attention=_slowed(kernels.decode_attention, times),
         elementwise_efficiency=kernels.elementwise_efficiency / times,
     )
-    return structs.replace(original, kernels=changed, overhead=_slowed(original.overhead, times))
+    experts = original.experts
+    if experts is not None:
+        curves = [
+            structs.replace(curve, latency_us=tuple(each * times for each in curve.latency_us))
+            for curve in experts.curves
+        ]
+        experts = structs.replace(experts, curves=tuple(curves))
+    return structs.replace(original, kernels=changed, overhead=_slowed(original.overhead, times), experts=experts)
 
 
 def _slowed(part: Struct, times: float) -> Any:
     changes = {}
     for name in part.__struct_fields__:
-        if name.endswith("_s") or "_s_per_" in name:
+        if name.endswith(("_s", "_bytes_per_logit")) or "_s_per_" in name:
             changes[name] = getattr(part, name) * times
         elif name.endswith("efficiency"):
             changes[name] = getattr(part, name) / times
