@@ -81,6 +81,7 @@ def test_a_body_may_be_compressed(encoding: str, pack: Any, front: serving.Proce
         ("gzip", gzip.compress(b"{}") + b"{}", 400),
         ("gzip", gzip.compress(b" " * (1 << 24)), 413),
     ],
+    ids=["unknown", "no gzip", "cut off", "more than one stream", "too long"],
 )
 def test_bodies_that_cannot_be_decompressed(encoding: str, body: bytes, status: int, front: serving.Process) -> None:
     reply = ask(front, "/v1/chat/completions", body, {"Content-Encoding": encoding})
