@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import serving
-from headway.records.decision_log import BackgroundDecisionFile, DecisionFile, DroppedLines
+from headway.records.json_lines import BackgroundJsonLines, DroppedLines, JsonLinesFile
 from serving import MODEL, ask, chat, metric, until
 
 pytest.importorskip("httptools")
@@ -134,7 +134,7 @@ def test_the_simulator_writes_the_same_lines_and_the_same_metrics(tmp_path: Path
 
 
 def test_a_long_log_is_at_most_two_files(tmp_path: Path) -> None:
-    file = DecisionFile(tmp_path / "log", max_bytes=100)
+    file = JsonLinesFile(tmp_path / "log", max_bytes=100)
     for num in range(50):
         file.write(DroppedLines(num))
     file.close()
@@ -145,7 +145,7 @@ def test_a_long_log_is_at_most_two_files(tmp_path: Path) -> None:
 
 
 def test_lines_that_the_disk_is_too_slow_for_are_counted(tmp_path: Path) -> None:
-    class Slow(DecisionFile):
+    class Slow(JsonLinesFile):
         may_write = threading.Event()
 
         def write(self, line: Any) -> None:
@@ -153,7 +153,7 @@ def test_lines_that_the_disk_is_too_slow_for_are_counted(tmp_path: Path) -> None
             super().write(line)
 
     file = Slow(tmp_path / "log")
-    behind = BackgroundDecisionFile(file, max_queued=10)
+    behind = BackgroundJsonLines(file, max_queued=10)
     for num in range(200):
         behind.write(DroppedLines(num))
     file.may_write.set()

@@ -21,7 +21,7 @@ from headway.core.fleet import Engine, Fault, Fleet, Pool
 from headway.core.record import Outcome, Records
 from headway.core.view import FleetView, RequestView
 from headway.policies import resolve
-from headway.records.decision_log import BackgroundDecisionFile, DecisionFile
+from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
@@ -142,7 +142,7 @@ class Line(msgspec.Struct):
 def test_the_log_goes_on_when_a_full_disk_has_room_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No line is torn, and what is missing is counted."""
     path = tmp_path / "decisions.jsonl"
-    writer = BackgroundDecisionFile(DecisionFile(path), max_queued=50)
+    writer = BackgroundJsonLines(JsonLinesFile(path), max_queued=50)
     writer.write(Line(0))
     until(lambda: path.stat().st_size > 0)
     with full_disk(path.stat().st_size + 150):  # one line more, and a half

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import socket
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from msgspec import Struct
@@ -20,7 +18,8 @@ from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.server import web_server
-from headway.records.decision_log import BackgroundDecisionFile, DecisionFile
+from headway.gateway.telemetry.logs import Level, LogOptions
+from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 from headway.records.part_writer import PartWriter
 from headway.scenario import replan
 from headway.serving.supervision import MAX_RESTARTS, supervise
@@ -43,6 +42,13 @@ class ServeOptions(Struct, frozen=True):
     decisions: Path | None
     certfile: Path | None
     keyfile: Path | None
+    access_log: Path | None
+    log_level: Level
+    log_format: Literal["text", "json"]
+
+    @property
+    def log(self) -> LogOptions:
+        return LogOptions(self.log_level, self.log_format)
 
     def tls(self) -> web_server.Tls | None:
         """The certificate, after a check; None: serve HTTP."""
@@ -73,6 +79,12 @@ class ServeOptions(Struct, frozen=True):
 )  # fmt: skip
 @click.option("--records", type=PATH, help="Write records of the requests to this folder, as the run goes.")
 @decisions_option
+@click.option("--access-log", type=PATH, help="Write one line of JSON for each request to this file; - for stdout.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True,
+    help="Least severe messages in the gateway's log, which is on stderr.",
+)  # fmt: skip
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--certfile", type=PATH, help="Certificate (PEM): serve HTTPS.")
 @click.option("--keyfile", type=PATH, help="Private key (PEM), if it is not in the same file.")
 def command(
@@ -107,8 +119,9 @@ def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Pat
     """Serve until a signal, in a process that is started again if it is killed."""
     host, port, workers, tls = options.host, options.port, options.workers, options.tls()
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("headway").setLevel(logging.INFO)
+    options.log.apply()
+    if options.access_log is not None:
+        options = replace(options, access_log=_access_log_file(options.access_log))
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
     _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
 
@@ -132,14 +145,17 @@ def _run(
     """Serve until a signal, at these sockets. The records hold the fleet file's text."""
     from headway.gateway.gateway import Gateway
     from headway.gateway.server.app import application
+    from headway.gateway.server.middleware import with_middleware
     from headway.gateway.telemetry.recording import Recording
     from headway.gateway.workers.supervisor import WorkerSupervisor
 
-    supervisor = None if options.workers == 1 else WorkerSupervisor(listeners, tls)
+    supervisor = None
+    if options.workers > 1:
+        supervisor = WorkerSupervisor(listeners, tls, options.log, options.access_log)
     decision_writer = None
     if options.decisions is not None:
         max_bytes = plan.settings.max_decisions_bytes
-        decision_writer = BackgroundDecisionFile(DecisionFile(options.decisions, max_bytes, is_continued=is_restart))
+        decision_writer = BackgroundJsonLines(JsonLinesFile(options.decisions, max_bytes, is_continued=is_restart))
 
     records_writer = None
     if options.records is not None:
@@ -162,9 +178,17 @@ def _run(
     if supervisor is None:
         hosts = web_server.expected_hosts(plan.settings, listeners[0])
         app = application(make, stopped)
-        web_server.serve(app, listeners[0], plan.settings.drain_s + 1, tls, app.completions.drain, hosts)
+        served = with_middleware(app, plan.settings, options.access_log)
+        web_server.serve(served, listeners[0], plan.settings.drain_s + 1, tls, app.completions.drain, hosts)
     else:
         web_server.serve(application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop)
+
+
+def _access_log_file(path: Path) -> Path:
+    """The file, which can be written. HeadwayError if it cannot."""
+    path = Path("/dev/stdout") if path == Path("-") else path.absolute()
+    JsonLinesFile(path, is_shared=True).close()
+    return path
 
 
 def _where(served: ServedPool) -> str:

@@ -21,7 +21,7 @@ from headway.cli.runs import (
 from headway.config.scenario import Scenario
 from headway.config.scenario import variant as variant_of
 from headway.control.decisions import DecisionObserver
-from headway.records.decision_log import DecisionFile
+from headway.records.json_lines import JsonLinesFile
 from headway.report.run import Run
 from headway.scenario.run import Progress, run
 
@@ -51,7 +51,7 @@ def command(
 
 
 def _run_logged(chosen: Scenario, report: Progress | None, path: Path) -> Run:
-    file, decisions = DecisionFile(path), DecisionObserver()
+    file, decisions = JsonLinesFile(path), DecisionObserver()
     decisions.listeners.append(file.write)
     try:
         return run(chosen, report, decisions, with_bound=True)

@@ -21,13 +21,15 @@ class ApiError(Exception):
     """The error that a client gets in place of an answer. A long message is cut."""
 
     def __init__(
-        self, status: int, message: str, code: str, param: str | None = None, retry_after_s: int | None = None
-    ) -> None:
+        self, status: int, message: str, code: str, param: str | None = None, retry_after_s: int | None = None,
+        reason: str = "",
+    ) -> None:  # fmt: skip
+        """`reason`: what a limit is on, for metrics."""
         if len(message) > _MAX_MESSAGE_CHARS:
             message = f"{message[:_MAX_MESSAGE_CHARS]}..."
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.reason = retry_after_s, reason
 
     @property
     def type(self) -> str:

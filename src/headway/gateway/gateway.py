@@ -17,7 +17,7 @@ from headway.control.service import Service
 from headway.core.errors import unknown
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
-from headway.gateway.auth import ApiKeys, Caller
+from headway.gateway.auth.keys import ApiKeys, Caller, KeyCounts
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, logged
 from headway.gateway.fleet.membership import LiveFleet
@@ -33,7 +33,7 @@ from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.scheduling.stream_copy import StreamCopies, StreamKey
-from headway.gateway.telemetry.metrics import PrometheusMetrics, Sample
+from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.upstream.dialects import ADAPTERS, Load
@@ -254,14 +254,27 @@ class Gateway:
         deadline_s: float | None = None,
     ) -> InFlightRequest:
         """Reserve the request's tokens in its caller's limits, and hand it to control. ApiError if it is refused."""
-        if not caller.is_limited:
-            return self._admit(features, new_request, caller.tenant, deadline_s)
+        try:
+            if not caller.owner:
+                return self._admit(features, new_request, caller.tenant, deadline_s)
+            return self._admit_keyed(features, new_request, caller, deadline_s)
+        except ApiError as error:
+            caller.count_refusal(error)
+            raise
+
+    def _admit_keyed(
+        self,
+        features: Features,
+        new_request: Callable[[Live], InFlightRequest],
+        caller: Caller,
+        deadline_s: float | None,
+    ) -> InFlightRequest:
         tokens = self.prompt_tokens(features) + (features.max_tokens or 0)
         caller.reserve(tokens)
         try:
             request = self._admit(features, new_request, caller.tenant, deadline_s)
         except BaseException:
-            caller.settle(tokens, 0)
+            caller.give_back(tokens)
             raise
         request.on_settled = partial(caller.settle, tokens)
         return request
@@ -450,7 +463,24 @@ class Gateway:
              [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]),
             ("batch_requests_open", "Batch requests that are held or at an engine",
              [] if self.batches is None else [({}, self.batches.num_open)]),
-        ])  # fmt: skip
+        ], self._key_counters())  # fmt: skip
+
+    def _key_counters(self) -> list[Metric]:
+        """What was used and refused by key, under the key's id."""
+        counts = list(self.keys.counts())
+        used: list[tuple[str, str, Callable[[KeyCounts], int]]] = [
+            ("key_requests_total", "Requests that have ended, by key", lambda counts: counts.num_requests),
+            ("key_tokens_total", "Prompt and output tokens of these requests", lambda counts: counts.num_tokens),
+        ]
+        metrics: list[Metric] = [
+            (name, help, [({"key": key}, float(value(each))) for key, each in counts if key])
+            for name, help, value in used
+        ]
+        refused: list[Sample] = [
+            ({"key": key, "reason": reason}, float(num))
+            for key, each in counts for reason, num in each.refused.items()
+        ]  # fmt: skip
+        return [*metrics, ("key_refusals_total", "Requests that were answered 429, by key and reason", refused)]
 
     def records(self) -> Records:
         return self.recording.records(self.fleet.records(), self.clock.now, self._judge_usd)

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 Api = Literal["vllm", "sglang", "llama.cpp", "openai"]
 """The API that an engine serves."""
 _Seconds = Annotated[float, Meta(gt=0)]
-_NAME_DIGITS = 12
+_ID_DIGITS = 12
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -36,7 +36,25 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def tenant(self) -> str:
         """The name of the requests' tenant."""
-        return self.name or self.sha256[:_NAME_DIGITS]
+        return self.name or key_id(self.sha256)
+
+
+def key_id(sha256: str) -> str:
+    """A key in logs and metrics: the first digits of its sum, from which nobody can find the key."""
+    return sha256[:_ID_DIGITS]
+
+
+class Cors(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Web pages of other hosts that may send requests from browsers (cross-origin resource sharing)."""
+
+    origins: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Origins of the pages, such as `https://chat.example.com`. `*` for every page."""
+    methods: tuple[str, ...] = ("GET", "POST", "DELETE")
+    """Methods of their requests."""
+    headers: tuple[str, ...] = ("*",)
+    """Headers that they may send. `*` for every header."""
+    max_age_s: Annotated[int, Meta(ge=0)] = 600
+    """Time for which browsers keep the answer to a preflight request."""
 
 
 class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -153,6 +171,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """Without `api_keys`: hosts that clients may name in their requests, besides loopback names and the listening
     address. `*` for every host. A gateway that listens on more than a loopback address accepts all IP addresses."""
+    cors: Cors | None = None
+    """Pages of other hosts that may send requests. Without it, browsers refuse them the answers."""
     admin_keys: tuple[_Sha256, ...] = ()
     """Keys, as SHA-256 sums, that allow to see and change the replicas. Without any, nobody may."""
     dashboard: Literal["key", "open", "off"] = "key"

@@ -1,4 +1,4 @@
-"""The records of a run and the decision log on disk."""
+"""The records of a run, and logs of JSON lines, on disk."""
 
 from headway.records.parquet import save
 from headway.records.parts import load

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.core.errors import HeadwayError
-from headway.gateway.auth import Caller
+from headway.gateway.auth.keys import Caller
 from headway.gateway.batch import queue
 from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
 from headway.gateway.batch.store import UNAVAILABLE, BatchStore

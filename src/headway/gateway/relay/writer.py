@@ -89,6 +89,27 @@ class AsgiWriter:
             self._watcher.cancel()
 
 
+class HookedWriter:
+    """Passes a response on, after a look at its status and headers. Satisfies `ClientWriter`."""
+
+    def __init__(self, writer: ClientWriter, on_start: Callable[[int, Headers], Headers]) -> None:
+        """`on_start(status, headers)` returns the headers to send."""
+        self._writer, self._on_start = writer, on_start
+        self.write, self.drain, self.take_body = writer.write, writer.drain, writer.take_body
+        self.watch, self.close = writer.watch, writer.close
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._writer.start(status, self._on_start(status, headers))
+
+    @property
+    def has_begun(self) -> bool:
+        return self._writer.has_begun
+
+    @property
+    def is_full(self) -> bool:
+        return self._writer.is_full
+
+
 class BufferedWriter:
     """Keeps a response that a cascade may discard. Satisfies `ResponseWriter`."""
 

@@ -14,14 +14,16 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
-from headway.gateway.auth import ApiKeys, Caller
+from headway.gateway.auth.keys import ApiKeys, Caller
+from headway.gateway.auth.limits import limit_headers
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, internal_error, policy_error
 from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
-from headway.gateway.relay.writer import AsgiWriter, ClientWriter, ResponseWriter, write_error
+from headway.gateway.relay.writer import AsgiWriter, ClientWriter, HookedWriter, ResponseWriter, write_error
 from headway.gateway.scheduling.stream_copy import stream_key
+from headway.gateway.server.access_log import ENTRY, AccessEntry
 from headway.gateway.server.bodies import decompressed, read_body
 from headway.gateway.settings import Settings
 
@@ -72,7 +74,10 @@ class CompletionsApp:
         client_id = headers.get("x-request-id", "")
         request_id = client_id if _REQUEST_ID.fullmatch(client_id) else os.urandom(16).hex()
         try:
-            await self._relay(scope["path"], headers, request_id, receive, writer)
+            caller = self._gateway().keys.authenticate(headers)
+            if caller.is_limited:
+                writer = HookedWriter(writer, lambda status, sent: [*sent, *limit_headers(caller.limits())])
+            await self._relay(scope, headers, caller, request_id, receive, writer)
         except ApiError as error:
             await write_error(writer, error, request_id.encode())
         except HeadwayError as error:
@@ -84,10 +89,10 @@ class CompletionsApp:
             raise
 
     async def _relay(
-        self, path: str, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientWriter
-    ) -> None:
-        gateway = self._gateway()
-        caller = gateway.keys.authenticate(headers)
+        self, scope: Scope, headers: dict[str, str], caller: Caller, request_id: str, receive: Receive,
+        writer: ClientWriter,
+    ) -> None:  # fmt: skip
+        gateway, path = self._gateway(), scope["path"]
         body = await read_body(writer, receive, headers, gateway.settings)
         if body is None:
             return
@@ -103,7 +108,12 @@ class CompletionsApp:
         if request.stream and request.can_resume:
             request.stream_key = stream_key(caller.owner, headers, path, body)
         request.tier = max(request.tier, caller.tier)
+        entry: AccessEntry | None = scope.get(ENTRY)
+        if entry is not None:
+            entry.model, entry.request_id = request.model, request_id
         relay = await gateway.begin(request, caller, writer, request_id)
+        if entry is not None:
+            entry.relay = relay
         writer.watch(relay.client_disconnected)
         self._relays.add(relay)
         try:

@@ -17,9 +17,12 @@ ANY = "*"
 class ExpectedHosts:
     """Loopback names, the listening address, and further names."""
 
-    def __init__(self, listening: str, names: Sequence[str]) -> None:
+    def __init__(self, listening: str, names: Sequence[str], origins: Sequence[str] = ()) -> None:
         """`listening`: the address of the listening socket. An address other than a loopback one accepts all
-        addresses as hosts, since no name that resolves to another address is among them."""
+        addresses as hosts, since no name that resolves to another address is among them. `origins`: pages of other
+        hosts that may send requests."""
+        self._origins = {origin.lower().encode() for origin in origins}
+        self._has_any_origin = ANY.encode() in self._origins
         self._names = {_name(name.encode()) for name in names}
         self._is_local = _is_loopback(_name(listening.encode()))
         self.accepts = lru_cache(maxsize=256)(self._accepts)
@@ -33,6 +36,8 @@ class ExpectedHosts:
 
     def accepts_origin(self, origin: bytes) -> bool:
         """Whether a page of this origin may send requests."""
+        if self._has_any_origin or origin.lower() in self._origins:
+            return True
         return self.accepts(origin.partition(b"://")[2])
 
 

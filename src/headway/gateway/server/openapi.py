@@ -39,6 +39,15 @@ _RETRY_AFTER: Schema = {"description": "Seconds", "schema": {"type": "string", "
 _RESPONSE_HEADERS = {
     "x-request-id": "The request's id; the client's own, if it sent one",
     "x-headway-replica": "The replica that answered",
+    **{
+        f"x-ratelimit-{what}-{of}": f"{text}, where the key has a limit of {of}"
+        for what, text in (
+            ("limit", "The limit per minute"),
+            ("remaining", "What is left"),
+            ("reset", "Time to the full limit"),
+        )
+        for of in ("requests", "tokens")
+    },
 }
 _SLO: Schema = {"type": "number", "minimum": MIN_SLO_MS, "maximum": MAX_SLO_MS}
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.gateway.auth import check_admin
+from headway.gateway.auth.keys import check_admin
 from headway.gateway.batch.objects import ID_PATTERN
 from headway.gateway.errors import ApiError
 from headway.gateway.gateway import Gateway

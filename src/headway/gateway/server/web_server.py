@@ -83,7 +83,10 @@ def address(listener: socket.socket) -> str:
 
 def expected_hosts(settings: Settings, listener: socket.socket) -> ExpectedHosts | None:
     """The hosts that a gateway with these settings serves on this socket; None for all."""
-    return None if settings.api_keys else ExpectedHosts(listener.getsockname()[0], settings.hosts)
+    if settings.api_keys:
+        return None
+    origins = () if settings.cors is None else settings.cors.origins
+    return ExpectedHosts(listener.getsockname()[0], settings.hosts, origins)
 
 
 def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
@@ -121,7 +124,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name)) from None
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, lifespan="on", ws="none",
+        application, log_config=None, access_log=False, lifespan="on", ws="none",
         http=partial(LimitedHttpProtocol, hosts=hosts),  # type: ignore[arg-type]  # called like a class
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None,
         timeout_keep_alive=75,

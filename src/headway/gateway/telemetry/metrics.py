@@ -39,8 +39,12 @@ _COUNTERS = {
 }
 """Counters by model and by one more label."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+MAX_TENANTS = 1000
+"""Tenants with a series of their own. Further ones are counted together, as `other`."""
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
+Metric = tuple[str, str, list[Sample]]
+"""Name, help and values of this moment."""
 HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
 """Model, pool, tier, phase ("" for the gateway's overhead), counts by bin, and the sum of the observations."""
 
@@ -97,6 +101,7 @@ class PrometheusMetrics:
     def __init__(self) -> None:
         self._series = _AllSeries()
         self._by_model: dict[str, dict[tuple[str, str], int]] = {name: defaultdict(int) for name in _COUNTERS}
+        self._tenants: set[str] = set()
 
     def _series_of(self, request: MeasuredRequest) -> _Series:
         """The pool is empty for a request that was never placed."""
@@ -111,14 +116,22 @@ class PrometheusMetrics:
         tokens[live.model, "input"] += live.prompt_tokens
         tokens[live.model, "output"] += live.generated_tokens
         if live.tenant:
-            self._by_model["tenant_requests_total"][live.model, live.tenant] += 1
+            tenant = self._tenant(live.tenant)
+            self._by_model["tenant_requests_total"][live.model, tenant] += 1
             total_tokens = live.prompt_tokens + live.generated_tokens
-            self._by_model["tenant_tokens_total"][live.model, live.tenant] += total_tokens
+            self._by_model["tenant_tokens_total"][live.model, tenant] += total_tokens
         if outcome is not Outcome.FINISHED:
             return
         series.histograms["hold_seconds", ""].observe(live.placed_s - live.arrival_s)
         for latency, seconds in latencies_s(live, now, request.is_unstreamed):
             series.histograms[_METRICS[latency], ""].observe(seconds)
+
+    def _tenant(self, name: str) -> str:
+        if name not in self._tenants:
+            if len(self._tenants) >= MAX_TENANTS:
+                return "other"
+            self._tenants.add(name)
+        return name
 
     def count_send(self, request: MeasuredRequest, read_s: float, now: float) -> None:
         """Observe the gateway's overhead on a request's first send to a replica; its last byte came at `read_s`."""
@@ -157,13 +170,17 @@ class PrometheusMetrics:
         """Count a prompt that one replica computed, or failed to compute, for another."""
         self._by_model["prefills_total"][model, outcome] += 1
 
-    def page(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> str:
-        """All metrics in Prometheus' text format. `gauges`: (name, help, samples) of the values of this moment."""
-        return "\n".join(self.lines(gauges)) + "\n"
+    def page(self, gauges: Iterable[Metric], counters: Iterable[Metric] = ()) -> str:
+        """All metrics in Prometheus' text format, with gauges and counters that are kept elsewhere."""
+        return "\n".join(self.lines(gauges, counters)) + "\n"
 
-    def lines(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> Iterator[str]:
+    def lines(self, gauges: Iterable[Metric], counters: Iterable[Metric] = ()) -> Iterator[str]:
         """The lines of the page, the lines of one histogram together. Metrics may change meanwhile."""
         yield from self._counters()
+        for name, help, samples in counters:
+            if samples:
+                yield from _head(name, help, "counter")
+                yield from [f"headway_{name}{_labels(labels)} {value:.15g}" for labels, value in samples]
         yield from self._histograms()
         for name, help, samples in gauges:
             yield from _head(name, help, "gauge")

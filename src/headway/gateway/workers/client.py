@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 from headway.control.live import NEVER, WAITING, Live
@@ -111,7 +112,11 @@ class PendingRequest(InFlightRequest):
 class RemoteScheduler:
     """The scheduler in another process. Satisfies `scheduler.Scheduler`. Belongs to one event loop."""
 
-    def __init__(self, clock: Clock, scorer: AnswerScorer | None, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, clock: Clock, scorer: AnswerScorer | None, on_lost: Callable[[], None],
+        handlers: Mapping[type[Any], Callable[[Any], None]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """`handlers` get the messages that are about neither a request nor a replica."""
         self._clock, self._scorer, self._on_lost = clock, scorer, on_lost
         self.link = Link(protocol.FromScheduler, self._receive, self._lost)
         self.is_gone = self.is_silent = False
@@ -125,6 +130,12 @@ class RemoteScheduler:
         self._is_report_due = False
         self._next_report_s = 0.0
         """On the event loop's clock, the earliest time of the next report."""
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            protocol.ReplicaInfo: self._update_replica,
+            protocol.ReplicaRemoved: self._remove_replica,
+            protocol.Heartbeat: lambda message: None,
+            **handlers,
+        }
         self._request_handlers: dict[type[Any], Callable[[PendingRequest, Any], None]] = {
             protocol.Assigned: self._assigned,
             protocol.RequestRefused: self._refused,
@@ -297,13 +308,10 @@ class RemoteScheduler:
 
     def _receive(self, messages: list[protocol.FromScheduler]) -> None:
         for message in messages:
-            if isinstance(message, protocol.ReplicaInfo):
-                self._update_replica(message)
-            elif isinstance(message, protocol.ReplicaRemoved):
-                if (replica := self._replicas.pop(message.id, None)) is not None:
-                    replica.client.close()
-            elif not isinstance(message, protocol.Heartbeat) and message.number in self.requests:
-                self._request_handlers[type(message)](self.requests[message.number], message)
+            if (handle := self._request_handlers.get(type(message))) is None:
+                self._handlers[type(message)](message)
+            elif (request := self.requests.get(message.number)) is not None:  # type: ignore[union-attr]
+                handle(request, message)
 
     def _assigned(self, request: PendingRequest, message: protocol.Assigned) -> None:
         prefill = message.prefill_replica
@@ -344,6 +352,10 @@ class RemoteScheduler:
             self._replicas[info.id] = replica
         replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens
         replica.bootstrap_port = info.bootstrap_port
+
+    def _remove_replica(self, message: protocol.ReplicaRemoved) -> None:
+        if (replica := self._replicas.pop(message.id, None)) is not None:
+            replica.client.close()
 
     # The scheduler is gone, hangs, or answers again.
 

@@ -16,10 +16,12 @@ from msgspec import Struct
 
 from headway.core.record import Outcome
 from headway.core.request import Phase
+from headway.gateway.auth.limits import RateLimit
 from headway.gateway.relay.request import Features
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
 from headway.gateway.settings import Api, Judge, Settings
+from headway.gateway.telemetry.logs import LogOptions
 from headway.gateway.telemetry.metrics import HistogramCounts
 
 _LENGTH = 4
@@ -41,6 +43,8 @@ class WorkerConfig(Struct):
     """Path of the socket at which the scheduler serves all other HTTP endpoints."""
     certfile: str | None
     keyfile: str | None
+    log: LogOptions = LogOptions()
+    access_log: str | None = None
 
 
 # From a worker.
@@ -226,8 +230,16 @@ class StreamRestored(Struct, array_like=True, tag=6, gc=False):
     part: StreamPart
 
 
+class KeyLimits(Struct, array_like=True, tag=7, gc=False):
+    """What is left of a key's limits. Comes before a request with the key is assigned or refused."""
+
+    owner: str
+    limits: tuple[RateLimit, ...]
+
+
 FromScheduler = (
     Assigned | RequestRefused | RequestEnded | AbortRequest | ReplicaInfo | ReplicaRemoved | Heartbeat | StreamRestored
+    | KeyLimits
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
+from headway.gateway.auth.keys import Caller
 from headway.gateway.errors import ApiError, logged, policy_error
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
@@ -152,6 +153,10 @@ class WorkerSession:
             live.moves, live.placed_s, live.enqueued_s,
         )  # fmt: skip
 
+    def _send_limits(self, caller: Caller) -> None:
+        if caller.is_limited:
+            self.link.send(protocol.KeyLimits(caller.owner, caller.limits()))
+
     # From the worker.
 
     def _receive(self, messages: list[Any]) -> None:
@@ -166,6 +171,7 @@ class WorkerSession:
         number, gateway = message.number, self._gateway
         key = gateway.stream_key(message.stream_key, message.features.model)
         copy, restored = gateway.copies.begin(key)
+        caller = gateway.keys.caller_of(message.owner)
 
         def make(live: Live) -> RemoteRequest:
             self._requests[number] = request = RemoteRequest(self, message, live)
@@ -173,12 +179,14 @@ class WorkerSession:
             if restored is not None:
                 live.generated_tokens = restored.tokens
                 self.link.send(protocol.StreamRestored(number, restored))
+            self._send_limits(caller)
             return request
 
         try:
-            gateway.admit(message.features, make, gateway.keys.caller_of(message.owner))
+            gateway.admit(message.features, make, caller)
         except (ApiError, HeadwayError) as error:
             self._requests.pop(number, None)
+            self._send_limits(caller)
             gateway.copies.end(key, copy, is_finished=False)
             answer = error if isinstance(error, ApiError) else policy_error()
             self.link.send(protocol.RequestRefused(

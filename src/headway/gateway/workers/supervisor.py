@@ -16,6 +16,7 @@ from typing import Any
 
 from headway.gateway.gateway import Gateway
 from headway.gateway.server import web_server
+from headway.gateway.telemetry.logs import LogOptions
 from headway.gateway.workers.protocol import HeartbeatMonitor, WorkerConfig, frame
 from headway.gateway.workers.session import WorkerSession
 
@@ -25,13 +26,21 @@ _STABLE_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _GRACE_S = 5.0
 """Time for a process to end, besides the drain time of its streams."""
+_DEFAULT_LOG = LogOptions()
 
 
 class WorkerSupervisor:
     """Keeps one worker at each listening socket. The sockets stay open here while workers are restarted."""
 
-    def __init__(self, listeners: list[socket.socket], tls: web_server.Tls | None) -> None:
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        tls: web_server.Tls | None,
+        log_options: LogOptions = _DEFAULT_LOG,
+        access_log: Path | None = None,
+    ) -> None:
         self._listeners, self._tls = listeners, tls
+        self._log_options, self._access_log = log_options, access_log
         self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
         self.http = web_server.listen_unix(self._folder / "http")
         """The socket at which the gateway's application is to be served to workers."""
@@ -144,4 +153,6 @@ class WorkerSupervisor:
             http=str(self._folder / "http"),
             certfile=None if tls is None else str(tls.certfile.absolute()),
             keyfile=None if tls is None or tls.keyfile is None else str(tls.keyfile.absolute()),
+            log=self._log_options,
+            access_log=None if self._access_log is None else str(self._access_log),
         )

@@ -6,7 +6,6 @@ It accepts connections, reads requests and relays answers. The scheduler decides
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
-from headway.gateway.auth import ApiKeys, Caller
+from headway.gateway.auth.keys import ApiKeys, Caller
 from headway.gateway.clock import Clock
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
@@ -27,8 +26,9 @@ from headway.gateway.relay.writer import ClientWriter, ResponseWriter
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
 from headway.gateway.server.completions import CompletionsApp
+from headway.gateway.server.middleware import with_middleware
 from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
-from headway.gateway.workers.protocol import HeartbeatMonitor, WorkerConfig, WorkerLeaving, receive_config
+from headway.gateway.workers.protocol import HeartbeatMonitor, KeyLimits, WorkerConfig, WorkerLeaving, receive_config
 from headway.gateway.workers.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Worker:
         self.clock = Clock(asyncio.get_running_loop(), config.start_s)
         self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
         scorer = None if config.judge is None else AnswerScorer(config.judge)
-        self.scheduler = RemoteScheduler(self.clock, scorer, on_lost)
+        self.scheduler = RemoteScheduler(self.clock, scorer, on_lost, {KeyLimits: self._take_limits})
         self._health = RemoteHealth(self.scheduler.link)
         self._quarantine = Quarantine(self.settings.quarantine_s)
         self._tracing: Tracing | None = None
@@ -65,6 +65,9 @@ class Worker:
             client_request, request, self.scheduler, self._health, writer, self.settings.max_attempts,
             self._config.sends_priority, self._quarantine,
         )  # fmt: skip
+
+    def _take_limits(self, message: KeyLimits) -> None:
+        self.keys.caller_of(message.owner).report(message.limits)
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
         """Do nothing: the scheduler charges the caller."""
@@ -138,18 +141,20 @@ class WorkerApplication:
 
 def main() -> None:
     link, listener = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("headway").setLevel(logging.INFO)
     try:
         config = receive_config(link)
     except EOFError:
         return
+    config.log.apply()
     link.setblocking(False)
     cert, key = config.certfile, config.keyfile
     tls = None if cert is None else web_server.Tls(Path(cert), None if key is None else Path(key))
     application = WorkerApplication(link, config)
     hosts = web_server.expected_hosts(config.settings, listener)
-    web_server.serve(application, listener, config.settings.drain_s + 1, tls, application.leave, hosts)
+    served = with_middleware(
+        application, config.settings, None if config.access_log is None else Path(config.access_log)
+    )
+    web_server.serve(served, listener, config.settings.drain_s + 1, tls, application.leave, hosts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The decision log: JSON lines in a file, written at once or by a background thread."""
+"""JSON lines in a file, such as the decision log, written at once or by a background thread."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from contextlib import suppress
@@ -14,7 +15,7 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 
-log = logging.getLogger("headway.decisions")
+log = logging.getLogger("headway.records")
 _MAX_QUEUED = 1 << 14
 """Lines that may wait for the disk."""
 _PAUSE_S = 0.1
@@ -29,16 +30,19 @@ class DroppedLines(Struct, frozen=True, tag_field="what", tag="dropped"):
     """Number of dropped lines."""
 
 
-class DecisionFile:
+class JsonLinesFile:
     """A log file. HeadwayError if it cannot be written.
 
     After an error `write` and `flush` can be called again: what could not be written is kept and comes first, so that
     no line is torn. With `max_bytes`, a file that reaches this size is renamed to `FILE.1`, replacing an earlier one.
     """
 
-    def __init__(self, path: Path, max_bytes: int | None = None, is_continued: bool = False) -> None:
-        """`is_continued`: add to the file if there is one."""
-        self.path, self._max_bytes = path, max_bytes
+    def __init__(
+        self, path: Path, max_bytes: int | None = None, is_continued: bool = False, is_shared: bool = False
+    ) -> None:
+        """`is_continued`: add to the file if there is one. `is_shared`: other processes add to it, too, and a new file
+        begins when one that rotates logs has renamed it."""
+        self.path, self._max_bytes, self._is_shared = path, max_bytes, is_shared
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()
         self._size = 0
@@ -48,7 +52,7 @@ class DecisionFile:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._write_error(error) from None
-        self._open("ab" if is_continued else "wb")
+        self._open("ab" if is_continued or is_shared else "wb")
 
     def _open(self, mode: str = "wb") -> None:
         try:
@@ -78,14 +82,23 @@ class DecisionFile:
 
     def flush(self) -> None:
         """Make all lines readable for other processes."""
+        if self._is_shared and self._file is not None and self._is_renamed(self._file):
+            self._file.close()
+            self._file = None
         if self._file is None:
-            self._open()
+            self._open("ab" if self._is_shared else "wb")
         assert self._file is not None
         try:
             while self._unwritten:
                 del self._unwritten[: self._file.write(self._unwritten)]
         except OSError as error:
             raise self._write_error(error) from None
+
+    def _is_renamed(self, file: IO[bytes]) -> bool:
+        try:
+            return not os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+        except OSError:
+            return True
 
     def close(self) -> None:
         self.flush()
@@ -100,20 +113,21 @@ class DecisionFile:
         return HeadwayError(f"{self.path}: cannot be written: {error.strerror}")
 
 
-class BackgroundDecisionFile:
+class BackgroundJsonLines:
     """Writes lines from its own thread, so that `write` never waits for the disk.
 
     Lines that arrive faster than the disk accepts them, or while it is full, are dropped and counted. When the disk has
     room again, the log goes on.
     """
 
-    def __init__(self, file: DecisionFile, max_queued: int = _MAX_QUEUED) -> None:
-        self._file, self._max_queued = file, max_queued
+    def __init__(self, file: JsonLinesFile, max_queued: int = _MAX_QUEUED, what: str = "decisions") -> None:
+        """`what` the lines are, for messages."""
+        self._file, self._max_queued, self._what = file, max_queued, what
         self._queue: deque[Struct] = deque()
         self._num_dropped = 0
         self._is_failing = False
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="decisions", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=what, daemon=True)
         self._thread.start()
 
     def write(self, line: Struct) -> None:
@@ -132,7 +146,8 @@ class BackgroundDecisionFile:
         while not self._closing.wait(_FAILED_PAUSE_S if self._is_failing else _PAUSE_S):
             self._try_drain()
         if not self._try_drain():
-            log.error("%s: the last %d decisions are lost", self._file.path, len(self._queue) + self._num_dropped)
+            num = len(self._queue) + self._num_dropped
+            log.error("%s: the last %d %s are lost", self._file.path, num, self._what)
         with suppress(HeadwayError):
             self._file.close()
 
@@ -144,11 +159,11 @@ class BackgroundDecisionFile:
         except HeadwayError as error:
             if not self._is_failing:
                 self._is_failing = True
-                log.error("%s; decisions are dropped until it can", error)
+                log.error("%s; %s are dropped until it can", error, self._what)
             return False
         if self._is_failing:
             self._is_failing = False
-            log.warning("%s is written again; %d decisions were dropped", self._file.path, num_dropped)
+            log.warning("%s is written again; %d %s were dropped", self._file.path, num_dropped, self._what)
         return True
 
     def _drain(self) -> None:

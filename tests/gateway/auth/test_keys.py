@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 import serving
-from headway.gateway.auth import ApiKeys, TokenBucket, check_admin
+from headway.gateway.auth.keys import ApiKeys, check_admin
+from headway.gateway.auth.limits import TokenBucket
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import Key
 from keys import ADMIN, bearer, digest

@@ -1,0 +1,165 @@
+"""API keys, known by their hashes, each with limits of its own; and the keys of administrators."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from datetime import UTC, datetime
+
+from headway.gateway.auth.limits import Quantity, RateLimit, TokenBucket
+from headway.gateway.errors import ApiError
+from headway.gateway.settings import Key, key_id
+
+MAX_COUNTED_KEYS = 1000
+"""Keys with counters of their own. Further ones share those of `OTHER_KEYS`."""
+OTHER_KEYS = "other"
+_LIMITED: tuple[Quantity, Quantity] = ("requests", "tokens")
+
+
+class KeyCounts:
+    """What one key has used since the gateway's start."""
+
+    __slots__ = ("num_requests", "num_tokens", "refused")
+
+    def __init__(self) -> None:
+        self.num_requests = self.num_tokens = 0
+        """Requests that have ended, and the tokens of their prompts and answers."""
+        self.refused: Counter[str] = Counter()
+        """Requests that were answered 429, by the reason."""
+
+
+class Caller:
+    """A client with its key's tier and limits. Without a key, there are no limits."""
+
+    def __init__(self, key: Key, clock: Callable[[], float], counts: Callable[[str], KeyCounts]) -> None:
+        """`counts` returns the counters of a key."""
+        self.owner, self._clock, self._counts = key.sha256, clock, counts
+        self._buckets: dict[Quantity, TokenBucket] = {}
+        self._reported: tuple[RateLimit, ...] | None = None
+        self.set(key)
+
+    def set(self, key: Key) -> None:
+        """Take over the settings of a key with the same sum. What was withdrawn from its limits stays withdrawn."""
+        self.key, self.tenant, self.tier, self.expires = key, key.tenant, key.tier, key.expires
+        rates = zip(_LIMITED, (key.requests_per_minute, key.tokens_per_minute), strict=True)
+        now, buckets = self._clock(), self._buckets
+        self._buckets = {}
+        for quantity, per_minute in rates:
+            if per_minute is not None:
+                bucket = self._buckets[quantity] = buckets.get(quantity) or TokenBucket(per_minute, now)
+                bucket.change(per_minute, now)
+        self.is_limited = bool(self._buckets)
+
+    def reserve(self, tokens: int) -> None:
+        """Withdraw one request and its tokens from the limits. ApiError (429) if a limit is reached."""
+        now = self._clock()
+        amounts = {"requests": 1, "tokens": tokens}
+        for quantity, bucket in self._buckets.items():
+            wait_s = bucket.wait_s(amounts[quantity], now)
+            if wait_s > 0:
+                message = f"this key's limit of {quantity} per minute is reached"
+                raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait_s), reason=quantity)
+        for quantity, bucket in self._buckets.items():
+            bucket.withdraw(amounts[quantity], now)
+
+    def settle(self, reserved_tokens: int, used_tokens: int) -> None:
+        """Correct a reservation by the tokens that a request has used, which ends with that."""
+        counts = self._counts(self.owner)
+        counts.num_requests += 1
+        counts.num_tokens += used_tokens
+        self.give_back(reserved_tokens - used_tokens)
+
+    def give_back(self, tokens: int) -> None:
+        """Return reserved tokens."""
+        if (bucket := self._buckets.get("tokens")) is not None:
+            bucket.withdraw(-tokens, self._clock())
+
+    def count_refusal(self, error: ApiError) -> None:
+        """Count a request that is refused, if it is with a 429."""
+        if error.status == 429:
+            self._counts(self.owner).refused[error.reason or error.code] += 1
+
+    def limits(self) -> tuple[RateLimit, ...]:
+        """The key's limits at this moment; in a worker, as the scheduler has reported them last."""
+        if self._reported is not None:
+            return self._reported
+        now = self._clock()
+        return tuple(bucket.state(quantity, now) for quantity, bucket in self._buckets.items())
+
+    def report(self, limits: tuple[RateLimit, ...]) -> None:
+        """Take over the limits from the process that counts them."""
+        self._reported = limits
+
+
+class ApiKeys:
+    """The keys that clients may send. Without any, every client is served."""
+
+    def __init__(self, keys: Sequence[str | Key], clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: dict[str, KeyCounts] = {}
+        """By key's id, at most `MAX_COUNTED_KEYS` and one for the others."""
+        self._callers: dict[str, Caller] = {}
+        self._without_key = Caller(Key(sha256=""), clock, self._counts_of)
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str | Key]) -> None:
+        """Accept these keys from now on. Keys that were there before keep what they have used of their limits."""
+        before, self._callers = self._callers, {}
+        for each in keys:
+            key = each if isinstance(each, Key) else Key(sha256=each)
+            if key.sha256 in self._callers:
+                continue  # the first entry of a key counts
+            caller = self._callers[key.sha256] = before.get(key.sha256) or Caller(key, self._clock, self._counts_of)
+            caller.set(key)
+
+    def authenticate(self, headers: MutableMapping[str, str]) -> Caller:
+        """The caller by its key, which is removed from the headers, so that engines do not see it. ApiError (401)."""
+        if not self._callers:
+            return self._without_key
+        # A search for a digest may take a time that depends on the digest, of which nobody can find the key.
+        caller = self._callers.get(key_digest(headers))
+        if caller is None:
+            raise _unknown_key()
+        if caller.expires is not None and datetime.now(UTC).date() > caller.expires:
+            raise ApiError(401, "this API key has expired", "expired_api_key")
+        return caller
+
+    def caller_of(self, owner: str) -> Caller:
+        """The caller with this `owner`."""
+        return self._callers.get(owner, self._without_key)
+
+    def counts(self) -> Iterator[tuple[str, KeyCounts]]:
+        """The counters by key's id; "" stands for clients without a key."""
+        yield from self._counts.items()
+
+    def _counts_of(self, owner: str) -> KeyCounts:
+        id = key_id(owner)
+        if id not in self._counts and len(self._counts) >= MAX_COUNTED_KEYS:
+            id = OTHER_KEYS
+        counts = self._counts.get(id)
+        if counts is None:
+            counts = self._counts[id] = KeyCounts()
+        return counts
+
+
+def check_admin(headers: MutableMapping[str, str], admin_keys: Sequence[str]) -> None:
+    """ApiError (401) if the headers have none of these keys."""
+    digest = key_digest(headers)
+    if not sum(hmac.compare_digest(digest, each) for each in admin_keys):
+        raise _unknown_key()
+
+
+def _unknown_key() -> ApiError:
+    return ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
+
+
+def key_digest(headers: MutableMapping[str, str]) -> str:
+    """The SHA-256 of the key in OpenAI's or Anthropic's header, which is removed; empty without a key."""
+    scheme, _, key = headers.pop("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = ""
+    key = headers.pop("x-api-key", "") or key
+    return hashlib.sha256(key.encode("latin-1")).hexdigest() if key else ""

@@ -1,0 +1,125 @@
+"""The access log: one line of JSON for each request, without its text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from starlette.types import Message, Receive, Scope, Send
+
+from headway.gateway.auth.keys import key_digest
+from headway.gateway.relay.relay import Relay
+from headway.gateway.relay.writer import ClientWriter, Headers, HookedWriter
+from headway.gateway.settings import key_id
+from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
+
+ENTRY = "headway.access"
+"""The key of a request's entry in its ASGI scope."""
+_CLIENT_LEFT = 499
+"""Status of a request whose client left before the response began."""
+
+
+class AccessLine(Struct, frozen=True, gc=False):
+    """One line. Null: unknown, or none."""
+
+    time: str
+    """The arrival, by ISO 8601 in UTC."""
+    request_id: str | None
+    method: str
+    path: str
+    """Without its query."""
+    status: int
+    key: str | None
+    """The key's id: the first digits of its SHA-256 sum. Also of keys that are not accepted."""
+    model: str | None
+    replica: str | None
+    """The replica that answered last."""
+    prompt_tokens: int | None
+    output_tokens: int | None
+    ttft_s: float | None
+    """From the arrival to the first token."""
+    duration_s: float
+    """From the request's first byte to the end of the response."""
+
+
+class AccessEntry:
+    """What is known of one request so far."""
+
+    __slots__ = ("began", "key", "model", "relay", "request_id", "start_s", "status")
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.began, self.start_s = datetime.now(UTC), time.monotonic()
+        self.key = key_id(key_digest(headers)) or None
+        self.status: int | None = None
+        self.request_id: str | None = None
+        self.model: str | None = None
+        self.relay: Relay | None = None
+
+    def started(self, status: int, headers: Headers) -> Headers:
+        """Note a response that starts."""
+        self.status = status
+        if self.request_id is None:
+            self.request_id = next(
+                (value.decode("latin-1") for name, value in headers if name == b"x-request-id"), None
+            )
+        return headers
+
+    def line(self, method: str, path: str) -> AccessLine:
+        live = replica = None
+        if self.relay is not None:
+            live, replica = self.relay.in_flight.live, self.relay.in_flight.replica
+        has_token = live is not None and live.first_token_s == live.first_token_s
+        return AccessLine(
+            time=self.began.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            request_id=self.request_id,
+            method=method,
+            path=path,
+            status=self.status or _CLIENT_LEFT,
+            key=self.key,
+            model=self.model,
+            replica=None if replica is None else replica.name,
+            prompt_tokens=None if live is None else live.prompt_tokens,
+            output_tokens=None if live is None else live.generated_tokens,
+            ttft_s=round(live.first_token_s - live.arrival_s, 6) if live is not None and has_token else None,
+            duration_s=round(time.monotonic() - self.start_s, 6),
+        )
+
+
+class AccessLog:
+    """An ASGI application that logs the requests of another one. Closed at the end of the lifespan."""
+
+    takes_writer = True
+
+    def __init__(self, app: Callable[..., Any], path: Path) -> None:
+        """HeadwayError if the file cannot be written."""
+        self._app = app
+        self._lines = BackgroundJsonLines(JsonLinesFile(path, is_shared=True), what="access log lines")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
+        if scope["type"] != "http":
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                if scope["type"] == "lifespan":
+                    self._lines.close()
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        scope[ENTRY] = entry = AccessEntry(headers)
+
+        async def send_seen(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                entry.started(message["status"], message["headers"])
+            await send(message)
+
+        try:
+            hooked = None if writer is None else HookedWriter(writer, entry.started)
+            await self._app(scope, receive, send_seen, hooked)
+        except BaseException:
+            entry.status = entry.status or 500
+            raise
+        finally:
+            self._lines.write(entry.line(scope["method"], scope["path"]))
