@@ -123,18 +123,19 @@ def plan_capacity(
 def plan_combos(
     scenario: ScenarioLike, gpus: Gpus, *, rps: float | None = None, objective: Objective = "co",
     gpus_per_server: int | None = None, aggregated_only: bool = False, sizes: int = 2, attainment: float = ATTAINMENT,
-    profile_requests: int = MOST_REQUESTS, cache: str | Path | None = None,
+    profile_requests: int = MOST_REQUESTS, routings: Sequence[str] = combos.ROUTINGS, cache: str | Path | None = None,
 ) -> Plan:  # fmt: skip
     """Which GPUs prefill and which decode, and how many such combos, for one service: `headway plan combos`.
 
     `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the scenario's arrivals.
+    `routings`: routers that the plan is rehearsed with; of equals, the first is taken.
     """
     offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server) for each in gpus)
     simulator = Simulator()
     service = combos.service_scenario(*document_of(scenario), simulator, rps)
     options = combos.ComboOptions(
         offers=offers, counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(), objective=objective,
-        attainment=attainment, per_pair=sizes or None, num_requests=profile_requests,
+        attainment=attainment, per_pair=sizes or None, num_requests=profile_requests, routings=tuple(routings),
     )  # fmt: skip
     answer = combos.plan([service], options, simulator, _folder(cache))
     rows = [
@@ -146,10 +147,11 @@ def plan_combos(
         for each in answer.selection.candidates
     ]  # fmt: skip
     planned = ", ".join(f"{each.count} x {each.combo.label}" for each in answer.plan.combos) or "nothing"
-    text = f"{answer.plan.status}: {planned}; ${answer.plan.usd_per_hour:,.2f} an hour\n"
+    lines = [f"{answer.plan.status}: {planned}; ${answer.plan.usd_per_hour:,.2f} an hour"]
+    text = "\n".join([*lines, *map(combos_page.kept, answer.rehearsals.values()), ""])
     return Plan(
         answer, answer.plan.status != "short", tuple(rows), text, lambda: combos.scenario_yaml(answer, service),
-        lambda: combos_page.page(answer.plan, answer.selection, answer.others, _COMMAND),
+        lambda: combos_page.page(answer.plan, answer.selection, answer.others, answer.rehearsals, _COMMAND),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from headway.config.strict_yaml import Key
 from headway.core.errors import HeadwayError
 from headway.planning.combos.plan import offer_of
 from headway.planning.combos.problem import Offer
+from headway.policies import resolve
 from headway.scenario.presets import builtin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -201,6 +202,31 @@ def _tokens(value: Any) -> Any:
         return int(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def listed(text: str | None, name: str) -> list[str]:
+    """The parts of a text between commas. HeadwayError for a text without any."""
+    names = [each.strip() for each in (text or "").split(",") if each.strip()]
+    if text is not None and not names:
+        raise HeadwayError(f"{name}: nothing is listed; expected at least one")
+    return names
+
+
+def check_name(find: Callable[[str], object], name: str, option: str) -> None:
+    """Raise HeadwayError, with the option's name, where `find` does. A `module:Class` is looked up later."""
+    if ":" not in name:
+        try:
+            find(name)
+        except HeadwayError as error:
+            raise HeadwayError(f"{option}: {error}") from None
+
+
+def listed_routers(text: str) -> list[str]:
+    """Parse `--routing`."""
+    names = listed(text, "--routing")
+    for name in names:
+        check_name(resolve.router, name, "--routing")
+    return names
 
 
 def gpu_offer(text: str, per_server: int | None) -> Offer:

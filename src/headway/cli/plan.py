@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from headway import catalog
 from headway.cli.flags import (
     changes,
     check_complete,
+    check_name,
     gpu_file_option,
+    listed,
     scenario_file,
     synthetic_options,
     trace_options,
@@ -129,43 +131,24 @@ _CHOICES = (
 
 def _options(flags: dict[str, Any], own_gpus: Sequence[Mapping[str, Any]]) -> CapacityOptions:
     limits = {name: flags.pop(name) for name in ("ttft_p99", "tpot_p99", "e2e_p99")}
-    gpus, routings, orderings = (_listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing", "ordering"))
+    gpus, routings, orderings = (listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing", "ordering"))
     own = {str(each.get("name")) for each in own_gpus if isinstance(each, dict)}
     for name in gpus:
         if name not in own:
-            _check_name(catalog.gpu, name, "--gpus")
-    for name in filter(_is_built_in, routings):
-        _check_name(resolve.router, name, "--routing")
-    for name in filter(_is_built_in, orderings):
-        _check_name(resolve.ordering, name, "--ordering")
+            check_name(catalog.gpu, name, "--gpus")
+    for name in routings:
+        check_name(resolve.router, name, "--routing")
+    for name in orderings:
+        check_name(resolve.ordering, name, "--ordering")
     return CapacityOptions(
         gpus=tuple(gpus),
-        tps=tuple(_whole(each, "--tp") for each in _listed(flags.pop("tp"), "--tp")),
+        tps=tuple(_whole(each, "--tp") for each in listed(flags.pop("tp"), "--tp")),
         routings=tuple(routings),
         orderings=tuple(orderings),
         targets=Targets(**{f"{name}_s": value for name, value in limits.items()}, attainment=flags.pop("attainment")),
         situations=tuple(_situations(flags.pop("what_if"))),
         max_replicas=flags.pop("max_replicas"),
     )
-
-
-def _is_built_in(name: str) -> bool:
-    """Whether it is no `module:Class` of the user, which is looked up beside the scenario."""
-    return ":" not in name
-
-
-def _check_name(find: Callable[[str], object], name: str, option: str) -> None:
-    try:
-        find(name)
-    except HeadwayError as error:
-        raise HeadwayError(f"{option}: {error}") from None
-
-
-def _listed(text: str | None, name: str) -> list[str]:
-    names = [each.strip() for each in (text or "").split(",") if each.strip()]
-    if text is not None and not names:
-        raise HeadwayError(f"{name}: nothing is listed; expected at least one")
-    return names
 
 
 def _whole(text: str, name: str) -> int:

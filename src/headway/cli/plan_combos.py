@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from headway import catalog
-from headway.cli.flags import gpu_offer
+from headway.cli.flags import gpu_offer, listed_routers
 from headway.cli.output import print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
-from headway.planning.combos.page import millions, page
-from headway.planning.combos.plan import ComboAnswer, ComboOptions, plan, scenario_yaml, service_scenario
+from headway.planning.combos.page import kept, millions, page
+from headway.planning.combos.plan import ROUTINGS, ComboAnswer, ComboOptions, plan, scenario_yaml, service_scenario
 from headway.planning.combos.problem import ComboPlan, Counts
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
 from headway.scenario import Simulator
@@ -55,19 +55,22 @@ _path = click.Path(path_type=Path)
     type=click.IntRange(min=20),
     default=MOST_REQUESTS,
     show_default=True,
-    help="Most requests of one simulation of a profile.",
+    help="Most requests of one simulation of a short profile; the plan is rehearsed with up to 16 times as many.",
+)
+@click.option(
+    "--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to rehearse the plan with, best first."
 )
 @plan_options
 def combos(
     scenarios: tuple[Path, ...], gpus: str, rps: str | None, objective: str, gpus_per_server: int | None,
-    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, **outputs: Any,
+    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, routing: str, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
 
     Each SCENARIO is a service: its workload, the model and engine of its first pool, and its `slo`. Simulations
-    measure the goodput of combos within that SLO. All services share the given GPUs. With several SCENARIOs, --out is
-    a folder. Exit code 3: the GPUs cannot
-    meet the demand, and the plan serves what it can.
+    measure the goodput of combos within that SLO. All services share the given GPUs. The plan is rehearsed whole, with
+    more and more requests until it is clear that it lasts. With several SCENARIOs, --out is a folder. Exit code 3: the
+    GPUs cannot meet the demand, and the plan serves what it can.
     """
     rates = _rates(rps, len(scenarios))
     simulator = Simulator()
@@ -81,12 +84,13 @@ def combos(
         attainment=attainment,
         num_requests=profile_requests,
         per_pair=sizes or None,
+        routings=tuple(listed_routers(routing)),
     )
     output = PlanOutput(**outputs)
     with output.counting("profiling") as progress:
         answer = plan(services, options, simulator, output.cache_dir("combos"), progress)
     if output.html is not None:
-        write_html(output.html, page(answer.plan, answer.selection, answer.others, command_line()))
+        write_html(output.html, page(answer.plan, answer.selection, answer.others, answer.rehearsals, command_line()))
     planned = {chosen.service for chosen in answer.plan.combos}
     for each in services:
         if output.out is not None and each.service.name in planned:
@@ -121,6 +125,8 @@ def _show(answer: ComboAnswer, options: ComboOptions, engine: str) -> None:
                      *shown, count or ""])  # fmt: skip
     print_table(heads, [row for i, row in enumerate(rows) if i < 20 or row[-1]])
     click.echo(f"\n{options.objective}: {_summary(answer.plan)}")
+    for found in answer.rehearsals.values():
+        click.echo(kept(found))
     for name, other in answer.others.items():
         click.echo(f"{name}: {_summary(other)}")
     for bind in answer.plan.binding:

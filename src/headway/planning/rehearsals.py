@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from headway import __version__
-from headway.config.scenario import Scenario
+from headway.config.scenario import Scenario, StepTimes
 from headway.control.policies import Policies
 from headway.core.record import Records
 from headway.report.run import Run
@@ -95,6 +96,26 @@ def content_key(facts: Any, paths: Iterable[Path] = (), digests: Iterable[bytes]
     for path in paths:
         digest.update(_file_digest(path, path.stat().st_mtime_ns))
     return digest.hexdigest()[:32]
+
+
+def scenario_key(chosen: Scenario, *facts: Any) -> str:
+    """A digest of a scenario without its name, its coefficients, the files that it names, and further facts."""
+    spec, coefficients = structs.replace(chosen.spec, name=""), StepTimes(chosen).coefficients
+    paths = _paths(msgspec.to_builtins([spec.workload, spec.fleet, spec.combos]))
+    described = [spec, chosen.fleet, list(coefficients.values()), *facts]
+    return content_key(described, (chosen.base_dir / path for path in paths))
+
+
+def _paths(section: Any) -> Iterator[str]:
+    if isinstance(section, list | tuple):
+        for each in section:
+            yield from _paths(each)
+    elif isinstance(section, dict):
+        for name, value in section.items():
+            if isinstance(value, str) and name in ("path", "trace", "config", "coefficients"):
+                yield value
+            else:
+                yield from _paths(value)
 
 
 @cache

@@ -145,6 +145,83 @@ def test_a_profile_lasts_until_the_number_in_flight_is_that_of_the_long_term() -
     assert attained[1] < 0.5, "and not much less than what can be served"
 
 
+LONG = {
+    **SCENARIO,
+    "workload": {
+        "prompt_tokens": {"kind": "lognormal", "mean": 300, "cv": 1.2},
+        "output_tokens": {"kind": "lognormal", "mean": 60, "cv": 1.0},
+        "arrivals": 22.5,
+        "num_requests": 200,
+    },
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-v1"}],
+}
+"""300 requests are 13 s: one H20 serves them in time, and falls behind over the next thousands."""
+SHORT_REQUESTS = 300
+
+
+def test_a_plan_lasts_longer_than_its_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "chat.yaml", tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(LONG))
+    asked = [file, "--gpus", "h20:4", "--aggregated-only", "--sizes", 1, "--profile-requests", SHORT_REQUESTS]
+    code, text, err = plan(capsys, *asked, "--no-cache", "--json", "-o", out)
+    assert code == 0, err
+    answer = json.loads(text)
+    found = answer["rehearsals"]["chat"]
+    assert found["is_met"] and found["runs"][-1]["num_requests"] >= 4 * SHORT_REQUESTS
+    assert all(each["is_lasting"] for each in answer["selection"]["candidates"] if each["combo"]["aggregated"])
+    document = yaml.safe_load(out.read_text())
+    document["workload"]["num_requests"] = 20 * SHORT_REQUESTS
+    out.write_text(yaml.safe_dump(document))
+    done = run(load(out)).summary
+    assert done.slo_attainment is not None and done.slo_attainment >= 0.9
+
+
+def test_a_long_profile_is_no_higher_than_a_short_one() -> None:
+    service = service_scenario(LONG, Places(), Path(), Simulator())
+    combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
+    profiler = GoodputProfiler({"chat": service}, Simulator(), RehearsalCache(None), num_requests=SHORT_REQUESTS)
+    asked = (combo, service.service.pattern, service.service.slo)
+    assert 0 < profiler.lasting_rps(*asked) < 0.9 * profiler.goodput_rps(*asked)
+
+
+def test_routers_are_compared_at_the_plans_cost(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "plan.yaml", tmp_path / "plan.html"
+    asked = [scenario, "--gpus", "h20:3", "--sizes", 1, "--no-cache", "--profile-requests", 60, "-o", out]
+    code, text, err = plan(capsys, *asked, "--routing", "least-loaded,round-robin", "--html", page)
+    assert code == 0, err
+    assert re.search(r"chat: .*% of [\d,]+ requests are in time with (least-loaded|round-robin)", text)
+    assert yaml.safe_load(out.read_text())["policies"]["routing"] in ("least-loaded", "round-robin")
+    assert "The plan rehearsed, by router" in page.read_text()
+    code, _, err = plan(capsys, *asked, "--routing", "least-loadde")
+    assert code == 2 and "least-loaded" in err
+
+
+def test_a_written_plan_has_the_rate_that_was_asked_for(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.yaml"
+    asked = [scenario, "--gpus", "h20:3", "--rps", 25, "--sizes", 1, "--no-cache", "--profile-requests", 60, "-o", out]
+    assert plan(capsys, *asked)[0] == 0
+    assert yaml.safe_load(out.read_text())["workload"]["arrivals"] == 25
+
+
+def test_profiles_of_a_trace_are_kept_by_its_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another trace of the same name is another workload."""
+    file, goodputs = tmp_path / "chat.yaml", []
+    replay = {"kind": "replay", "path": "trace.csv"}
+    file.write_text(yaml.safe_dump({**SCENARIO, "workload": {"trace": "trace.csv", "arrivals": replay}}))
+    for tokens in (60, 240):
+        rows = "".join(f"{0.1 * i},300,{tokens}\n" for i in range(100))
+        (tmp_path / "trace.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+        asked = [file, "--gpus", "h20:2", "--aggregated-only", "--sizes", 1, "--cache", tmp_path / "cache"]
+        code, text, err = plan(capsys, *asked, "--json")
+        assert code == 0, err
+        goodputs.append(json.loads(text)["selection"]["candidates"][0]["goodput_rps"])
+    assert goodputs[0] != goodputs[1]
+
+
 def test_aggregated_combos_beside_split_ones_have_a_goodput() -> None:
     document = {**SCENARIO, "handover": {"mode": "layerwise", "degree": 8}}
     service = service_scenario(document, Places(), Path(), Simulator())

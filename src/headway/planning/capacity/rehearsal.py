@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec import structs
 
 from headway import catalog
 from headway.config.scenario import Scenario, assemble
@@ -19,7 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.metrics.columns import Floats
 from headway.metrics.latency import sample, slo_masks
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets
-from headway.planning.rehearsals import RehearsalCache, Simulator, content_key
+from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
 
 FRACTION = 0.99
 
@@ -47,7 +45,7 @@ class CapacityRehearsal:
         chosen = self.scenario(candidate, replicas, situation)
         if ":" in candidate.policy:
             return self._simulate(chosen)
-        return self.cache.get(_key(chosen), RehearsalMetrics, lambda: self._simulate(chosen))
+        return self.cache.get(scenario_key(chosen), RehearsalMetrics, lambda: self._simulate(chosen))
 
     @property
     def num_requests(self) -> int | None:
@@ -170,24 +168,3 @@ def _p99(values: Floats) -> float | None:
     rank = FRACTION * (len(values) - 1)
     low, high = values[int(rank)], values[ceil(rank)]
     return None if high == inf else float(low + (rank - int(rank)) * (high - low))
-
-
-def _key(chosen: Scenario) -> str:
-    """A digest of the scenario without its name, the catalog's coefficients, and the files that it names."""
-    facts = [catalog.coefficients(pool.gpu.name, pool.engine.name) for pool in chosen.fleet.pools]
-    paths = _paths(msgspec.to_builtins([chosen.spec.workload, chosen.spec.fleet]))
-    return content_key(
-        [structs.replace(chosen.spec, name=""), chosen.fleet, facts], (chosen.base_dir / path for path in paths)
-    )
-
-
-def _paths(section: Any) -> Iterator[str]:
-    if isinstance(section, list | tuple):
-        for each in section:
-            yield from _paths(each)
-    elif isinstance(section, dict):
-        for name, value in section.items():
-            if isinstance(value, str) and name in ("path", "trace", "config", "coefficients"):
-                yield value
-            else:
-                yield from _paths(value)

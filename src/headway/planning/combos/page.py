@@ -5,14 +5,23 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from headway.planning.combos.problem import ComboCandidate, ComboPlan, Selection
+from headway.planning.combos.problem import ComboCandidate, ComboPlan, Selection, ServiceRehearsal
 from headway.report.charts import layout
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 
 HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times")
 
 
-def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], command: str) -> str:
+RUN_HEADS = ("service", "router", "", "requests", "in time", "95%", "growth of waits, s/s")
+
+
+def page(
+    plan: ComboPlan,
+    selection: Selection,
+    others: dict[str, ComboPlan],
+    rehearsals: dict[str, ServiceRehearsal],
+    command: str,
+) -> str:
     other_rows = [
         _cells((name, headline(other)), [f"{other.usd_per_hour:.2f}", millions(other.tokens_per_usd)])
         for name, other in others.items()
@@ -22,6 +31,7 @@ def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], co
         for service, rejected in selection.rejected.items()
         for each in rejected
     ]
+    rehearsed = [_cells(words, numbers) for each in rehearsals.values() for words, numbers in _runs(each)]
     services = list(dict.fromkeys(each.service for each in selection.candidates))
     charts = {f"service-{i}": _picture(plan, selection, name) for i, name in enumerate(services)}
     drawn = "".join(chart(f"service-{i}", name, _CAPTION) for i, name in enumerate(services))
@@ -29,9 +39,10 @@ def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], co
 <div class="brand">Headway · combos</div>
 <h1>{escape(headline(plan))}</h1>
 {facts(_plan_facts(plan))}
-{"".join(f"<p>{escape(line)}</p>" for line in (plan.why, *plan.notes) if line)}
+{"".join(f"<p>{escape(line)}</p>" for line in (*map(kept, rehearsals.values()), plan.why, *plan.notes) if line)}
 </header>
 <section><h2>What every candidate costs and serves</h2>{drawn}</section>
+<section><h2>The plan rehearsed, by router</h2>{table(RUN_HEADS, 3, rehearsed)}</section>
 <section><h2>Candidates</h2>{table(HEADS, 3, _rows(plan, selection))}</section>
 <section><h2>Other objectives</h2>{table(("objective", "combos", "$/h", "tokens/$"), 2, other_rows)}</section>
 <section><h2>Left out</h2>{table(("service", "what", "why"), 3, rejected_rows)}</section>
@@ -47,6 +58,31 @@ def headline(plan: ComboPlan) -> str:
         return "No combo serves anything in time"
     combos = ", ".join(f"{each.count} x {each.combo.label}" for each in plan.combos)
     return f"{combos}: ${plan.usd_per_hour:,.2f} an hour"
+
+
+def kept(found: ServiceRehearsal) -> str:
+    """One sentence: what a service's part of the plan keeps over a long run, and how the routers compare."""
+    run = found.runs[-1]
+    what = f"{run.attainment:.1%} of {run.num_requests:,} requests are in time with {found.routing}"
+    if not found.is_met:
+        return f"{found.service}: only {what}{', and waits grow' if run.is_growing else ''}: the plan does not last"
+    ties = [each.routing for each in found.routers if each.ties and each.routing != found.routing]
+    worse = [f"{each.routing} {each.run.attainment:.1%}" for each in found.routers if not each.ties]
+    compared = [f"{', '.join(ties)} {'tie' if len(ties) > 1 else 'ties'}"] if ties else []
+    compared += [f"worse: {', '.join(worse)}"] if worse else []
+    return f"{found.service}: {'; '.join((what, *compared))}"
+
+
+def _runs(found: ServiceRehearsal) -> list[tuple[tuple[str, ...], list[str]]]:
+    """Words and numbers of each router's run; without a comparison, of the planned router's longest run."""
+    runs = [(each.routing, each.run, each.is_met, each.ties) for each in found.routers]
+    rows: list[tuple[tuple[str, ...], list[str]]] = []
+    for routing, run, is_met, ties in runs or [(found.routing, found.runs[-1], found.is_met, False)]:
+        verdict = "planned" if routing == found.routing else "ties" if ties else "worse" if is_met else "falls behind"
+        interval = f"{run.attainment_low:.1%} to {run.attainment_high:.1%}"
+        numbers = [f"{run.num_requests:,}", f"{run.attainment:.1%}", interval, f"{run.wait_growth:.4f}"]
+        rows.append(((found.service, routing, verdict), numbers))
+    return rows
 
 
 def _plan_facts(plan: ComboPlan) -> dict[str, str]:

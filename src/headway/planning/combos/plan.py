@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from headway.config import strict_yaml
 from headway.config.scenario import assemble, variants, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.combos.candidates import Directions, select
+from headway.planning.combos.candidates import Directions, Efficiencies, select
 from headway.planning.combos.problem import (
     ComboCandidate,
     ComboPlan,
@@ -25,6 +26,8 @@ from headway.planning.combos.problem import (
     Offer,
     Selection,
     ServiceDemand,
+    ServiceGoodput,
+    ServiceRehearsal,
     ServiceSlo,
     WorkloadPattern,
 )
@@ -34,15 +37,24 @@ from headway.planning.combos.rehearsal import (
     GoodputProfiler,
     Progress,
     ServiceScenario,
-    fleet_sections,
 )
 from headway.planning.combos.search import deploy
 from headway.planning.combos.verify import verify
+from headway.planning.combos.whole import WholeRehearsal, planned_document
 from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.workload.arrivals import Replay
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec, resolved
 
 OBJECTIVES: tuple[Objective, ...] = ("co", "mc", "mce")
+ROUTINGS: tuple[str, ...] = ("cauchy", "least-loaded", "least-kv")
+"""Routers that a plan is rehearsed with; of equals, the first is taken."""
+LONGEST = 16
+"""The longest rehearsal of a plan, as a multiple of `ComboOptions.num_requests`."""
+MOST_PLANS = 12
+"""Plans that are rehearsed until one lasts."""
+ABOVE = 1 + 1e-6
+"""A plan for this multiple of another plan's goodput is another plan."""
 
 
 class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,12 +68,16 @@ class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Sizes of each pair of GPU types that are profiled, the likeliest ones; None: all."""
     directions: Directions = "estimate"
     """How the better direction of a pair of types is chosen."""
+    routings: tuple[str, ...] = ROUTINGS
 
 
 class ComboAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     plan: ComboPlan
     selection: Selection
     others: dict[str, ComboPlan]
+    """Plans of the other objectives, by short profiles, and not rehearsed."""
+    rehearsals: dict[str, ServiceRehearsal] = {}
+    """Of the plan, by service; empty if the plan is short."""
     num_simulated: int
     num_found: int
 
@@ -103,21 +119,23 @@ def service_scenario(
     if workload.arrivals is None or workload.sessions is not None or workload.concurrency is not None:
         raise places.error(("workload",), "expected arrivals at a rate, without sessions or concurrency")
     pool = scenario.fleet.pools[0]
-    prompt, output, rate = _means(workload, spec.seed, base_dir)
+    prompt, output, rate, num = _means(workload, spec.seed, base_dir)
     pattern, slo = WorkloadPattern(spec.name, prompt, output), ServiceSlo(spec.slo.ttft_s, spec.slo.tpot_s)
     service = ComboService(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s)
-    document["workload"] = strict_yaml.plain(workload)
+    document["workload"] = strict_yaml.plain(workload if rps is None else structs.replace(workload, arrivals=rps))
+    is_recorded = workload.trace is not None or isinstance(workload.arrivals, Replay)
     for name in ("variants", "faults", "roles", "combos"):
         document.pop(name, None)
-    return ServiceScenario(service, document, base_dir, rate if rps is None else rps, handover)
+    most = num if is_recorded else None
+    return ServiceScenario(service, document, base_dir, rate if rps is None else rps, handover, most)
 
 
-def _means(workload: WorkloadSpec, seed: int, base_dir: Path) -> tuple[float, float, float]:
-    """Mean prompt and output tokens, and requests per second."""
+def _means(workload: WorkloadSpec, seed: int, base_dir: Path) -> tuple[float, float, float, int]:
+    """Mean prompt and output tokens, requests per second, and the number of requests."""
     rows = generate(workload, seed, base_dir)
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     rate = (len(rows) - 1) / span_s if span_s > 0 else 0.0
-    return float(rows.prompt_tokens.mean()), float(rows.output_tokens.mean()), rate
+    return float(rows.prompt_tokens.mean()), float(rows.output_tokens.mean()), rate, len(rows)
 
 
 def plan(
@@ -127,6 +145,11 @@ def plan(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> ComboAnswer:
+    """The plan of an objective, and of the others.
+
+    A plan must last: its combos are profiled over more requests, and each service's part of it is rehearsed whole. A
+    service that falls behind is planned for anew, with more goodput than that plan had.
+    """
     cache = RehearsalCache(cache_dir)
     profiler = GoodputProfiler(
         {each.service.name: each for each in scenarios}, simulator, cache, options.attainment, options.num_requests,
@@ -134,25 +157,106 @@ def plan(
     )  # fmt: skip
     services = [each.service for each in scenarios]
     selection = select(services, options.offers, profiler, options.counts, None, options.per_pair, options.directions)
-    problem = problem_of(scenarios, selection.candidates, options)
+    whole = WholeRehearsal(
+        simulator, cache, options.attainment, options.num_requests, LONGEST * options.num_requests, progress
+    )
+    best, selection, rehearsals = _lasting(scenarios, options, selection, profiler, whole)
+    return ComboAnswer(
+        plan=best,
+        selection=selection,
+        others=_others(problem_of(scenarios, selection.candidates, options)),
+        rehearsals=rehearsals,
+        num_simulated=profiler.num_simulated + whole.num_simulated,
+        num_found=cache.num_found,
+    )
+
+
+def _others(problem: ComboProblem) -> dict[str, ComboPlan]:
     others: dict[str, ComboPlan] = {}
     for objective in OBJECTIVES:
-        if objective != options.objective:
+        if objective != problem.objective:
             other = structs.replace(problem, objective=objective)
             try:
                 others[objective] = deploy(other, explain=False)
             except HeadwayError:
                 continue  # mce cannot weigh a combo without a price or a limit
             verify(other, others[objective])
-    best = deploy(problem)
-    verify(problem, best)
-    return ComboAnswer(
-        plan=best,
-        selection=selection,
-        others=others,
-        num_simulated=profiler.num_simulated,
-        num_found=cache.num_found,
-    )
+    return others
+
+
+def _lasting(
+    scenarios: Sequence[ServiceScenario],
+    options: ComboOptions,
+    selection: Selection,
+    profiler: GoodputProfiler,
+    whole: WholeRehearsal,
+) -> tuple[ComboPlan, Selection, dict[str, ServiceRehearsal]]:
+    """A plan of which every service's part lasts, the candidates with its combos' long profiles, and the rehearsals."""
+    asked = list(scenarios)
+    for round_ in range(MOST_PLANS):
+        best, selection = _profiled(asked, options, selection, profiler)
+        if best.status == "short":
+            return _as_demanded(best, scenarios, asked), selection, {}
+        parts = {each.service.name: [p for p in best.combos if p.service == each.service.name] for each in scenarios}
+        planned = [each for each in scenarios if parts[each.service.name]]
+        found = {
+            each.service.name: whole.rehearse(each, parts[each.service.name], options.routings) for each in planned
+        }
+        missed = {name for name, each in found.items() if not each.is_met}
+        if not missed or round_ == MOST_PLANS - 1:
+            break
+        reached = {each.service: each.goodput_rps for each in best.services}
+        asked = [
+            replace(each, rps=reached[each.service.name] * ABOVE) if each.service.name in missed else each
+            for each in asked
+        ]
+    for each in planned:
+        name = each.service.name
+        found[name] = whole.compared(each, parts[name], found[name], options.routings)
+    return _as_demanded(best, scenarios, asked), selection, found
+
+
+def _profiled(
+    asked: Sequence[ServiceScenario], options: ComboOptions, selection: Selection, profiler: GoodputProfiler
+) -> tuple[ComboPlan, Selection]:
+    """A plan of combos with long profiles.
+
+    Short profiles are too high, if anything, so a plan whose combos all have long ones is the best of all.
+    """
+    efficiencies = {each.service.name: Efficiencies(each.service, options.offers) for each in asked}
+    while True:
+        problem = problem_of(asked, selection.candidates, options)
+        best = deploy(problem)
+        verify(problem, best)
+        planned = set(best.counts)
+        unsure = [c for c in selection.candidates if (c.service, c.combo.label) in planned and not c.is_lasting]
+        if not unsure:
+            return best, selection
+        sure: dict[ComboCandidate, ComboCandidate] = {}
+        for each in unsure:
+            service = efficiencies[each.service].service
+            goodput = profiler.lasting_rps(each.combo, service.pattern, service.slo)
+            sure[each] = structs.replace(efficiencies[each.service].candidate(each.combo, goodput), is_lasting=True)
+        candidates = tuple(sure.get(each, each) for each in selection.candidates)
+        selection = structs.replace(selection, candidates=tuple(c for c in candidates if c.goodput_rps > 0))
+
+
+def _as_demanded(best: ComboPlan, scenarios: Sequence[ServiceScenario], asked: Sequence[ServiceScenario]) -> ComboPlan:
+    """The plan beside the services' own demands, with a note for each that needs more goodput than its demand."""
+    demand = {each.service.name: each.rps for each in scenarios}
+    notes = []
+    for each in asked:
+        name = each.service.name
+        if each.rps > demand[name]:
+            notes.append(f"{name}: a plan for {demand[name]:.4g}/s does not last; this one is for {each.rps:.4g}/s")
+    services = tuple(
+        ServiceGoodput(
+            each.service, demand[each.service], each.goodput_rps,
+            max(0.0, demand[each.service] - each.goodput_rps) if each.shortfall_rps else 0.0,
+        )
+        for each in best.services
+    )  # fmt: skip
+    return structs.replace(best, services=services, notes=(*best.notes, *notes))
 
 
 def problem_of(
@@ -171,8 +275,8 @@ def scenario_yaml(answer: ComboAnswer, chosen: ServiceScenario) -> str:
     planned = [each for each in answer.plan.combos if each.service == chosen.service.name]
     if not planned:
         raise HeadwayError(f"{chosen.service.name}: the plan has nothing for it")
-    named = [(each.combo, each.count, each.goodput_rps, f"combo-{i}") for i, each in enumerate(planned)]
     usd = sum(each.usd_per_hour * each.count for each in planned)
     head = f"# Planned by headway plan combos: ${usd:,.2f} an hour for {chosen.rps:.4g} requests/s\n"
-    document = {**chosen.document, **fleet_sections(chosen, named)}
+    found = answer.rehearsals.get(chosen.service.name)
+    document = planned_document(chosen, planned, ROUTINGS[0] if found is None else found.routing)
     return head + strict_yaml.dump(with_absolute_paths(document, chosen.base_dir))

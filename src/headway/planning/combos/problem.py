@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Engine, Gpu, Model
+from headway.planning.stability import Stability
 
 Objective = Literal["co", "mc", "mce"]
 Efficiency = Literal["served", "closed-form", "shape", "step"]
@@ -183,6 +184,8 @@ class ComboCandidate(Struct, frozen=True, forbid_unknown_fields=True):
     """Eq. 14 with FLOPs and bytes of the model's real shape."""
     step_tokens_per_usd: float | None = None
     """Eq. 14 with the step-time model's throughputs."""
+    is_lasting: bool = False
+    """Whether the goodput is that of a long profile; a short one may be too high."""
 
 
 class Rejected(Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,6 +240,31 @@ class ServiceGoodput(Struct, frozen=True, forbid_unknown_fields=True):
     demand_rps: float
     goodput_rps: float
     shortfall_rps: float
+
+
+class RouterResult(Struct, frozen=True, forbid_unknown_fields=True):
+    """A router on a service's part of the plan."""
+
+    routing: str
+    run: Stability
+    is_met: bool
+    """Whether enough requests were in time, and waits did not grow."""
+    ties: bool
+    """It is met, and its attainment is within the interval of the best one's."""
+
+
+class ServiceRehearsal(Struct, frozen=True, forbid_unknown_fields=True):
+    """A service's part of the plan, simulated whole at the service's demand."""
+
+    service: str
+    routing: str
+    """The planned router."""
+    runs: tuple[Stability, ...]
+    """With that router, each longer than the one before."""
+    is_met: bool
+    """Whether enough requests of the longest run were in time, and waits did not grow."""
+    routers: tuple[RouterResult, ...] = ()
+    """All routers that were compared, with as many requests as the longest run, the planned one first."""
 
 
 class ComboBinding(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,8 +18,9 @@ from headway.metrics.latency import DefaultSlo, Sample, sample
 from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
 from headway.planning.highest_rate import SLOPE, Strains, highest
-from headway.planning.rehearsals import RehearsalCache, Simulator, content_key
+from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
 from headway.planning.solver import Floats
+from headway.planning.stability import LENGTHEN
 
 Progress = Callable[[int, int], None]
 """Called with the number of simulations done, and again as the number expected so far."""
@@ -38,8 +39,9 @@ START, LOWEST, HIGHEST = 0.97, 1 / 16, 2.0
 """First, lowest and highest rate that a profile tries, as shares of the fluid estimate."""
 PRECISION = 1.06
 """Ratio of a rate that is not served to one that is, where a profile stops."""
-GROWTH = 0.02
-"""Growth of waits, in seconds a second, up to which a rate counts as sustained; close to its relative excess."""
+GROWTH, LASTING_GROWTH = 0.02, 0.005
+"""Growth of waits, in seconds a second, up to which a rate counts as sustained, in a short and in a long profile: about
+the share by which the rate may exceed what is served."""
 NEGLIGIBLE_S = 0.05
 """Growth of waits that does not count."""
 
@@ -53,6 +55,8 @@ class ServiceScenario:
     base_dir: Path
     rps: float
     handover: dict[str, Any]
+    most_requests: int | None = None
+    """Of a simulation; None: as many as are asked for. A trace has no more than it has."""
 
 
 @dataclass
@@ -69,13 +73,25 @@ class GoodputProfiler:
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
         """The highest rate served; 0: none. Without a name, all requests have the workload's mean lengths."""
-        chosen = self._service(combo, workload, slo)
-        gpus = [catalog.gpu(group.gpu) for group in combo.groups]
-        key = content_key([self._document(chosen, combo, 1.0), self.attainment, gpus])
+        return self._known_rps(self._service(combo, workload, slo), combo, None)
+
+    def lasting_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
+        """The same with `LENGTHEN` times the requests, in which waits may grow by no more than `LASTING_GROWTH`.
+
+        In a short profile a queue that grows slowly stays within the SLO, so its goodput may be too high.
+        """
+        short_rps = self.goodput_rps(combo, workload, slo)
+        return self._known_rps(self._service(combo, workload, slo), combo, short_rps) if short_rps > 0 else 0.0
+
+    def _known_rps(self, chosen: ServiceScenario, combo: GpuCombo, short_rps: float | None) -> float:
+        """A goodput from the cache, or by a search; `short_rps`: that of the short profile, where a long one starts."""
+        is_long = short_rps is not None
+        scenario = assemble(self._document(chosen, combo, 1.0), Places(), chosen.base_dir)
+        key = scenario_key(scenario, self.attainment, self.num_requests, is_long)
         cached: float | None = self.cache.find(key, float)
         if cached is not None:
             return cached
-        goodput = self._search(chosen, combo)
+        goodput = self._search(chosen, combo, short_rps)
         self.cache.keep(key, goodput)
         if self.progress is not None:
             self.progress(self.num_simulated, self.num_simulated)
@@ -89,9 +105,11 @@ class GoodputProfiler:
         service = structs.replace(like.service, pattern=workload, slo=slo)
         return replace(like, service=service, document={**like.document, "workload": lengths})
 
-    def _search(self, chosen: ServiceScenario, combo: GpuCombo) -> float:
-        """A search around the fluid estimate. Every rate has the same requests."""
-        service = chosen.service
+    def _search(self, chosen: ServiceScenario, combo: GpuCombo, short_rps: float | None) -> float:
+        """A search around the fluid estimate, or around a short profile's goodput. Every rate has the same requests."""
+        service, longer, growth = chosen.service, 1, GROWTH
+        if short_rps is not None:
+            longer, growth = LENGTHEN, LASTING_GROWTH
         gpus = {group.gpu: catalog.gpu(group.gpu) for group in combo.groups}
         fluid = FluidEstimate({service.model.name: service.model}, gpus, service.engine, service.network_bytes_per_s)
         most = fluid.goodput_rps(combo, service.pattern, service.slo)
@@ -100,16 +118,17 @@ class GoodputProfiler:
 
         def strains_at(rate: float) -> Strains:
             self.num_simulated += 1
-            scenario = assemble(self._document(chosen, combo, rate), Places(), chosen.base_dir)
+            scenario = assemble(self._document(chosen, combo, rate, longer), Places(), chosen.base_dir)
             records = self.simulator.records(scenario)
             end_s = float(records.workload["arrival_s"][-1])
             limits = DefaultSlo(service.slo.ttft_s, service.slo.tpot_s)
-            return strains(sample(records, end_s / LIVES, limits), end_s, self.attainment)
+            return strains(sample(records, end_s / LIVES, limits), end_s, self.attainment, growth)
 
-        return highest(strains_at, START * most, LOWEST * most, HIGHEST * most, PRECISION)
+        return highest(strains_at, short_rps or START * most, LOWEST * most, HIGHEST * most, PRECISION)
 
-    def _document(self, chosen: ServiceScenario, combo: GpuCombo, rate: float) -> dict[str, Any]:
-        num = min(max(round(rate * span_s(chosen.service)), FEWEST_REQUESTS), self.num_requests)
+    def _document(self, chosen: ServiceScenario, combo: GpuCombo, rate: float, longer: int = 1) -> dict[str, Any]:
+        num = min(max(round(rate * span_s(chosen.service)), FEWEST_REQUESTS), self.num_requests) * longer
+        num = min(num, chosen.most_requests or num)
         workload = {**chosen.document["workload"], "arrivals": rate, "num_requests": num}
         workload.pop("duration_s", None)
         fleet = fleet_sections(chosen, [(combo, 1, None, "profiled")])
@@ -121,12 +140,12 @@ def span_s(service: ComboService) -> float:
     return max(HORIZON_S, LIVES * ((service.slo.ttft_s or 0.0) + decode_s))
 
 
-def strains(measured: Sample, end_s: float, attainment: float) -> Strains:
+def strains(measured: Sample, end_s: float, attainment: float, most_growth: float = GROWTH) -> Strains:
     """How near a run is to the limit of a served rate: its latencies, the first token's alone, and growing waits.
 
     A latency counts as a share of its SLO, at the quantile `attainment`; the first strain takes the worst latency of
     each request. Waits that grow with time show that a rate is too high before SLOs are missed. `end_s`: the end of
-    arrivals. The first life is not counted.
+    arrivals. `most_growth`: the growth of waits at the limit. The first life is not counted.
     """
     ttft = _log_ratio(measured.ttft_s, measured.slo_s("ttft"))
     tpot = _log_ratio(measured.tpot_s, measured.slo_s("tpot"))
@@ -138,7 +157,7 @@ def strains(measured: Sample, end_s: float, attainment: float) -> Strains:
     quarter = len(waits_s) // 4
     grown_s = float(np.nanmedian(waits_s[-quarter:]) - np.nanmedian(waits_s[quarter : 2 * quarter]))
     growth = (grown_s - NEGLIGIBLE_S) / (end_s * (1 - 1 / LIVES) / 2)
-    return (*late, SLOPE * (growth - GROWTH))
+    return (*late, SLOPE * GROWTH * (growth / most_growth - 1))
 
 
 def _log_ratio(values_s: Floats, limits_s: Floats) -> Floats:
@@ -149,7 +168,9 @@ def _log_ratio(values_s: Floats, limits_s: Floats) -> Floats:
 
 
 def fleet_sections(
-    chosen: ServiceScenario, combos: Sequence[tuple[GpuCombo, int, float | None, str]]
+    chosen: ServiceScenario,
+    combos: Sequence[tuple[GpuCombo, int, float | None, str]],
+    routing: str = "cauchy",
 ) -> dict[str, Any]:
     """`fleet`, `combos` and routing of a scenario: (combo, how many, goodput of one, name).
 
@@ -167,7 +188,7 @@ def fleet_sections(
             rate: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": round(goodput_rps, 4)}
             handover = {} if group is not None else {"handover": chosen.handover}
             sections.append({"name": name, "replicas": count, **parts, **rate, **handover})
-    return {"fleet": fleet, "combos": sections, "policies": {"routing": "cauchy"}}
+    return {"fleet": fleet, "combos": sections, "policies": {"routing": routing}}
 
 
 def _pool(chosen: ServiceScenario, group: Group) -> dict[str, Any]:
