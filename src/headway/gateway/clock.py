@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from heapq import heapify, heappop, heappush
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
+
+Action = Callable[[float, Any], None]
+_MIN_OVER = 64
+"""Deadlines of requests that are over, kept at least, so that few requests do not cause frequent rebuilds."""
 
 
 class Clock:
@@ -24,9 +29,58 @@ class Clock:
         """Seconds since the start: the same in all processes of a gateway, as they share the monotonic clock."""
         return monotonic() - self.start_s
 
-    def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> asyncio.TimerHandle:
+    def at(self, time_s: float, action: Action, argument: Any) -> asyncio.TimerHandle:
         """Call `action(time_s, argument)` at a time on this clock, or as soon as possible if that has passed.
 
         The action gets the time for which it was scheduled, which is a little before `now`.
         """
         return self._loop.call_later(max(time_s - self.now, 0.0), action, time_s, argument)
+
+
+class TimedCalls(Protocol):
+    """The part of a clock that calls actions."""
+
+    def at(self, time_s: float, action: Action, argument: Any) -> object: ...
+
+
+class Deadlines:
+    """The deadlines of many requests, nearly all of which end before theirs, with one timer of the event loop.
+
+    A timer for each request would be set and cancelled, which takes as long as all that is done here ten times.
+    """
+
+    def __init__(self, clock: TimedCalls, running: Container[int]) -> None:
+        """`running`: the numbers of the requests that are not over."""
+        self._clock, self._running = clock, running
+        self._heap: list[tuple[float, int, Action, Any]] = []
+        self._next_s = float("inf")
+        """The time of the earliest timer that is set."""
+        self._max_size = _MIN_OVER
+
+    def add(self, time_s: float, number: int, action: Action, argument: Any) -> None:
+        """Call `action(time_s, argument)` at that time, unless the request is over before."""
+        heap = self._heap
+        if len(heap) >= self._max_size:
+            heap[:] = [entry for entry in heap if entry[1] in self._running]
+            heapify(heap)
+            self._max_size = 2 * len(heap) + _MIN_OVER
+        heappush(heap, (time_s, number, action, argument))
+        if time_s < self._next_s:
+            self._set_timer(time_s)
+
+    def _set_timer(self, time_s: float) -> None:
+        self._next_s = time_s
+        self._clock.at(time_s, self._expire, None)
+
+    def _expire(self, now: float, _: object) -> None:
+        """Call the actions that are due, and set the timer for the next deadline."""
+        if now > self._next_s:
+            return  # a timer that an earlier one has replaced
+        self._next_s = float("inf")
+        heap = self._heap
+        while heap and (heap[0][0] <= now or heap[0][1] not in self._running):
+            time_s, number, action, argument = heappop(heap)
+            if number in self._running:
+                action(time_s, argument)
+        if heap and heap[0][0] < self._next_s:
+            self._set_timer(heap[0][0])

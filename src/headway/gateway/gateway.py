@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from headway.gateway.batch.service import BatchService
     from headway.gateway.relay.tracing import Tracing
 
+_FINISHED, _REJECTED = Outcome.FINISHED, Outcome.REJECTED
 _TOKENS_PER_CHAR = 0.25
 """Estimate for prompts, until an engine has counted one."""
 _RATIO_WEIGHT = 0.05
@@ -197,22 +198,29 @@ class Gateway:
                     client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
                 )
         features = client_request.features(now)
-        copy = restored = None
         if client_request.stream_key is not None:
-            client_request.stream_key = self.stream_key(client_request.stream_key, client_request.model)
-            copy, restored = self.copies.begin(client_request.stream_key)
+            request = self._admit_copied(client_request, features, caller, request_id)
+        else:
+            is_streamed = client_request.stream
+            request = self.admit(features, lambda live: InFlightRequest(live, request_id, is_streamed), caller)
+        return self._relay(client_request, request, writer)
+
+    def _admit_copied(
+        self, client_request: ClientRequest, features: Features, caller: Caller, request_id: str
+    ) -> InFlightRequest:
+        """Admit a request whose stream is copied, or that continues such a stream."""
+        key = client_request.stream_key = self.stream_key(client_request.stream_key, client_request.model)
+        copy, restored = self.copies.begin(key)
 
         def new_request(live: Live) -> InFlightRequest:
             live.generated_tokens = 0 if restored is None else restored.tokens
-            is_streamed = client_request.stream
-            return InFlightRequest(live, request_id, is_streamed=is_streamed, copy=copy, restored=restored)
+            return InFlightRequest(live, request_id, client_request.stream, copy, restored)
 
         try:
-            request = self.admit(features, new_request, caller)
+            return self.admit(features, new_request, caller)
         except BaseException:
-            self.copies.end(client_request.stream_key, copy, is_finished=False)
+            self.copies.end(key, copy, is_finished=False)
             raise
-        return self._relay(client_request, request, writer)
 
     def relay(
         self,
@@ -244,7 +252,8 @@ class Gateway:
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
         request = relay.in_flight
         self.settle(request, len(client_request.text), relay.prompt_tokens, relay.used_tokens)
-        self.copies.end(client_request.stream_key, request.copy, request.outcome is Outcome.FINISHED)
+        if request.copy is not None:
+            self.copies.end(client_request.stream_key, request.copy, request.outcome is _FINISHED)
 
     def admit(
         self,
@@ -416,12 +425,12 @@ class Gateway:
 
     def _request_ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         live = request.live
-        if outcome is Outcome.FINISHED:
+        if outcome is _FINISHED:
             self._stalls.finished(request, now)
-        if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
-            self._reasons[live.model] = live.reasoning_tokens > 0
+            if live.answer_s == live.answer_s:
+                self._reasons[live.model] = live.reasoning_tokens > 0
         self.request_metrics.count_end(request, outcome, now)
-        if outcome is Outcome.REJECTED:
+        if outcome is _REJECTED:
             request.retry_after_s = self.scaling.expected_s(live.model)
             if self.decisions is not None:
                 self.decisions.record_hold_refusal(live, now, request.request_id or str(live.id))

@@ -104,7 +104,10 @@ class ResponseMeter:
             self._count_tokens(meter.generated_tokens - self._live.generated_tokens)
 
     def measure_unstreamed(self, data: bytes) -> None:
-        """Count the tokens of an answer that was not streamed, as generated now. EngineError if it was given up."""
+        """Count the tokens of an answer that was not streamed, as generated now.
+
+        EngineError if it is no JSON object, reports an error, or was given up.
+        """
         self._live.first_token_s = self._live.answer_s = self._scheduler.now
         self._in_flight.is_unstreamed = True
         if self.passthrough is not None:
@@ -113,6 +116,8 @@ class ResponseMeter:
             try:
                 chunk = sse.decode_chunk(data)
             except InvalidAnswerError:
+                if error := sse.decode_object(data).get("error"):
+                    raise sse.reported(error) from None
                 return  # clients may understand more than Headway
             self.partial.add(chunk, 0)
             if self.confidence is not None:

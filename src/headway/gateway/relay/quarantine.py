@@ -19,6 +19,7 @@ MAX_BROKEN = 2
 _STATUS, _CODE = 422, "request_quarantined"
 """Clients repeat a request by themselves after a 5xx, and would break the next engines."""
 _MAX_KEPT, _MAX_ANSWERED = 1024, 4096
+"""Quarantined bodies; bodies in each of two sets of answered ones."""
 _MAX_HASHED_BYTES = 1 << 18
 """Longer bodies are not remembered as answered: each request's hash takes time."""
 
@@ -30,19 +31,24 @@ class Quarantine:
         self._keep_s = keep_s
         self._until_s: OrderedDict[int, float] = OrderedDict()
         """By hash of the body, the oldest first."""
-        self._answered: OrderedDict[int, None] = OrderedDict()
+        self._answered: set[int] = set()
         """Hashes of bodies that engines have answered lately."""
+        self._answered_before: set[int] = set()
+        """The same of those before."""
 
     def answered(self, body: bytes) -> None:
         """An engine has answered a request with this body."""
         if len(body) <= _MAX_HASHED_BYTES:
-            self._answered[hash(body)] = None
-            if len(self._answered) > _MAX_ANSWERED:
-                self._answered.popitem(last=False)
+            self._answered.add(hash(body))
+            if len(self._answered) >= _MAX_ANSWERED:
+                self._answered_before, self._answered = self._answered, set()
 
     def is_harmless(self, body: bytes) -> bool:
         """An engine has answered a request with this body lately."""
-        return len(body) <= _MAX_HASHED_BYTES and hash(body) in self._answered
+        if len(body) > _MAX_HASHED_BYTES:
+            return False
+        key = hash(body)
+        return key in self._answered or key in self._answered_before
 
     def add(self, body: bytes, now: float) -> None:
         """Refuse copies of this body from now on. Beyond a limit, the oldest body is forgotten."""

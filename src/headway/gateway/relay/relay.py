@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -42,6 +42,7 @@ from headway.gateway.upstream.errors import (
     is_retryable,
     openai_error,
 )
+from headway.gateway.upstream.health import HealthReports
 from headway.gateway.upstream.kv_snapshot import KvSnapshot
 
 log = logging.getLogger("headway.gateway")
@@ -57,20 +58,31 @@ _TAIL_S = 1.0
 """The time from [DONE] to the end of the response, after which its connection is not kept."""
 
 
-class HealthReports(Protocol):
-    """Takes reports of how replicas handled requests."""
-
-    def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
-    def succeeded(self, replica: EngineEndpoint) -> None: ...
-    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
-        """A request was refused. Whether to ask a peer, too."""
-
-    def agreed(self, replica: EngineEndpoint) -> None:
-        """A peer has refused the same request."""
-
-
 class Relay:
     """One client request on its way to engines, and the response on its way back."""
+
+    # What a request starts with is set in the class: most requests leave it as it is.
+    _broken: BrokenEngines | None = None
+    _error: EngineError | None = None
+    """The last attempt's failure."""
+    _num_failures = _tokens_at_failure = _escalated_tokens = 0
+    _is_cut_off = False
+    _rendering: asyncio.Task[None] | None = None
+    """Has an engine render the chat."""
+    _doubted: tuple[EngineEndpoint, DoubtfulRefusalError] | None = None
+    """The replica whose refusal another one is to confirm."""
+    _tokens_at_start = 0
+    """Tokens of the answer at the start of the present attempt."""
+    _snapshot: KvSnapshot | None = None
+    _dispatch: DualDispatch | None = None
+    _resumed: ResumedStream | None = None
+    _hidden_fields: tuple[str, ...] = ()
+    """Fields of chunks that the client did not ask for."""
+    _is_prefill = False
+    """The present attempt computes the prompt for another replica."""
+    _kv_params: vllm_disaggregation.Params | None = None
+    _has_begun = _is_complete = False
+    """The response was started; its last byte was written."""
 
     def __init__(
         self,
@@ -87,38 +99,24 @@ class Relay:
         self._scheduler, self._health = scheduler, health
         self._client = self._writer = client
         self._max_attempts, self._sends_priority = max_attempts, sends_priority
-        self._quarantine, self._broken = quarantine, BrokenEngines()
+        self._quarantine = quarantine
         self._headers = f"{JSON}X-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
-        self._error: EngineError | None = None
-        """The last attempt's failure."""
-        self._num_failures = self._tokens_at_failure = self._escalated_tokens = 0
-        self._is_cut_off = False
-        self._rendering: asyncio.Task[None] | None = None
-        """Has an engine render the chat."""
-        self._doubted: tuple[EngineEndpoint, DoubtfulRefusalError] | None = None
-        """The replica whose refusal another one is to confirm."""
-        self._tokens_at_start = 0
-        """Tokens of the answer at the start of the present attempt."""
-        self._snapshot: KvSnapshot | None = None
-        self._dispatch: DualDispatch | None = None
         self._start_stage()
 
     def _start_stage(self) -> None:
-        """Reset the response: at the start, and for each further model of a cascade."""
+        """Begin the response of a model: of the only one, or of the next one of a cascade."""
         needs_score = self._scheduler.needs_score(self._live)
         self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
-        if self._rendering is not None:  # by another model's template
-            self._rendering.cancel()
-            self._rendering = None
-        self._resumed: ResumedStream | None = None
-        self._hidden_fields: tuple[str, ...] = ()
-        """Fields of chunks that the client did not ask for."""
-        self._is_prefill = False
-        """The present attempt computes the prompt for another replica."""
-        self._kv_params: vllm_disaggregation.Params | None = None
-        self._has_begun = self._is_complete = False
-        """The response was started; its last byte was written."""
         self._writer = BufferedWriter() if needs_score else self._client
+
+    def _start_next_stage(self) -> None:
+        """Forget the last model's response."""
+        if self._rendering is not None:  # by that model's template
+            self._rendering.cancel()
+        self._rendering = self._resumed = self._kv_params = None
+        self._is_prefill = self._has_begun = self._is_complete = False
+        self._hidden_fields = ()
+        self._start_stage()
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -196,7 +194,7 @@ class Relay:
         await self._scheduler.accept_or_escalate(in_flight, score)
         if in_flight.outcome is None:
             self._escalated_tokens += tokens
-            self._start_stage()
+            self._start_next_stage()
 
     def client_disconnected(self) -> None:
         """End the request, as nobody reads the response."""
@@ -316,10 +314,11 @@ class Relay:
             "POST", path, self._headers, data, self._set_connection, self._may_resend
         )
         status = connection.status
-        if is_retryable(status) or (self._has_begun and status != 200):
-            raise RefusedError(status, await connection.read(1 << 16))
-        if status >= 400 and self._wants_second_opinion(replica, status):
-            raise DoubtfulRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
+        if status != 200:
+            if self._has_begun or is_retryable(status):
+                raise RefusedError(status, await connection.read(1 << 16))
+            if status >= 400 and self._wants_second_opinion(replica, status):
+                raise DoubtfulRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
         if connection.headers.get("content-encoding", "identity") != "identity":
             raise EngineError("encoded its answer as nobody had asked for")
         if self._doubted is not None:
@@ -394,7 +393,7 @@ class Relay:
         if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
             self._write_events(stream.last_events)
             stream.last_events = b""
-            await _read_tail(connection)
+            await connection.read_tail(_TAIL_S)
             await self._wait_for_prefill_leg()
         self._finish_stream(stream.last_events)
 
@@ -427,8 +426,6 @@ class Relay:
         data = await connection.read(_MAX_RESPONSE_BYTES)
         content_type = connection.headers.get("content-type", "application/json")
         if status < 300:
-            if meter.passthrough is None and (error := sse.decode_object(data).get("error")):
-                raise sse.reported(error)
             meter.measure_unstreamed(data)
             await self._wait_for_prefill_leg()
             self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
@@ -550,11 +547,12 @@ class Relay:
         """Count an engine that broke with the request on it. ApiError if it is quarantined."""
         if self._quarantine.is_harmless(self._request.raw):
             return
-        self._broken.count(replica.name, self._live.generated_tokens - self._tokens_at_start)
-        if self._broken.is_quarantined:
-            log.warning("request %s is quarantined: %s", self.in_flight.request_id, self._broken.error().message)
+        broken = self._broken = self._broken or BrokenEngines()
+        broken.count(replica.name, self._live.generated_tokens - self._tokens_at_start)
+        if broken.is_quarantined:
+            log.warning("request %s is quarantined: %s", self.in_flight.request_id, broken.error().message)
             self._quarantine.add(self._request.raw, self._scheduler.now)
-            raise self._broken.error()
+            raise broken.error()
 
     async def _save_kv(self, replica: EngineEndpoint) -> None:
         """Save the KV cache of a request that moves. Without it, the next replica computes the tokens again."""
@@ -597,13 +595,3 @@ class Relay:
             await self._client.drain()
         else:
             await write_error(self._client, error, self.in_flight.request_id.encode("latin-1"))
-
-
-async def _read_tail(connection: Connection) -> None:
-    """Read the end of a response, so that its connection can be kept."""
-    try:
-        async with asyncio.timeout(_TAIL_S):
-            while await connection.read_part():
-                pass
-    except (TimeoutError, EngineError):
-        return

@@ -15,7 +15,7 @@ from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.fleet import Role
 from headway.core.record import Cause, Outcome
-from headway.gateway.clock import Clock
+from headway.gateway.clock import Clock, Deadlines
 from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
@@ -25,6 +25,7 @@ from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.engine import EngineEndpoint
 
 log = logging.getLogger("headway.gateway")
+FINISHED = ReleaseReason.FINISHED
 _CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
 _UNRESPONSIVE, _REMOVED = "does not answer any more", "was removed"
 
@@ -59,6 +60,7 @@ class Driver:
         self.replicas = list(replicas)
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
+        self._deadlines = Deadlines(clock, self.requests)
         self._has_prompt_window = policies.prompt_window is not None
         self.control = LiveControl(self, recorder, notify=True)
         members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
@@ -100,7 +102,6 @@ class Driver:
             if request.hold_timeout is not None:
                 request.hold_timeout.cancel()
             request.hold_timeout = self._clock.at(self.now + self._hold_s, self._hold_expired, request)
-            request.timers.append(request.hold_timeout)
 
     def _hold_expired(self, now: float, request: InFlightRequest) -> None:
         if request.live.stage is HELD and not self.services[request.live.model].any_up:
@@ -118,11 +119,12 @@ class Driver:
     # Requests leave their replicas.
 
     def release(self, request: InFlightRequest, reason: ReleaseReason) -> None:
+        if reason is FINISHED:
+            request.detach()
+            if request.outcome is None:
+                self.control.on_finished(request.live, self._clock.now)
+            return
         match reason:
-            case ReleaseReason.FINISHED:
-                request.detach()
-                if request.outcome is None:
-                    self.control.on_finished(request.live, self.now)
             case ReleaseReason.REFUSED:
                 request.detach()
                 self.control.reject(request.live, self.now)
@@ -149,10 +151,11 @@ class Driver:
     def drop(self, request: InFlightRequest) -> None:
         """Free all that the request holds, even if a policy's error kept the request from ending."""
         request.detach()
-        self.release(request, ReleaseReason.CANCELLED)
-        self.requests.pop(request.live.id, None)
-        for timer in request.timers:
-            timer.cancel()
+        if request.outcome is None:
+            self.control.client_left(request.live, self.now)
+            self.requests.pop(request.live.id, None)
+            if request.hold_timeout is not None:
+                request.hold_timeout.cancel()
 
     def _place_again(self, request: InFlightRequest, is_kv_intact: bool = False) -> None:
         """Have control place the request after its replica failed. `is_kv_intact`: see FAILED_BEFORE_FETCH."""
@@ -427,7 +430,7 @@ class Driver:
 
     def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` at that time, unless the request ends before."""
-        self.requests[argument.id].timers.append(self._clock.at(time_s, action, argument))
+        self._deadlines.add(time_s, argument.id, action, argument)
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Wake the request's task, which answers the client."""
@@ -435,9 +438,10 @@ class Driver:
         request.outcome = outcome
         if request.scoring is not None:
             request.scoring.cancel()
-        for timer in request.timers:
-            timer.cancel()
-        self._end_move(request)
+        if request.hold_timeout is not None:
+            request.hold_timeout.cancel()
+        if request.move_target is not None:
+            self._end_move(request)
         request.wake()
         if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.needs_score(live):
             self._write_segment(live, now)

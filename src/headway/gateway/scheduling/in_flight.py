@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Protocol
 
@@ -112,13 +112,10 @@ class PrefillLeg:
             reservation.free()
 
 
-@dataclass(eq=False)
 class InFlightRequest:
     """One request between its client and control."""
 
-    live: Live
-    request_id: str = ""
-    """The client's id for the request."""
+    # What a request starts with is set in the class: most requests leave most of it as it is.
     replica: EngineEndpoint | None = None
     reservation: Reservation | None = None
     connection: Connection | None = None
@@ -139,8 +136,6 @@ class InFlightRequest:
     """Set while a dual dispatch's prefill replica computes the prompt."""
     has_peer: bool = False
     """The model has other replicas, which may judge the present one's refusal."""
-    is_streamed: bool = True
-    """The client gets the answer token by token."""
     waits_for_client: bool = False
     """The client reads slowly, and the engine's answer is not read meanwhile."""
     is_unstreamed: bool = False
@@ -150,15 +145,23 @@ class InFlightRequest:
     scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
     """The wait that a rejected client is advised."""
-    copy: StreamCopy | None = None
-    """Copies the stream for a retry of its client."""
-    restored: StreamPart | None = None
-    """What the client was sent before it retried."""
     on_settled: Callable[[int], None] | None = None
     """Called at the end with the number of tokens used, where the caller has limits."""
     hold_timeout: asyncio.TimerHandle | None = None
-    timers: list[asyncio.TimerHandle] = field(default_factory=list, repr=False)
-    _changed: asyncio.Future[None] | None = field(default=None, repr=False)
+    _changed: asyncio.Future[None] | None = None
+
+    def __init__(
+        self,
+        live: Live,
+        request_id: str = "",
+        is_streamed: bool = True,
+        copy: StreamCopy | None = None,
+        restored: StreamPart | None = None,
+    ) -> None:
+        """`request_id`: the client's id for the request. `is_streamed`: the client gets the answer token by token.
+        `copy`: copies the stream for a retry of its client. `restored`: what the client was sent before it retried."""
+        self.live, self.request_id, self.is_streamed = live, request_id, is_streamed
+        self.copy, self.restored = copy, restored
 
     @property
     def is_streaming(self) -> bool:
@@ -202,6 +205,9 @@ class InFlightRequest:
 
     def detach(self) -> None:
         """Leave the replica: return the connection, then free the reservation."""
+        if self.reservation is None and self.connection is None and self.prefill_leg is None:
+            self.aborted_because = None
+            return
         self.return_connection()
         reservation, self.reservation = self.reservation, None
         if reservation is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -29,6 +29,7 @@ from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_ID_BYTES, _IDS_PER_CALL = 16, 256
 
 
 class RequestGateway(Protocol):
@@ -58,6 +59,7 @@ class CompletionsApp:
         self._reader = ThreadPoolExecutor(max_workers=1)
         """Reads long bodies, one at a time: each competes with the event loop for the interpreter."""
         self._relays: set[Relay] = set()
+        self._request_ids = _random_ids()
 
     async def drain(self) -> None:
         """The server accepts no more requests: let the present ones end, but cut them off after `drain_s`."""
@@ -71,8 +73,9 @@ class CompletionsApp:
         """ASGI, with one more argument for a server that can write to the connection directly."""
         writer = writer or AsgiWriter(receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        client_id = headers.get("x-request-id", "")
-        request_id = client_id if _REQUEST_ID.fullmatch(client_id) else os.urandom(16).hex()
+        request_id = headers.get("x-request-id", "")
+        if not request_id or not _REQUEST_ID.fullmatch(request_id):
+            request_id = next(self._request_ids)
         try:
             caller = self._gateway().keys.authenticate(headers)
             if caller.is_limited:
@@ -97,17 +100,18 @@ class CompletionsApp:
         if body is None:
             return
         received_s = gateway.clock.now
-        encoding = headers.get("content-encoding", "identity").lower()
-        if len(body) <= LONG_BYTES and encoding == "identity":
+        if len(body) <= LONG_BYTES and "content-encoding" not in headers:
             request = read_request(path, body, headers)
         else:
+            encoding = headers.get("content-encoding", "identity").lower()
             max_bytes = gateway.settings.max_body_bytes
             read = partial(_read_encoded, path, body, headers, encoding, max_bytes)
             request = await asyncio.get_running_loop().run_in_executor(self._reader, read)
         request.received_s = received_s
         if request.stream and request.can_resume:
             request.stream_key = stream_key(caller.owner, headers, path, body)
-        request.tier = max(request.tier, caller.tier)
+        if caller.tier > request.tier:
+            request.tier = caller.tier
         entry: AccessEntry | None = scope.get(ENTRY)
         if entry is not None:
             entry.model, entry.request_id = request.model, request_id
@@ -122,6 +126,14 @@ class CompletionsApp:
             self._relays.discard(relay)
             writer.close()
             gateway.end(request, relay)
+
+
+def _random_ids() -> Iterator[str]:
+    """Random ids of 128 bits, for many of which the system is asked at once."""
+    while True:
+        digits = os.urandom(_ID_BYTES * _IDS_PER_CALL).hex()
+        for start in range(0, len(digits), 2 * _ID_BYTES):
+            yield digits[start : start + 2 * _ID_BYTES]
 
 
 def _read_encoded(path: str, body: bytes, headers: dict[str, str], encoding: str, max_bytes: int) -> ClientRequest:

@@ -44,13 +44,13 @@ class RequestFraming:
     def end_of_part(self, data: bytes, start: int) -> int:
         """The end of what the parser gets next of `data[start:]`, and then `passed`."""
         part = self.part
-        if part == HEAD and not self.num_outside:  # most heads come at once
-            end = data.find(_BLANK_LINE, start) + len(_BLANK_LINE)
-            if len(_BLANK_LINE) <= end <= start + MAX_HEAD_BYTES:
-                return end
         if part in (BODY, CHUNK):
             end, size = start + self._num_left, len(data)
             return end if end < size else size
+        if part == HEAD and not self.num_outside:  # most heads come at once
+            end = data.find(_BLANK_LINE, start) + 4
+            if 4 <= end <= start + MAX_HEAD_BYTES:
+                return end
         end = data.find(b"\n", start) + 1 if part == CHUNK_HEADER else self._blank_line_end(data, start)
         return min(end or len(data), start + self._max_outside - self.num_outside)
 

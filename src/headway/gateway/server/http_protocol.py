@@ -89,7 +89,7 @@ class TransportWriter:
         """Set status and headers, which go out with the first part of the body; chunked without a content-length."""
         cycle = self._cycle
         lines = [*cycle.default_headers, *headers]
-        self._is_chunked = all(name != b"content-length" for name, _ in headers)
+        self._is_chunked = b"content-length" not in dict(headers)
         if self._is_chunked:
             lines.append((b"transfer-encoding", b"chunked"))
         cycle.begin_response(status)
@@ -163,6 +163,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _unparsed = b""
     """Of the next requests."""
     _num_lingered = 0
+    _accepted: tuple[bytes | None, ...] = ()
+    """Host and media type of a request that was served before."""
     _refusal: ApiError | None = None
     """Why the request whose headers were parsed last is not served."""
     cycle: _Cycle
@@ -261,8 +263,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"], scope["query_string"] = url.path, url.query or b""
         found = dict(self.headers)
-        if self._hosts is not None or len(found) != len(self.headers) or len(found) > _MAX_HEADERS:
-            self._refusal = self._check(found, url.host)
+        if len(found) != len(self.headers) or len(found) > _MAX_HEADERS:
+            self._refusal = self._check_headers(found)
+        if self._hosts is not None and self._refusal is None:
+            origin = found.get(b"origin"), found.get(b"host"), url.host, found.get(b"content-type")
+            if origin != self._accepted:
+                self._refusal = self._check_origin(self._hosts, *origin)
+                self._accepted = origin if self._refusal is None else ()
         if self._refusal is None:
             self._refusal = self._begin_body(found, version)
         if self._refusal is not None:
@@ -276,8 +283,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         )  # fmt: skip
         self._start_asgi_task(cycle, self.app)
 
-    def _check(self, found: dict[bytes, bytes], target_host: bytes | None) -> ApiError | None:
-        """Why the request is not served, by its headers and the host of its target."""
+    def _check_headers(self, found: dict[bytes, bytes]) -> ApiError | None:
+        """Why the request is not served, by the number of its headers."""
         if len(found) != len(self.headers):
             names = [name for name, _ in self.headers]
             repeated = sorted(name.decode() for name in _SINGLE_HEADERS.intersection(found) if names.count(name) > 1)
@@ -285,19 +292,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 return ApiError(400, f"the header {repeated[0]} occurs more than once", "repeated_header", repeated[0])
         if len(self.headers) > _MAX_HEADERS:
             return ApiError(431, f"more than {_MAX_HEADERS} headers", "headers_too_long")
-        if self._hosts is None:
-            return None
-        accepts, host = self._hosts.accepts, found.get(b"host")
-        if (host and not accepts(host)) or (target_host and not accepts(target_host)):
+        return None
+
+    @staticmethod
+    def _check_origin(
+        hosts: ExpectedHosts,
+        origin: bytes | None,
+        host: bytes | None,
+        target_host: bytes | None,
+        media_type: bytes | None,
+    ) -> ApiError | None:
+        """Why a request without a key is not served, by what pages of other hosts cannot choose."""
+        if (host and not hosts.accepts(host)) or (target_host and not hosts.accepts(target_host)):
             what = "this gateway has no api_keys and does not serve this host; gateway.hosts names those it serves"
             return ApiError(421, what, "unknown_host")
-        origin = found.get(b"origin")
-        if origin is not None and not self._hosts.accepts_origin(origin):
+        if origin is not None and not hosts.accepts_origin(origin):
             what = (
                 "this gateway has no api_keys and serves no pages of other hosts; gateway.hosts names those it serves"
             )
             return ApiError(403, what, "unknown_origin")
-        if found.get(b"content-type", b"").lower().startswith(b"text/plain"):
+        if media_type is not None and media_type.lower().startswith(b"text/plain"):
             return ApiError(415, "expected content-type: application/json", "unsupported_media_type")
         return None
 
@@ -335,9 +349,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._takes_writer:
             self._writer = TransportWriter(self, cycle)
             app = partial(app, writer=self._writer)
-        task = self.loop.create_task(cycle.run_asgi(app))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
+        self.tasks.add(self.loop.create_task(self._run(cycle, app)))
+
+    async def _run(self, cycle: _Cycle, app: Any) -> None:
+        try:
+            await cycle.run_asgi(app)
+        finally:
+            self.tasks.discard(asyncio.current_task())
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

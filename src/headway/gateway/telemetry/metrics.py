@@ -23,11 +23,9 @@ _HISTOGRAMS = {
     "hold_seconds": "From a request's arrival to its placement on a replica",
     "gateway_overhead_seconds": "From a request's last byte to the send to its replica, without the time on hold",
 }
-_METRICS = {
-    "ttft_s": "time_to_first_token_seconds",
-    "tpot_s": "time_per_output_token_seconds",
-    "e2e_s": "request_duration_seconds",
-}
+_E2E, _TTFT = ("request_duration_seconds", ""), ("time_to_first_token_seconds", "")
+_TPOT, _HOLD = ("time_per_output_token_seconds", ""), ("hold_seconds", "")
+_OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
 _INTER_TOKEN, _OVERHEAD = "inter_token_seconds", ("gateway_overhead_seconds", "")
 _COUNTERS = {
     "tokens_total": ("kind", "Tokens of requests that have ended"),
@@ -49,14 +47,13 @@ HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
 """Model, pool, tier, phase ("" for the gateway's overhead), counts by bin, and the sum of the observations."""
 
 
-def latencies_s(live: Live, now: float, is_unstreamed: bool) -> Iterator[tuple[str, float]]:
-    """The latencies of a request that finishes now; an answer that came at once has no time per output token."""
-    first_s = live.first_token_s
-    yield "e2e_s", now - live.arrival_s
-    if first_s == first_s:
-        yield "ttft_s", first_s - live.arrival_s
-        if live.generated_tokens > 1 and now > first_s and not is_unstreamed:
-            yield "tpot_s", (now - first_s) / (live.generated_tokens - 1)
+def latencies_s(live: Live, now: float, is_unstreamed: bool) -> tuple[float, float | None, float | None]:
+    """E2E, TTFT and TPOT of a request that finishes now; an answer that came at once has no time per output token."""
+    arrival_s, first_s, tokens = live.arrival_s, live.first_token_s, live.generated_tokens
+    if first_s != first_s:
+        return now - arrival_s, None, None
+    has_tpot = tokens > 1 and now > first_s and not is_unstreamed
+    return now - arrival_s, first_s - arrival_s, (now - first_s) / (tokens - 1) if has_tpot else None
 
 
 class _Pooled(Protocol):
@@ -78,11 +75,12 @@ class MeasuredRequest(Protocol):
 class _Series:
     """The counters and histograms of one model, pool and tier."""
 
-    __slots__ = ("histograms", "labels", "num_by_outcome")
+    __slots__ = ("histograms", "input_tokens", "labels", "num_by_outcome", "output_tokens")
 
     def __init__(self, model: str, pool: str, tier: int) -> None:
         self.labels = {"model": model, "pool": pool, "tier": str(tier)}
         self.num_by_outcome: dict[str, int] = defaultdict(int)
+        self.input_tokens = self.output_tokens = 0
         self.histograms: dict[tuple[str, str], Histogram] = defaultdict(partial(Histogram, _BOUNDS_S))
         """By metric and phase; only times between tokens have a phase."""
 
@@ -106,15 +104,17 @@ class PrometheusMetrics:
     def _series_of(self, request: MeasuredRequest) -> _Series:
         """The pool is empty for a request that was never placed."""
         live, replica = request.live, request.replica
-        return self._series[live.model, "" if replica is None else replica.pool, min(live.tier, LAST_TIER)]
+        tier = live.tier
+        return self._series[
+            live.model, "" if replica is None else replica.pool, tier if tier < LAST_TIER else LAST_TIER
+        ]
 
     def count_end(self, request: MeasuredRequest, outcome: Outcome, now: float) -> None:
         """Count a request that has ended, and its latencies if it finished."""
         live, series = request.live, self._series_of(request)
-        series.num_by_outcome[outcome.name.lower()] += 1
-        tokens = self._by_model["tokens_total"]
-        tokens[live.model, "input"] += live.prompt_tokens
-        tokens[live.model, "output"] += live.generated_tokens
+        series.num_by_outcome[_OUTCOMES[outcome]] += 1
+        series.input_tokens += live.prompt_tokens
+        series.output_tokens += live.generated_tokens
         if live.tenant:
             tenant = self._tenant(live.tenant)
             self._by_model["tenant_requests_total"][live.model, tenant] += 1
@@ -122,9 +122,14 @@ class PrometheusMetrics:
             self._by_model["tenant_tokens_total"][live.model, tenant] += total_tokens
         if outcome is not Outcome.FINISHED:
             return
-        series.histograms["hold_seconds", ""].observe(live.placed_s - live.arrival_s)
-        for latency, seconds in latencies_s(live, now, request.is_unstreamed):
-            series.histograms[_METRICS[latency], ""].observe(seconds)
+        histograms = series.histograms
+        e2e_s, ttft_s, tpot_s = latencies_s(live, now, request.is_unstreamed)
+        histograms[_HOLD].observe(live.placed_s - live.arrival_s)
+        histograms[_E2E].observe(e2e_s)
+        if ttft_s is not None:
+            histograms[_TTFT].observe(ttft_s)
+        if tpot_s is not None:
+            histograms[_TPOT].observe(tpot_s)
 
     def _tenant(self, name: str) -> str:
         if name not in self._tenants:
@@ -192,11 +197,20 @@ class PrometheusMetrics:
             for outcome, num in list(series.num_by_outcome.items()):
                 yield f"headway_requests_total{_labels({**series.labels, 'outcome': outcome})} {num}"
         for name, (label, help) in _COUNTERS.items():
-            counts = self._by_model[name]
+            counts = self._tokens() if name == "tokens_total" else self._by_model[name]
             if counts or name == "tokens_total":
                 yield from _head(name, help, "counter")
             for (model, value), num in list(counts.items()):
                 yield f"headway_{name}{_labels({'model': model, label: value})} {num}"
+
+    def _tokens(self) -> dict[tuple[str, str], int]:
+        """By model and kind."""
+        tokens: dict[tuple[str, str], int] = defaultdict(int)
+        for (model, _, _), series in self._series.items():
+            if series.num_by_outcome:
+                tokens[model, "input"] += series.input_tokens
+                tokens[model, "output"] += series.output_tokens
+        return tokens
 
     def _histograms(self) -> Iterator[str]:
         for name, help in _HISTOGRAMS.items():

@@ -27,7 +27,8 @@ _BIN_WIDTH = math.log(1.04)
 _BOUNDS_S = tuple(math.exp((index + 0.5) * _BIN_WIDTH) for index in range(-352, 353))
 """From a microsecond to eleven days."""
 
-_LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+_LATENCIES = ("e2e_s", "ttft_s", "tpot_s")
+"""In the order of `latencies_s`."""
 
 Num = Annotated[int, Meta(ge=0)]
 _Rate = Annotated[float, Meta(ge=0)]
@@ -100,8 +101,9 @@ class RollingStats:
         if outcome is not Outcome.FINISHED:
             tier.failed += outcome is not Outcome.CANCELLED
             return
-        for latency, seconds in latencies_s(live, now, is_unstreamed):
-            tier.latencies[latency].observe(seconds)
+        for latency, seconds in zip(_LATENCIES, latencies_s(live, now, is_unstreamed), strict=True):
+            if seconds is not None:
+                tier.latencies[latency].observe(seconds)
 
     def _slot(self, now: float) -> dict[int, _TierSlot]:
         number = int(now // SLOT_S)

@@ -41,10 +41,10 @@ class Connection(asyncio.Protocol):
         self.is_lost = False
         self.is_fresh = True
         """No request was sent on it before the present one."""
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._buffered = 0
         self._is_paused = False
@@ -161,13 +161,19 @@ class Connection(asyncio.Protocol):
             if self.is_complete:
                 return b""
             await self._wait()
+        return self._take_parts()
+
+    def _take_parts(self) -> bytes:
+        """What of the body has come and was not taken."""
         parts, self._parts, self._buffered = self._parts, [], 0
         if self._is_paused:
             self._resume_reading()
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. EngineError if it is cut off or longer than the limit."""
+        if self.is_complete and self._buffered <= limit_bytes:
+            return await self.read_part()
         parts, size = [], 0
         while part := await self.read_part():
             parts.append(part)
@@ -175,6 +181,15 @@ class Connection(asyncio.Protocol):
             if size > limit_bytes:
                 raise EngineError(f"sent more than {limit_bytes:,} bytes")
         return b"".join(parts)
+
+    async def read_tail(self, timeout_s: float) -> None:
+        """Drop the end of a response, so that the connection can be kept if it comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while await self.read_part():
+                    pass
+        except (TimeoutError, EngineError):
+            return
 
     async def stream_to(self, on_data: OnData) -> bool:
         """Call `on_data` with the body so far, then with each piece as it comes, without waking a task for it.
@@ -198,12 +213,9 @@ class Connection(asyncio.Protocol):
 
     def _deliver(self) -> None:
         """Call the stream's `on_data` with the parts so far."""
-        parts, self._parts, self._buffered = self._parts, [], 0
-        if self._is_paused:
-            self._resume_reading()
         try:
             assert self._on_data is not None
-            if self._on_data(b"".join(parts)):
+            if self._on_data(self._take_parts()):
                 return
         except Exception as error:
             self._callback_error = error
@@ -218,7 +230,8 @@ class Connection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Another request can be sent: the last response is complete and consumed, and nothing waits on it."""
-        return self.is_complete and not self.is_lost and not self._parts and self._keeps_alive and self._waiter is None
+        is_waited_for = self._waiter is not None and not self._waiter.done()
+        return self.is_complete and not self.is_lost and not self._parts and self._keeps_alive and not is_waited_for
 
     @property
     def has_answered(self) -> bool:
@@ -233,19 +246,17 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._wake()
 
-    async def _wait(self) -> None:
-        """Wait for any change. EngineError if the connection has failed."""
+    def _wait(self) -> asyncio.Future[None]:
+        """Completes at the next change. EngineError if the connection has failed."""
         if self._error is not None:
             raise type(self._error)(*self._error.args)
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class Transport(Protocol):

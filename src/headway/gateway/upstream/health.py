@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from headway.gateway.errors import logged
 from headway.gateway.settings import Settings
@@ -68,6 +68,18 @@ class Refusals:
         self._trust[replica.id] = TRUSTED_REFUSALS
 
 
+class HealthReports(Protocol):
+    """Takes relays' reports of how replicas handled requests: the monitor, or what sends them to it."""
+
+    def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
+    def succeeded(self, replica: EngineEndpoint) -> None: ...
+    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
+        """A request was refused. Whether to ask a peer, too."""
+
+    def agreed(self, replica: EngineEndpoint) -> None:
+        """A peer has refused the same request."""
+
+
 class Breaker:
     """One replica's circuit breaker, open until the replica's first successful probe."""
 
@@ -89,11 +101,6 @@ class Breaker:
         self.needs_canary = not isinstance(error, UnreachableError)
         self.is_open = True
         return True
-
-    def succeeded(self) -> None:
-        """Reset the failure count and the pause."""
-        self.num_failures = 0
-        self.pause_s = MIN_PAUSE_S
 
     def next_pause_s(self) -> float:
         """The time until the next probe of an open breaker, doubled with each call."""
@@ -189,8 +196,9 @@ class HealthMonitor(Generic[Replica]):
 
     def succeeded(self, replica: EngineEndpoint) -> None:
         """Report an answered request, which resets the failure count."""
-        self.breakers[replica.id].succeeded()
-        self.outliers.succeeded(replica.id, self._now())
+        breaker = self.breakers[replica.id]
+        breaker.num_failures, breaker.pause_s = 0, MIN_PAUSE_S
+        self.outliers.succeeded(replica.id)
 
     def doubts(self, replica: EngineEndpoint, status: int) -> bool:
         """Report a refused request. Whether a peer is to be asked, too."""

@@ -53,12 +53,13 @@ class _Window:
         self._buckets: deque[list[float]] = deque()
         """Number of the bucket, observations, and both sums."""
 
-    def add(self, now: float, first: float, second: float) -> None:
+    def add(self, now: float, first: float, second: float, num: int = 1) -> None:
+        """Add so many observations, by their sums."""
         number = now // self._bucket_s
         if not self._buckets or self._buckets[-1][0] < number:
             self._buckets.append([number, 0, 0.0, 0.0])
         bucket = self._buckets[-1]
-        bucket[1] += 1
+        bucket[1] += num
         bucket[2] += first
         bucket[3] += second
 
@@ -93,6 +94,8 @@ class _Host:
         self.group = group
         self.num_in_row = 0
         """Failures since the last success."""
+        self.num_answered = 0
+        """Answered requests that are not in the window yet: most requests are, and counting them costs little here."""
         self.outcomes = _Window(window_s)
         """Failures, and requests."""
         self.latencies: dict[Latency, _Window] = {"first token": _Window(window_s), "between tokens": _Window(window_s)}
@@ -104,10 +107,13 @@ class _Host:
 
     def sums(self, now: float) -> list[Sums]:
         """Of the outcomes, and of the latencies by kind."""
+        if self.num_answered:
+            self.outcomes.add(now, 0.0, self.num_answered, self.num_answered)
+            self.num_answered = 0
         return [self.outcomes.sums(now), *(window.sums(now) for window in self.latencies.values())]
 
     def clear(self) -> None:
-        self.num_in_row = 0
+        self.num_in_row = self.num_answered = 0
         for window in (self.outcomes, *self.latencies.values()):
             window.clear()
 
@@ -132,11 +138,11 @@ class OutlierDetector:
 
     # Observations.
 
-    def succeeded(self, replica: int, now: float) -> None:
-        """A replica has answered a request."""
+    def succeeded(self, replica: int) -> None:
+        """A replica has answered a request. It counts from the next `check` on."""
         if (host := self._hosts.get(replica)) is not None:
             host.num_in_row = 0
-            host.outcomes.add(now, 0.0, 1.0)
+            host.num_answered += 1
 
     def failed(self, replica: int, now: float) -> bool:
         """A replica has failed a request, or refused one that a peer has answered. True: `check` is due."""
