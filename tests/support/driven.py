@@ -42,6 +42,10 @@ class ManualClock:
         self._timers.append((time_s, action, argument, timer))
         return timer
 
+    @property
+    def num_timers(self) -> int:
+        return len(self._timers)
+
     def advance(self, now: float) -> None:
         """Set the time, and call what is due."""
         self.now = now

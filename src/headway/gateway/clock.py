@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container
 from heapq import heapify, heappop, heappush
+from itertools import count
 from time import monotonic
 from typing import Any, Protocol
 
@@ -46,25 +47,31 @@ class TimedCalls(Protocol):
 class Deadlines:
     """The deadlines of many requests, nearly all of which end before theirs, with one timer of the event loop.
 
-    A timer for each request would be set and cancelled, which takes as long as all that is done here ten times.
+    A timer for each request would have to be set and cancelled, which takes several times as long.
     """
 
     def __init__(self, clock: TimedCalls, running: Container[int]) -> None:
         """`running`: the numbers of the requests that are not over."""
         self._clock, self._running = clock, running
-        self._heap: list[tuple[float, int, Action, Any]] = []
+        self._heap: list[tuple[float, int, int, Action, Any]] = []
+        """Times, order of the calls of `add`, requests, actions and their arguments."""
+        self._order = count()
         self._next_s = float("inf")
         """The time of the earliest timer that is set."""
         self._max_size = _MIN_OVER
+
+    def __len__(self) -> int:
+        """Number of deadlines that are kept, also of requests that are over."""
+        return len(self._heap)
 
     def add(self, time_s: float, number: int, action: Action, argument: Any) -> None:
         """Call `action(time_s, argument)` at that time, unless the request is over before."""
         heap = self._heap
         if len(heap) >= self._max_size:
-            heap[:] = [entry for entry in heap if entry[1] in self._running]
+            heap[:] = [entry for entry in heap if entry[2] in self._running]
             heapify(heap)
             self._max_size = 2 * len(heap) + _MIN_OVER
-        heappush(heap, (time_s, number, action, argument))
+        heappush(heap, (time_s, next(self._order), number, action, argument))
         if time_s < self._next_s:
             self._set_timer(time_s)
 
@@ -78,9 +85,11 @@ class Deadlines:
             return  # a timer that an earlier one has replaced
         self._next_s = float("inf")
         heap = self._heap
-        while heap and (heap[0][0] <= now or heap[0][1] not in self._running):
-            time_s, number, action, argument = heappop(heap)
-            if number in self._running:
-                action(time_s, argument)
-        if heap and heap[0][0] < self._next_s:
-            self._set_timer(heap[0][0])
+        try:
+            while heap and (heap[0][0] <= now or heap[0][2] not in self._running):
+                time_s, _, number, action, argument = heappop(heap)
+                if number in self._running:
+                    action(time_s, argument)
+        finally:
+            if heap and heap[0][0] < self._next_s:
+                self._set_timer(heap[0][0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from driven import Driven
 from headway.catalog import engine, gpu, model
 from headway.core.fleet import Pool
 from headway.core.record import Outcome
-from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.pace import ExpectedPace
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
@@ -158,3 +160,83 @@ def test_ended_requests_are_forgotten() -> None:
     watched.driven.driver.requests.clear()
     watched.run(1.0)
     assert not watched.watch._stays and not watched.watch._silent_s
+
+
+class Arrivals:
+    """Requests to one replica that come all the time; `tokens` get what a stream has after so many seconds."""
+
+    def __init__(self, watched: Watched, tokens: Callable[[float], int], every_s: float = 0.5) -> None:
+        self._watched, self._tokens, self._every_s = watched, tokens, every_s
+        self.requests: list[tuple[float, InFlightRequest]] = []
+
+    def run(self, seconds: float) -> list[str]:
+        """Let time pass; why requests were aborted in it."""
+        watched, end_s = self._watched, self._watched.now + seconds
+        while watched.now < end_s - 1e-9:
+            if watched.now % self._every_s < PERIOD_S / 2:
+                self.requests.append((watched.now, watched.ask(len(self.requests))))
+            for arrival_s, request in self.requests:
+                live = request.live
+                live.generated_tokens = self._tokens(watched.now + PERIOD_S - arrival_s)
+                if live.generated_tokens and live.first_token_s != live.first_token_s:
+                    live.first_token_s = watched.now
+            watched.run(PERIOD_S)
+        return [_why(request) for _, request in self.requests if _why(request)]
+
+
+def test_streams_that_stall_are_aborted_though_new_ones_get_their_first_tokens() -> None:
+    watched = Watched(1)
+    watched.watch._has_other = lambda request, replica: True
+    arrivals = Arrivals(watched, lambda age_s: min(int(age_s * 20), 5))
+    assert not arrivals.run(3.0) and not watched.suspected
+    aborted = arrivals.run(3.5)
+    assert watched.suspected and watched.suspected[0][0] <= 6.0
+    assert set(aborted) == {"sent no token for 4 s"}
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.5, 2.5])
+def test_a_slow_engine_that_goes_on_is_not_suspected(step_s: float) -> None:
+    watched = Watched(1)
+    arrivals = Arrivals(watched, lambda age_s: int(age_s / step_s))
+    assert not arrivals.run(60.0) and not watched.suspected
+
+
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_streams_may_pause_while_an_engine_computes_long_prompts_first(waiting: int) -> None:
+    """By what the step model says of the prompts, or by the engine's own queue."""
+    watched = Watched(1)
+    (replica,) = watched.driven.replicas
+    replica.update_load(Load(running=6, waiting=waiting))
+    replica._stale_s = 1e9
+    streams = [watched.ask(id) for id in range(6)]
+    watched.run(5.0, tuple(streams))
+    expected_s = 0.0
+    while expected_s < 0.6 and not waiting:
+        watched.driven.arrive(100 + len(watched.driven.driver.requests), prompt_tokens=15_000)
+        expected_s = PACE.prefill_s(replica.prefill_tokens_left)
+    first = [watched.ask(200 + id) for id in range(20)]
+    for each in first:  # new requests get their first tokens, one a look
+        each.live.first_token_s = watched.now
+        watched.run(PERIOD_S, (each,))
+    assert not watched.suspected and not any(map(_why, streams))
+
+
+def test_two_streams_do_not_stand_for_their_engine() -> None:
+    """They may wait for tools of their own; the engine generates for new ones."""
+    watched = Watched(1)
+    stuck = [watched.ask(id) for id in range(2)]
+    watched.run(2.0, tuple(stuck))
+    for id in range(40):
+        new = watched.ask(100 + id)
+        watched.run(PERIOD_S, (new,))
+        watched.driven.driver.release(new, ReleaseReason.FINISHED)
+    assert not watched.suspected and not any(map(_why, stuck))
+
+
+def test_a_full_engine_is_not_suspected() -> None:
+    """256 streams, each of which gets its tokens in bursts, seconds apart."""
+    watched, random = Watched(1), Random(0)
+    streams = [watched.ask(id) for id in range(256)]
+    for _ in range(240):
+        watched.run(PERIOD_S, tuple(random.sample(streams, 8)))
+    assert not watched.suspected and not any(map(_why, streams))

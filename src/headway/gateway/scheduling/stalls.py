@@ -5,9 +5,11 @@ last time, at no cost for each token. Silence is counted in such periods and not
 gateway itself, no engine is taken to be silent.
 
 An engine that is silent towards all of its requests for longer than `TimeLimits` allows is suspected: a one-token
-request tells whether it generates. A request that is silent for much longer while its engine generates for others is
-aborted, and continues elsewhere; sooner if the engine is silent to all that it has, and generates only what is new. An
-engine with a queue is not suspected of neglecting one request.
+request tells whether it generates. The same holds if it is silent towards all streams that began a second ago or
+earlier, of which there are several, while new ones get their first tokens. A request that is silent for much longer
+while its engine generates for others is aborted, and continues elsewhere; sooner if the engine is silent to all that it
+has, and generates only what is new. An engine with a queue is not suspected of neglecting single requests: it may
+compute prompts first, or may have preempted them.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from headway.gateway.upstream.outliers import OutlierDetector
 
 PERIOD_S = 0.25
 _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
+_MIN_BEGUN, _BEGUN_LOOKS = 3, 4
+"""Streams of an engine that stand for its pace, and the looks after their first tokens from which on they do."""
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
-"""Of an engine's limit: time for the answer to the one-token request."""
+"""Of an engine's limit: time for the answer to the one-token request. Streams are aborted when it is over: where a new
+request got a token, theirs would have come as well."""
 _MAX_LEARNT = 4
 """Finished requests of a replica that are learnt from between two looks."""
 _WEIGHT = 0.2
@@ -43,9 +48,13 @@ class Suspicions(Protocol):
 class _Stay:
     """A request's stay at one replica, as of the last look."""
 
-    __slots__ = ("expected_s", "is_paced", "key", "replica", "silent_s", "start_tokens", "tokens")
+    __slots__ = (
+        "expected_s", "has_tokens", "is_paced", "key", "num_looks", "replica", "silent_s", "start_tokens", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, key: tuple[int, ...], replica: LiveReplica, tokens: int, expected_s: float) -> None:
+    def __init__(
+        self, key: tuple[int, ...], replica: LiveReplica, tokens: int, has_tokens: bool, expected_s: float
+    ) -> None:
         self.key, self.replica = key, replica
         self.start_tokens = self.tokens = tokens
         self.expected_s = expected_s
@@ -53,6 +62,23 @@ class _Stay:
         self.is_paced = False
         """Its time between tokens has been observed."""
         self.silent_s = 0.0
+        self.has_tokens = has_tokens
+        """A token has come from here."""
+        self.num_looks = 0
+        """Looks since the one that saw its first tokens here."""
+
+    @property
+    def has_begun(self) -> bool:
+        """The stream began long ago enough to show its engine's pace."""
+        return self.num_looks >= _BEGUN_LOOKS
+
+
+class _Streams:
+    """An engine's streams that have begun, at one look."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.has_progressed = False
 
 
 class StallWatch:
@@ -72,6 +98,8 @@ class StallWatch:
         self._stays: dict[int, _Stay] = {}
         self._silent_s: dict[int, float] = {}
         """By replica with requests, the time since the last sign of life."""
+        self._streams_silent_s: dict[int, float] = {}
+        """By replica with several streams that have begun, the time since one of them brought a token."""
         self._asked_s: dict[int, float] = {}
         """By replica, how long it had been silent when it was last suspected."""
         self._ratios: dict[int, float] = {}
@@ -90,6 +118,7 @@ class StallWatch:
         stays: dict[int, _Stay] = {}
         busy: dict[int, LiveReplica] = {}
         alive: set[int] = set()
+        streams: dict[int, _Streams] = {}
         for request in requests:
             if (replica := _waits_on(request)) is None:
                 continue
@@ -100,9 +129,12 @@ class StallWatch:
                 if stay is not None and stay.key[0] != replica.id and stay.key[1] == live.attempt:
                     alive.add(stay.replica.id)  # it has done its part, and the request is elsewhere
                     self._has_answered(stay.replica)
-                stay = _Stay(key, replica, live.generated_tokens, self._expected_first_s(replica))
+                has_tokens = live.first_token_s >= live.enqueued_s
+                stay = _Stay(key, replica, live.generated_tokens, has_tokens, self._expected_first_s(replica))
             elif live.generated_tokens != stay.tokens:
                 alive.add(replica.id)
+                if stay.has_begun:
+                    streams.setdefault(replica.id, _Streams()).has_progressed = True
                 self._progressed(stay, live, now)
             elif request.waits_for_client:
                 stay.silent_s = 0.0
@@ -111,14 +143,25 @@ class StallWatch:
             stays[live.id] = stay
             if not request.waits_for_client:
                 busy[replica.id] = replica
+                if stay.has_begun:
+                    streams.setdefault(replica.id, _Streams()).num += 1
+            stay.num_looks += stay.has_tokens
         self._stays = stays
         self._silent_s = {id: 0.0 if id in alive else self._silent_s.get(id, -PERIOD_S) + PERIOD_S for id in busy}
-        self._asked_s = {id: asked_s for id, asked_s in self._asked_s.items() if self._silent_s.get(id, 0.0) >= asked_s}
+        self._streams_silent_s = {
+            id: self._streams_silent_s.get(id, 0.0) + PERIOD_S for id, each in streams.items()
+            if each.num >= _MIN_BEGUN and not each.has_progressed and id in busy and not busy[id].load.waiting
+        }  # fmt: skip
+        self._asked_s = {id: asked_s for id, asked_s in self._asked_s.items() if self._silence_s(id) >= asked_s}
         for id, replica in busy.items():
-            limit_s = self._limit_s(replica)
-            if self._silent_s[id] - self._asked_s.get(id, 0.0) > limit_s:
-                self._asked_s[id] = self._silent_s[id]
+            limit_s, silence_s = self._limit_s(replica), self._silence_s(id)
+            if silence_s - self._asked_s.get(id, 0.0) > limit_s:
+                self._asked_s[id] = silence_s
                 self._health.suspect(replica, limit_s * _CANARY_SHARE)
+
+    def _silence_s(self, replica: int) -> float:
+        """How long a replica has been silent towards all of its requests, or towards all streams that have begun."""
+        return max(self._silent_s.get(replica, 0.0), self._streams_silent_s.get(replica, 0.0))
 
     def abort_stuck(self, requests: Iterable[InFlightRequest]) -> None:
         """Abort requests that have been silent for too long at engines that generate for others."""
@@ -126,7 +169,7 @@ class StallWatch:
             stay, replica = self._stays.get(request.live.id), _waits_on(request)
             if stay is None or replica is None or stay.replica is not replica or not stay.silent_s:
                 continue
-            limit_s = self._stuck_s(request, replica)
+            limit_s = self._stuck_s(request, replica, stay)
             if limit_s is not None and stay.silent_s > limit_s:
                 stay.silent_s = 0.0
                 why = f"sent no token for {limit_s:.0f} s"
@@ -135,12 +178,11 @@ class StallWatch:
                 else:
                     request.abort(why)
 
-    def _stuck_s(self, request: InFlightRequest, replica: LiveReplica) -> float | None:
+    def _stuck_s(self, request: InFlightRequest, replica: LiveReplica, stay: _Stay) -> float | None:
         """How long a request may be silent; None: for ever."""
         limit_s = self._limit_s(replica)
-        is_silent = self._silent_s.get(replica.id, 0.0) > limit_s
-        if is_silent:  # to all of its requests, though it has completed a one-token request since
-            limit_s *= _SILENT_FACTOR
+        if self._silence_s(replica.id) > limit_s:  # though it has completed a one-token request since
+            limit_s *= 1 + _CANARY_SHARE if stay.has_tokens else _SILENT_FACTOR
         elif replica.is_saturated:
             return None
         else:
@@ -164,6 +206,8 @@ class StallWatch:
             self._has_answered(request.prefilled_by)
         if replica.id in self._silent_s:
             self._silent_s[replica.id] = 0.0
+        if stay is not None and stay.has_begun:
+            self._streams_silent_s.pop(replica.id, None)
         expected_s = self._pace_of(replica).prefill_s(live.prompt_tokens) + self._step_s(replica)
         if request.is_unstreamed:
             self._learn(replica, (now - live.enqueued_s) / (expected_s + self._answer_s(replica, live)))
@@ -186,7 +230,7 @@ class StallWatch:
             if first_s == first_s:
                 self._outliers.observe(replica.id, "first token", first_s, stay.expected_s, now)
                 self._learn(replica, first_s / stay.expected_s)
-        stay.tokens, stay.silent_s = live.generated_tokens, 0.0
+        stay.tokens, stay.silent_s, stay.has_tokens = live.generated_tokens, 0.0, True
 
     def _has_answered(self, replica: LiveReplica) -> None:
         """Without a time to learn from."""
