@@ -228,6 +228,7 @@ def test_two_streams_do_not_stand_for_their_engine() -> None:
     watched.run(2.0, tuple(stuck))
     for id in range(40):
         new = watched.ask(100 + id)
+        new.live.first_token_s = watched.now
         watched.run(PERIOD_S, (new,))
         watched.driven.driver.release(new, ReleaseReason.FINISHED)
     assert not watched.suspected and not any(map(_why, stuck))

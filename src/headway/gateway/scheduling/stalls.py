@@ -130,6 +130,8 @@ class StallWatch:
                     alive.add(stay.replica.id)  # it has done its part, and the request is elsewhere
                     self._has_answered(stay.replica)
                 has_tokens = live.first_token_s >= live.enqueued_s
+                if has_tokens:
+                    alive.add(replica.id)
                 stay = _Stay(key, replica, live.generated_tokens, has_tokens, self._expected_first_s(replica))
             elif live.generated_tokens != stay.tokens:
                 alive.add(replica.id)
