@@ -17,7 +17,7 @@ from headway.control.decisions import Decision
 
 pytest.importorskip("httptools")
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("serve", "batches", "cascades", "disaggregation", "tenants", "scaling", "observe")
+PAGES = ("serve", "operate", "batches", "cascades", "disaggregation", "tenants", "scaling", "observe")
 PAGE = "\n".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
 OWN = (DOCS / "headway.md").read_text(encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import socket
 from pathlib import Path
@@ -22,8 +23,10 @@ from headway.gateway.telemetry.logs import Level, LogOptions
 from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 from headway.records.part_writer import PartWriter
 from headway.scenario import replan
+from headway.serving.reload import FleetFile
 from headway.serving.supervision import MAX_RESTARTS, supervise
 
+log = logging.getLogger("headway.gateway")
 if TYPE_CHECKING:
     from headway.gateway.fleet.specs import ServedPool, ServingPlan
 
@@ -38,6 +41,7 @@ class ServeOptions(Struct, frozen=True):
     host: str
     workers: int
     restarts: int
+    reload: bool
     records: Path | None
     decisions: Path | None
     certfile: Path | None
@@ -77,6 +81,10 @@ class ServeOptions(Struct, frozen=True):
     "--restarts", type=click.IntRange(0, 1000), default=MAX_RESTARTS, show_default=True,
     help="Restarts in a row if the gateway's process is killed or crashes. 0: it is not started again.",
 )  # fmt: skip
+@click.option(
+    "--reload/--no-reload", default=True, show_default=True,
+    help="Reload the FLEET file when it has changed. SIGHUP reloads it in any case.",
+)  # fmt: skip
 @click.option("--records", type=PATH, help="Write records of the requests to this folder, as the run goes.")
 @decisions_option
 @click.option("--access-log", type=PATH, help="Write one line of JSON for each request to this file; - for stdout.")
@@ -96,7 +104,6 @@ def command(
     `headway simulate` runs. With --emulated, any scenario is served, by emulated engines without GPUs.
     """
     try:
-        from headway import serving
         from headway.gateway.server import app as _  # noqa: F401
         from headway.serving import emulated_fleet
     except ModuleNotFoundError as error:
@@ -111,22 +118,22 @@ def command(
         read = read if variant is None else scenario.variant(read, variant)
         return emulated_fleet.emulated(read, file, shlex.split(emulate_with)) if is_emulated else read
 
-    chosen, plan = serving.load(file, changed)
-    _serve(chosen, plan, ServeOptions(**flags), file)
+    _serve(FleetFile(file, changed, is_fleet_fixed=is_emulated), ServeOptions(**flags))
 
 
-def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Path) -> None:
+def _serve(file: FleetFile, options: ServeOptions) -> None:
     """Serve until a signal, in a process that is started again if it is killed."""
     host, port, workers, tls = options.host, options.port, options.workers, options.tls()
+    plan = file.plan
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
     options.log.apply()
     if options.access_log is not None:
         options = replace(options, access_log=_access_log_file(options.access_log))
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
-    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
+    _show(file.scenario, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
 
     def run(is_restart: bool) -> None:
-        _run(plan, options, file, listeners, tls, is_restart)
+        _run(_latest(file, plan) if is_restart else plan, options, file, listeners, tls, is_restart)
 
     if options.restarts:
         supervise(run, options.restarts)
@@ -134,16 +141,26 @@ def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Pat
         run(False)
 
 
+def _latest(file: FleetFile, plan: ServingPlan) -> ServingPlan:
+    """What the file says now; the plan of the start if it cannot be served."""
+    try:
+        return file.read_again(plan)
+    except HeadwayError as error:
+        log.error("the fleet file was not reloaded: %s", error)
+        return plan
+
+
 def _run(
     plan: ServingPlan,
     options: ServeOptions,
-    file: Path,
+    file: FleetFile,
     listeners: list[socket.socket],
     tls: web_server.Tls | None,
     is_restart: bool,
 ) -> None:
     """Serve until a signal, at these sockets. The records hold the fleet file's text."""
     from headway.gateway.gateway import Gateway
+    from headway.gateway.reload import Reloader
     from headway.gateway.server.app import application
     from headway.gateway.server.middleware import with_middleware
     from headway.gateway.telemetry.recording import Recording
@@ -159,16 +176,21 @@ def _run(
 
     records_writer = None
     if options.records is not None:
-        records_writer = PartWriter(options.records, {"fleet": file.read_text(encoding="utf-8")})
+        records_writer = PartWriter(options.records, {"fleet": file.path.read_text(encoding="utf-8")})
+
+    reloaders: list[Reloader] = []
 
     def make() -> Gateway:
         recording = Recording(records_writer is not None, None if records_writer is None else records_writer.write)
         gateway = Gateway(plan, recording, None if decision_writer is None else decision_writer.write)
         if supervisor is not None:
             supervisor.start(gateway)
+        reloaders.append(Reloader(gateway, file.read_again, file.signature if options.reload else None))
+        reloaders[0].start()
         return gateway
 
     def stopped(gateway: Gateway) -> None:
+        reloaders[0].close()
         if decision_writer is not None:
             decision_writer.close()
         if records_writer is not None:
@@ -181,7 +203,12 @@ def _run(
         served = with_middleware(app, plan.settings, options.access_log)
         web_server.serve(served, listeners[0], plan.settings.drain_s + 1, tls, app.completions.drain, hosts)
     else:
-        web_server.serve(application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop)
+        web_server.serve(
+            application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop,
+            take_stop=supervisor.take_stop,
+        )  # fmt: skip
+        if supervisor.failure:
+            raise HeadwayError(supervisor.failure)
 
 
 def _access_log_file(path: Path) -> Path:

@@ -24,6 +24,7 @@ from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Role
+from headway.core.policy import Ordering
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
 from headway.policies.ordering.fcfs import FcfsOrdering
@@ -31,6 +32,11 @@ from headway.policies.ordering.fcfs import FcfsOrdering
 _FINISHED = Outcome.FINISHED
 Ticking = Migrations | Admissions | Scaling
 """A policy that a driver calls every `interval_s` through `tick(now)`; an interval of None means never."""
+
+
+def held_ordering(policies: Policies) -> Callable[[], Ordering]:
+    """The ordering of hold queues."""
+    return policies.ordering if policies.ordering_at != "replica" else FcfsOrdering
 
 
 class Control:
@@ -341,32 +347,8 @@ class Control:
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
         self._has_prompt_window = policies.prompt_window is not None
-        hold_ordering = policies.ordering if policies.ordering_at != "replica" else FcfsOrdering
         for model in members:
-            view = MutableFleetView(Random(f"{seed}/router/{model}"))
-            service = Service(
-                model,
-                members[model],
-                policies.router(),
-                hold_ordering(),
-                policies.window,
-                view,
-                observer,
-                policies.prompt_window,
-            )
-            self.services.append(service)
-            for name in names[model]:
-                self.by_model.setdefault(name, service)
-            if policies.migration is not None:
-                view = MutableFleetView(Random(f"{seed}/migration/{model}"))
-                migrations = Migrations(service, policies.migration(), view, self.effects.move, observer)
-                self.migrations[service] = migrations
-                service.add_learner(migrations.policy)
-            if policies.admission is not None:
-                random = Random(f"{seed}/admission/{model}")
-                admissions = Admissions(service, policies.admission(), random, self.place, observer)
-                self.admissions[service] = admissions
-                service.add_learner(admissions.policy)
+            self.add_service(policies, model, members[model], names[model], seed, observer)
         self.scaling = scaling(self.by_model)
         if policies.cascade is not None:
             config = policies.cascade
@@ -376,12 +358,74 @@ class Control:
             stages = [self.by_model[name] for name in config.models]
             self.cascade = self.cascade_type(config, config.policy(), stages, Random(f"{seed}/cascade"))
         for service in self.services:
-            if self.scaling is not None:
-                service.add_learner(self.scaling.scaler)
-            if self.cascade is not None:
-                service.add_learner(self.cascade.policy)
+            self._add_learners(service)
+        self.note_parts()
+
+    def _add_learners(self, service: Service) -> None:
+        """Have the policies that are not a service's own learn from its requests."""
+        if self.scaling is not None:
+            service.add_learner(self.scaling.scaler)
+        if self.cascade is not None:
+            service.add_learner(self.cascade.policy)
+
+    def note_parts(self) -> None:
+        """Note which steps the parts that exist need."""
         self._only = self.services[0] if len(self.services) == 1 else None
         self._has_entry_steps = self.cascade is not None or bool(self.admissions) or self.scaling is not None
+
+    def add_service(
+        self,
+        policies: Policies,
+        model: str,
+        members: Sequence[Member],
+        names: Sequence[str],
+        seed: int,
+        observer: DecisionObserver | None,
+    ) -> None:
+        """Create the service of one more model, with its own policies."""
+        view = MutableFleetView(Random(f"{seed}/router/{model}"))
+        service = Service(
+            model,
+            members,
+            policies.router(),
+            held_ordering(policies)(),
+            policies.window,
+            view,
+            observer,
+            policies.prompt_window,
+        )
+        self.services.append(service)
+        for name in names:
+            self.by_model.setdefault(name, service)
+        self._add_parts(
+            service, self._migrations(service, policies, seed, observer),
+            self._admissions(service, policies, seed, observer),
+        )  # fmt: skip
+
+    def _migrations(
+        self, service: Service, policies: Policies, seed: int, observer: DecisionObserver | None
+    ) -> Migrations | None:
+        if policies.migration is None:
+            return None
+        view = MutableFleetView(Random(f"{seed}/migration/{service.model}"))
+        return Migrations(service, policies.migration(), view, self.effects.move, observer)
+
+    def _admissions(
+        self, service: Service, policies: Policies, seed: int, observer: DecisionObserver | None
+    ) -> Admissions | None:
+        if policies.admission is None:
+            return None
+        random = Random(f"{seed}/admission/{service.model}")
+        return Admissions(service, policies.admission(), random, self.place, observer)
+
+    def _add_parts(self, service: Service, migrations: Migrations | None, admissions: Admissions | None) -> None:
+        """Use these parts for a service, which has none so far."""
+        if migrations is not None:
+            self.migrations[service] = migrations
+            service.add_learner(migrations.policy)
+        if admissions is not None:
+            self.admissions[service] = admissions
+            service.add_learner(admissions.policy)
 
     def ticking(self) -> list[Ticking]:
         """The policies that the driver calls at intervals, in their fixed order."""

@@ -33,8 +33,8 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
 
     time_s: float
     """Since the start of the run; at a gateway, since 1970."""
-    what: Literal["placed", "moved", "refused", "ejected", "returned"]
-    """The last two are a gateway's decisions on a replica (`choice`), not on a request."""
+    what: Literal["placed", "moved", "refused", "ejected", "returned", "reloaded"]
+    """The last three are a gateway's: about a replica (`choice`), and that its fleet file has changed (`why`)."""
     request: str
     model: str
     tier: int

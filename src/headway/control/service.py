@@ -117,6 +117,17 @@ class Service:
     ) -> None:
         self.model = model
         self.members = list(members)
+        self._slow_starts: dict[int, SlowStart] = {}
+        """By replica."""
+        self.view = view
+        self._observer = observer
+        self.longest_tokens = self._shortest_tokens = sys.maxsize
+        """Prompt plus output tokens of the longest request that a member can hold, or that the last member could.
+        Unlimited until a replica exists or is announced: no length is known to be too long."""
+        self.use(router, hold_ordering, window, prompt_window)
+
+    def use(self, router: Router, hold_ordering: Ordering, window: int | None, prompt_window: int | None) -> None:
+        """Use these policies, which alone learn, and an empty hold queue from now on."""
         self.router = router
         self.names_decoder = bool(getattr(router, "pairs", False))
         """The router chooses the decode replica, too; else control chooses it after the prefill."""
@@ -125,16 +136,10 @@ class Service:
         self.add_learner(router)
         self.sharing = hold_ordering if isinstance(hold_ordering, SharingOrdering) else None
         """The hold queue's ordering, if it counts the service of all requests, also of those that never waited."""
+        self.hold_ordering = hold_ordering
         self.add_learner(hold_ordering)
         self.window, self.prompt_window = window, prompt_window
-        self._slow_starts: dict[int, SlowStart] = {}
-        """By replica."""
-        self.view = view
-        self._observer = observer
         self.hold_queue = hold_queue(hold_ordering)
-        self.longest_tokens = self._shortest_tokens = sys.maxsize
-        """Prompt plus output tokens of the longest request that a member can hold, or that the last member could.
-        Unlimited until a replica exists or is announced: no length is known to be too long."""
         self.refresh()
 
     def add_learner(self, policy: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import count
 from math import inf
@@ -33,8 +33,10 @@ from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.scheduling.stream_copy import StreamCopies, StreamKey
+from headway.gateway.settings import Settings
 from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
+from headway.gateway.telemetry.reloads import Reload, Reloads
 from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.gateway.upstream.engine import count_prompt
@@ -97,10 +99,16 @@ class Gateway:
         self._quarantine = Quarantine(self.settings.quarantine_s)
         self.batches = self._make_batches()
         self.is_closing = False
+        self.reloads = Reloads()
+        self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
+        """Reads the fleet file again, which the argument asks for; None: the gateway has no file."""
+        self.on_reconfigured: list[Callable[[], None]] = []
+        """Called after settings, keys or policies have changed."""
+        self._retired_models: set[str] = set()
+        """Models that the fleet file does not have any more."""
         self._records_timer: asyncio.TimerHandle | None = None
         """Set if records are written as the run goes."""
-        dual = [each for each in plan.pools if ADAPTERS[each.api].dual_dispatch and each.pool.role != "mixed"]
-        self._dual_dispatch_models = {each.pool.model.name for each in dual}
+        self._dual_dispatch_models = _dual_dispatch_models(plan)
         self._ids = count()
         self._last_arrival_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
@@ -158,6 +166,54 @@ class Gateway:
             self.batches.start()
         if self.recording.is_written:
             self._flush_periodically(self.clock.now, None)
+
+    def reconfigure(self, plan: ServingPlan) -> list[str]:
+        """Serve another plan from now on, and return the changes. HeadwayError, before any change, if a policy cannot
+        be created. Requests in flight go on; replicas that the plan does not have are drained."""
+        before, settings = self.plan, self.settings
+        ordering = plan.policies.ordering()
+        changed = [
+            name for name in ("router", "ordering", "ordering_at", "window", "prompt_window", "migration", "admission")
+            if getattr(before.policies, name) != getattr(plan.policies, name)
+        ]  # fmt: skip
+        if changed:
+            self.driver.change_policies(before.policies, plan.policies)
+        self.plan, self.settings = plan, plan.settings
+        for model in plan.names.keys() - before.names.keys() - self._retired_models:
+            self.driver.add_model(model, plan.names[model], plan.policies)
+        self._rename(before, plan)
+        self._dual_dispatch_models = _dual_dispatch_models(plan)
+        changes = self.fleet.reconfigure(plan, ordering)
+        changes += [f"policies: {name} changed" for name in changed]
+        if plan.settings != settings:
+            changes += self._use_settings(settings)
+        self._least_limits.clear()
+        for callback in self.on_reconfigured:
+            callback()
+        return changes
+
+    def _rename(self, before: ServingPlan, plan: ServingPlan) -> None:
+        """Accept the names of the plan's models, and refuse those that it does not have any more."""
+        services = self.driver.services
+        for model, names in before.names.items():
+            for name in {*names} - {*plan.names.get(model, ())} - {model}:
+                if name in services and services[name].model == model:
+                    del services[name]
+        for model, names in plan.names.items():
+            for name in names:
+                services.setdefault(name, services[model])
+        self._retired_models |= before.names.keys()
+        self._retired_models -= plan.names.keys()
+
+    def _use_settings(self, before: Settings) -> list[str]:
+        settings = self.settings
+        self.keys.replace(settings.api_keys)
+        self.health.use(settings)
+        self._stalls.use(settings.limits)
+        self._quarantine.keep_s = settings.quarantine_s
+        self.driver.hold_s = settings.hold_s
+        names = settings.__struct_fields__
+        return [f"gateway: {name} changed" for name in names if getattr(settings, name) != getattr(before, name)]
 
     async def stop(self) -> None:
         """Reject new requests, let streams end for the drain time, then close."""
@@ -335,7 +391,7 @@ class Gateway:
         if service is None:
             self._add_reported_names()
             service = services.get(features.model)
-        if service is None:
+        if service is None or service.model in self._retired_models:
             raise ApiError(404, str(unknown("model", features.model, self.names())), "model_not_found", "model")
         if features.is_passthrough and service.model in self._dual_dispatch_models:
             what = f"{features.model!r} answers chats and completions only, as its replicas do one phase each"
@@ -360,7 +416,8 @@ class Gateway:
     def serves(self, model: str) -> bool:
         """Whether requests may name this model."""
         self._add_reported_names()
-        return model in self.driver.services or model in self.names()
+        service = self.driver.services.get(model)
+        return model in self.names() or (service is not None and service.model not in self._retired_models)
 
     def names(self) -> list[str]:
         """The names of models in lists; requests may use others, too, such as aliases."""
@@ -470,9 +527,15 @@ class Gateway:
             ("requests_held", "Requests held in the gateway", held),
             ("tenant_requests_held", "Requests held in the gateway, by tenant",
              [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]),
+            ("reload_failed", "Whether the fleet file could not be reloaded the last time",
+             [] if self.reloads.last is None else [({}, float(self.reloads.last.outcome == "failed"))]),
             ("batch_requests_open", "Batch requests that are held or at an engine",
              [] if self.batches is None else [({}, self.batches.num_open)]),
-        ], self._key_counters())  # fmt: skip
+        ], [*self._key_counters(), self._reload_counter()])  # fmt: skip
+
+    def _reload_counter(self) -> Metric:
+        num: list[Sample] = [({"outcome": outcome}, float(num)) for outcome, num in self.reloads.num.items()]
+        return "reloads_total", "Reloads of the fleet file", num
 
     def _key_counters(self) -> list[Metric]:
         """What was used and refused by key, under the key's id."""
@@ -508,3 +571,9 @@ class Gateway:
     def _judge_usd(self) -> float:
         cascade = self.driver.cascade
         return 0.0 if cascade is None else cascade.config.judge_usd
+
+
+def _dual_dispatch_models(plan: ServingPlan) -> set[str]:
+    """Models whose prefill and decode replicas get a request at the same time."""
+    dual = [each for each in plan.pools if ADAPTERS[each.api].dual_dispatch and each.pool.role != "mixed"]
+    return {each.pool.model.name for each in dual}

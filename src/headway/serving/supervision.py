@@ -14,9 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 from headway.core.errors import HeadwayError
+from headway.gateway.hangup import Hangup
 
 log = logging.getLogger("headway.gateway")
 MAX_RESTARTS = 5
@@ -33,11 +36,11 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
     Returns, in either process, when `run` does. HeadwayError after `max_restarts` restarts in a row that did not last;
     SystemExit with the status of a process that ended with another one than 0. To be called without threads.
     """
-    pause_s, num_restarts = _FIRST_PAUSE_S, 0
+    pause_s, num_restarts, hangup = _FIRST_PAUSE_S, 0, Hangup()
     is_restart = False
     while True:
         started_s = time.monotonic()
-        child = _Child(run, is_restart)
+        child = _Child(run, is_restart, hangup)
         if child.is_this:
             return
         how = child.wait()
@@ -56,7 +59,7 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
 class _Child:
     """One process of the gateway, seen from the supervising one; or, with `is_this`, the process itself, at its end."""
 
-    def __init__(self, run: Callable[[bool], None], is_restart: bool) -> None:
+    def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup) -> None:
         alive, self._held = os.pipe()  # its other end closes when the supervising process is gone
         sys.stdout.flush()
         sys.stderr.flush()
@@ -71,6 +74,15 @@ class _Child:
         os.close(alive)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
+        signal.signal(signal.SIGHUP, partial(self._hang_up, hangup))
+
+    def _hang_up(self, hangup: Hangup, number: int, frame: FrameType | None) -> None:
+        """Have the process reload its fleet file, or end with the terminal."""
+        if hangup.is_end():
+            self._end(signal.SIGTERM, frame)
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self._has_to_end.set()
@@ -102,6 +114,7 @@ class _Child:
 
 def _run(run: Callable[[bool], None], is_restart: bool, alive: int) -> None:
     """The gateway's process: a group of its own, so that a terminal's signals come from the supervising process."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     os.setpgid(0, 0)
     threading.Thread(target=_end_with, args=(alive,), name="supervisor", daemon=True).start()
     try:

@@ -122,7 +122,7 @@ class ApiKeys:
         # A search for a digest may take a time that depends on the digest, of which nobody can find the key.
         caller = self._callers.get(key_digest(headers))
         if caller is None:
-            raise _unknown_key()
+            raise unknown_key()
         if caller.expires is not None and datetime.now(UTC).date() > caller.expires:
             raise ApiError(401, "this API key has expired", "expired_api_key")
         return caller
@@ -149,10 +149,11 @@ def check_admin(headers: MutableMapping[str, str], admin_keys: Sequence[str]) ->
     """ApiError (401) if the headers have none of these keys."""
     digest = key_digest(headers)
     if not sum(hmac.compare_digest(digest, each) for each in admin_keys):
-        raise _unknown_key()
+        raise unknown_key()
 
 
-def _unknown_key() -> ApiError:
+def unknown_key() -> ApiError:
+    """The error of a request without a key that the gateway accepts."""
     return ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 
 

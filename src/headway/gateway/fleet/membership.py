@@ -6,8 +6,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from headway.core.errors import unknown
 from headway.core.fleet import Role, RoleChange
+from headway.core.policy import Ordering
 from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
@@ -41,6 +44,8 @@ class LiveFleet:
         self._ordering = plan.policies.ordering()
         self.pools = {served.pool.name: served for served in plan.pools}
         self.replicas: list[LiveReplica] = []
+        self._served: list[ServedPool] = []
+        """By replica, its pool as it was when the replica was created."""
         self.paces = {served.pool.name: ExpectedPace(served.pool) for served in plan.pools}
         """By pool, the times that its replicas are expected to need."""
         self.combos = ComboInstances()
@@ -69,6 +74,7 @@ class LiveFleet:
         if served.slots is not None:
             replica.kv_folder, replica.slots = served.slots, Slots()
         self.replicas[id : id + 1] = [replica]
+        self._served[id : id + 1] = [served]
         return replica
 
     def connect(self, replica: LiveReplica) -> None:
@@ -84,11 +90,11 @@ class LiveFleet:
         an engine costs while it is down."""
         now = self._clock.now
         kept = [replica for replica in self.replicas if not self._has_failed_to_start(replica)]
-        return [replica.record(self.pools[replica.pool].pool, now) for replica in kept]
+        return [replica.record(self._served[replica.id].pool, now) for replica in kept]
 
     def _has_failed_to_start(self, replica: LiveReplica) -> bool:
         """The gateway had started the replica, which has ended before it was up."""
-        return replica.is_removed and not replica.has_served and self.pools[replica.pool].start is not None
+        return replica.is_removed and not replica.has_served and self._served[replica.id].start is not None
 
     def status(self, replica: LiveReplica) -> Status:
         if replica.id in self._leaving:
@@ -120,6 +126,45 @@ class LiveFleet:
         replica = self.create(self.pools[pool], url)
         self.connect(replica)
         return replica
+
+    def reconfigure(self, plan: ServingPlan, ordering: Ordering) -> list[str]:
+        """Serve the pools of another plan, of which only those with endpoints differ. Returns the changes.
+
+        Replicas that are new are probed, and get requests when they are up. Those of endpoints that are gone, and all
+        of a pool that has other properties now, get no new requests and are removed when they are empty.
+        """
+        before, self._plan, self._ordering = self.pools.copy(), plan, ordering
+        changes: list[str] = []
+        wanted = {served.pool.name: served for served in plan.pools}
+        for name, old in before.items():
+            if (served := wanted.get(name)) == old:
+                continue
+            if served is None:
+                del self.pools[name]
+            is_same = served is not None and _without_endpoints(old) == _without_endpoints(served)
+            gone = {*old.endpoints} - {*(() if served is None else served.endpoints)}
+            changes += self._retire(name, gone if is_same else None)
+        for name, served in wanted.items():
+            if before.get(name) != served:
+                self.pools[name], self.paces[name] = served, ExpectedPace(served.pool)
+                changes += self._add_endpoints(served)
+        return changes
+
+    def _add_endpoints(self, served: ServedPool) -> list[str]:
+        """Create the replicas of a pool's endpoints that have none."""
+        present = {replica.url for replica in self.present() if replica.id not in self._leaving}
+        added = [url for url in served.endpoints if url not in present]
+        for url in added:
+            self.connect(self.create(served, url))
+        return [f"fleet: {served.pool.name}: {url} is added" for url in added]
+
+    def _retire(self, pool: str, urls: set[str] | None) -> list[str]:
+        """Drain and remove a pool's replicas at these addresses; None for all."""
+        staying = [replica for replica in self.present() if replica.pool == pool and replica.id not in self._leaving]
+        gone = [replica for replica in staying if urls is None or replica.url in urls]
+        for replica in gone:
+            self.remove(replica, at_once=False)
+        return [f"fleet: {pool}: {replica.url} is drained and removed" for replica in gone]
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
         """Place no requests at a replica while there are others, and move out those that can move; or undo it."""
@@ -178,3 +223,7 @@ class LiveFleet:
                 self._unused_ids.append(id)
             for callback in self.on_removed:
                 callback(replica)
+
+
+def _without_endpoints(served: ServedPool) -> ServedPool:
+    return replace(served, endpoints=(), pool=replace(served.pool, replicas=1))

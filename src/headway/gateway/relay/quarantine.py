@@ -28,7 +28,7 @@ class Quarantine:
     """The bodies of requests that broke engines, each for `keep_s` seconds. Time is an argument."""
 
     def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
+        self.keep_s = keep_s
         self._until_s: OrderedDict[int, float] = OrderedDict()
         """By hash of the body, the oldest first."""
         self._answered: set[int] = set()
@@ -52,11 +52,11 @@ class Quarantine:
 
     def add(self, body: bytes, now: float) -> None:
         """Refuse copies of this body from now on. Beyond a limit, the oldest body is forgotten."""
-        if not self._keep_s:
+        if not self.keep_s:
             return
         key = hash(body)
         self._until_s.pop(key, None)
-        self._until_s[key] = now + self._keep_s
+        self._until_s[key] = now + self.keep_s
         if len(self._until_s) > _MAX_KEPT:
             self._until_s.popitem(last=False)
 

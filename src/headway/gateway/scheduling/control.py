@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from headway.control.admissions import Admissions
 from headway.control.cascade_stages import CascadeStages
-from headway.control.control import Control
+from headway.control.control import Control, held_ordering
+from headway.control.decisions import DecisionObserver
 from headway.control.live import ENDED, HELD, Live
+from headway.control.migrations import Migrations
+from headway.control.policies import Policies
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
+from headway.core.policy import Ordering, Router
 from headway.core.record import Outcome
 from headway.core.request import Phase
 
@@ -26,6 +32,15 @@ class LiveCascadeStages(CascadeStages):
         super().escalate(live)
 
 
+class _Parts(NamedTuple):
+    """One service's policies."""
+
+    router: Router
+    ordering: Ordering
+    migrations: Migrations | None
+    admissions: Admissions | None
+
+
 class LiveControl(Control):
     """Control that also handles failures of single requests."""
 
@@ -34,6 +49,56 @@ class LiveControl(Control):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._releasing: set[Service] = set()
+
+    def change_policies(
+        self,
+        before: Policies,
+        after: Policies,
+        seed: int,
+        observer: DecisionObserver | None,
+        in_flight: Sequence[Live],
+        now: float,
+    ) -> None:
+        """Use other policies from now on. HeadwayError, before anything changes, if one cannot be created.
+
+        Policies that are equal before and after keep what they have learnt; scaler and cascade always stay.
+        `in_flight` are the requests at replicas.
+        """
+        made = [self._new_parts(service, before, after, seed, observer) for service in self.services]
+        self._has_prompt_window = after.prompt_window is not None
+        for service, new in zip(self.services, made, strict=True):
+            held, kept = service.hold_queue.requests(), self.admissions.get(service)
+            service.use(new.router, new.ordering, after.window, after.prompt_window)
+            self.migrations.pop(service, None)
+            self.admissions.pop(service, None)
+            self._add_parts(service, new.migrations, new.admissions)
+            self._add_learners(service)
+            if service.sharing is not None:
+                for live in in_flight:
+                    if self.service_of(live) is service:
+                        service.hold_queue.started(live, now)
+            for live in held:
+                service.hold_queue.push(live, now)
+            if kept is not None and kept is not new.admissions:
+                for live in list(kept.held):
+                    if new.admissions is None or not new.admissions.hold(live):
+                        service.hold_queue.push(live, now)
+        self.note_parts()
+        for service in self.services:
+            self.release_held(service, now)
+
+    def _new_parts(
+        self, service: Service, before: Policies, after: Policies, seed: int, observer: DecisionObserver | None
+    ) -> _Parts:
+        """A service's parts after a change of the policies; those that are equal are the present ones."""
+        is_same_order = held_ordering(before) == held_ordering(after)
+        is_same_migration, is_same_admission = before.migration == after.migration, before.admission == after.admission
+        return _Parts(
+            service.router if before.router == after.router else after.router(),
+            service.hold_ordering if is_same_order else held_ordering(after)(),
+            self.migrations.get(service) if is_same_migration else self._migrations(service, after, seed, observer),
+            self.admissions.get(service) if is_same_admission else self._admissions(service, after, seed, observer),
+        )
 
     def release_held(self, service: Service, now: float) -> None:
         """Place held requests. A request for which a policy raises is rejected; the others are placed."""

@@ -54,7 +54,10 @@ class Driver:
     ) -> None:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
         `on_role(replica, role, now)` are called after the fact."""
-        self._clock, self._hold_s, self._scorer = clock, hold_s, scorer
+        self._clock, self._scorer = clock, scorer
+        self.hold_s = hold_s
+        """Longest wait for a replica while none is up."""
+        self._seed, self._decisions = seed, decisions
         self._recorder, self._metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.replicas = list(replicas)
@@ -62,6 +65,7 @@ class Driver:
         """Requests that have not ended."""
         self._deadlines = Deadlines(clock, self.requests)
         self._has_prompt_window = policies.prompt_window is not None
+        self._ticking: list[Ticking] = []
         self.control = LiveControl(self, recorder, notify=True)
         members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
         self.control.configure(policies, members, names, seed, make_scaling, decisions)
@@ -73,15 +77,32 @@ class Driver:
         return self._clock.now
 
     def start_ticking(self) -> None:
-        """Call periodic policies from now on."""
-        for policy in self.control.ticking():
-            if policy.interval_s is not None:
+        """Call periodic policies from now on. Later calls begin with those that are new."""
+        ticking = self.control.ticking()
+        for policy in ticking:
+            if policy.interval_s is not None and policy not in self._ticking:
                 self._clock.at(self.now + policy.interval_s, self._tick, policy)
+        self._ticking = ticking
 
     def _tick(self, now: float, policy: Ticking) -> None:
+        if policy not in self._ticking:
+            return  # another one has taken its place
         assert policy.interval_s is not None
         self._clock.at(now + policy.interval_s, self._tick, policy)
         policy.tick(self.now)
+
+    def change_policies(self, before: Policies, after: Policies) -> None:
+        """Use other policies from now on. HeadwayError, before anything changes, if one cannot be created."""
+        in_flight = [request.live for request in self.requests.values() if request.reservation is not None]
+        self.control.change_policies(before, after, self._seed, self._decisions, in_flight, self.now)
+        self._has_prompt_window = after.prompt_window is not None
+        self.start_ticking()
+
+    def add_model(self, model: str, names: Sequence[str], policies: Policies) -> None:
+        """Serve one more model, whose replicas follow."""
+        self.control.add_service(policies, model, (), names, self._seed, self._decisions)
+        self.control.note_parts()
+        self.start_ticking()
 
     # Requests.
 
@@ -101,7 +122,7 @@ class Driver:
         if request.live.stage is HELD and request.outcome is None and not self.services[request.live.model].any_up:
             if request.hold_timeout is not None:
                 request.hold_timeout.cancel()
-            request.hold_timeout = self._clock.at(self.now + self._hold_s, self._hold_expired, request)
+            request.hold_timeout = self._clock.at(self.now + self.hold_s, self._hold_expired, request)
 
     def _hold_expired(self, now: float, request: InFlightRequest) -> None:
         if request.live.stage is HELD and not self.services[request.live.model].any_up:
@@ -341,6 +362,9 @@ class Driver:
         service = self.services[replica.model]
         service.members = [member for member in service.members if member.view is not replica]
         service.refresh()
+        if not service.any_up:
+            for live in service.hold_queue.requests():
+                self.arm_hold_timeout(self.requests[live.id])
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
         """Place no requests at a replica while there are others, and move out those that can move; or undo it."""

@@ -111,6 +111,10 @@ class StallWatch:
         self._pools: dict[str, set[int]] = {}
         """By pool, the replicas that have answered."""
 
+    def use(self, limits: TimeLimits) -> None:
+        """Look for stalls by these limits from now on."""
+        self._limits = limits
+
     def look(self, requests: Iterable[InFlightRequest], now: float) -> None:
         """Compare the requests with the last look, and suspect engines that are silent for too long."""
         self._steps_s.clear()

@@ -12,6 +12,7 @@ from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.server.bodies import read_json
 from headway.gateway.server.routes import Access, Endpoint, path_id, query
 from headway.gateway.server.schema import EngineLoad, FailedPool, NewRole, NewWorker, ReplicaList, ReplicaState
+from headway.gateway.telemetry.reloads import Reload
 
 _BODY_TIMEOUT_S = 10.0
 ADMIN = Access(
@@ -89,6 +90,16 @@ async def _set_role(request: Request, gateway: Gateway) -> ReplicaState:
     return replica_state(gateway, replica)
 
 
+async def _reload(request: Request, gateway: Gateway) -> Reload:
+    """Read the fleet file again. ApiError if it cannot be served."""
+    if gateway.request_reload is None:
+        raise ApiError(409, "this gateway has no fleet file to reload", "conflict")
+    reload = await gateway.request_reload("request")
+    if reload.outcome == "failed":
+        raise ApiError(409, reload.error, "reload_failed")
+    return reload
+
+
 _ID = path_id({"type": "integer", "minimum": 0})
 _FORCE = query("force", {"enum": ["true", "false"]})
 
@@ -105,4 +116,5 @@ ENDPOINTS = [
              errors=(409,), parameters=(_ID,)),
     Endpoint("POST", "/workers/{id}/role", "Set the role of a replica in a combo", _set_role, ReplicaState, ADMIN,
              accepts=NewRole, errors=(409,), parameters=(_ID,)),
+    Endpoint("POST", "/reload", "Read the fleet file again", _reload, Reload, ADMIN, errors=(409,)),
 ]  # fmt: skip

@@ -66,6 +66,7 @@ async def _data(request: Request, gateway: Gateway) -> Response:
         tiers=await collected(stats.tiers(now), 1),
         series=stats.series(now, dict(await collected(stats.medians(now), 1))),
         decisions=stats.decisions,
+        reload=gateway.reloads.last,
     )
     return json_response(data, headers={"cache-control": "no-store"})
 

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
 from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER, MAX_TOKENS
+from headway.gateway.telemetry.reloads import Reload
 from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
 from headway.gateway.upstream import sse
 
@@ -250,6 +251,8 @@ class DashboardData(Struct, forbid_unknown_fields=True):
     tiers: list[TierStats]
     series: SlotSeries
     decisions: list[Decision] = []
+    reload: Reload | None = None
+    """The last reload of the fleet file."""
 
 
 PUBLISHED_NAMES = {

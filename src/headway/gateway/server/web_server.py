@@ -112,10 +112,11 @@ def serve(
     tls: Tls | None = None,
     on_shutdown: Callable[[], Awaitable[None]] | None = None,
     hosts: ExpectedHosts | None = None,
+    take_stop: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> None:
     """Serve until a signal; then await `on_shutdown`, and wait at most `shutdown_s` for open requests.
 
-    `hosts`: the hosts that are served; None for all.
+    `hosts`: the hosts that are served; None for all. `take_stop` gets a function that has the same effect as a signal.
     """
     try:
         import uvicorn
@@ -143,4 +144,6 @@ def serve(
                 await on_shutdown()
             await super().shutdown(sockets)
 
-    Server(config).run(sockets=[listener])
+    server = Server(config)
+    take_stop(partial(setattr, server, "should_exit", True))
+    server.run(sockets=[listener])

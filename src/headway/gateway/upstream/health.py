@@ -142,6 +142,11 @@ class HealthMonitor(Generic[Replica]):
         """Set when a request fails: the next probe is due."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
+    def use(self, settings: Settings) -> None:
+        """Probe and judge replicas by these settings from now on."""
+        self._settings = settings
+        self.outliers.settings = settings.outliers
+
     def start(self) -> None:
         for replica in self.replicas:
             self._tasks[replica.id] = asyncio.create_task(self._monitor(replica))

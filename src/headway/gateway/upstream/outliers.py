@@ -122,12 +122,12 @@ class OutlierDetector:
     """Decides which replicas are ejected, and for how long. Time is an argument; nothing else is read or done."""
 
     def __init__(self, settings: Outliers) -> None:
-        self._settings = settings
+        self.settings = settings
         self._hosts: dict[int, _Host] = {}
 
     def add(self, replica: int, group: Hashable) -> None:
         """Observe a replica, whose peers are the others of its group."""
-        self._hosts[replica] = _Host(group, self._settings.window_s)
+        self._hosts[replica] = _Host(group, self.settings.window_s)
 
     def remove(self, replica: int) -> None:
         self._hosts.pop(replica, None)
@@ -151,7 +151,7 @@ class OutlierDetector:
             return False
         host.num_in_row += 1
         host.outcomes.add(now, 1.0, 1.0)
-        return host.num_in_row >= self._settings.failures
+        return host.num_in_row >= self.settings.failures
 
     def observe(self, replica: int, kind: Latency, seconds: float, expected_s: float, now: float) -> None:
         """A replica took so long for something that it is expected to do in `expected_s`."""
@@ -192,14 +192,14 @@ class OutlierDetector:
 
     def _may_eject(self, replica: int, is_up: Callable[[int], bool]) -> bool:
         """Whether one more replica of the group may be ejected: one always serves."""
-        share, group = self._settings.max_ejected_share, self._hosts[replica].group
+        share, group = self.settings.max_ejected_share, self._hosts[replica].group
         hosts = self._group(group)
         num_ejected = sum(self._hosts[each].until_s is not None for each in hosts)
         has_room = share > 0 and num_ejected < max(int(share * len(hosts)), 1)
         return has_room and any(each != replica for each in self._serving(group, is_up))
 
     def _eject(self, host: _Host, replica: int, reason: Reason, why: str, now: float) -> Ejection:
-        settings = self._settings
+        settings = self.settings
         is_again = now - host.returned_s <= settings.max_ejection_s
         host.num_ejections = host.num_ejections + 1 if is_again else 1
         seconds = min(settings.ejection_s * host.num_ejections, settings.max_ejection_s)
@@ -210,7 +210,7 @@ class OutlierDetector:
         self, replica: int, host: _Host, own: Sequence[Sums], peers: Sequence[Sums]
     ) -> tuple[Reason | None, str]:
         """Why a replica is an outlier, by its own sums and by those of its peers together; None if it is not."""
-        settings = self._settings
+        settings = self.settings
         if host.num_in_row >= settings.failures and self._has_good_peer(replica, host):
             return "failures in a row", f"{host.num_in_row} failures in a row"
         (num, failed, _), (num_peers, failed_peers, _) = own[0], peers[0]
@@ -233,6 +233,6 @@ class OutlierDetector:
     def _has_good_peer(self, replica: int, host: _Host) -> bool:
         """Whether another replica of the group has not failed as often in a row."""
         return any(
-            each.group == host.group and each.until_s is None and each.num_in_row < self._settings.failures
+            each.group == host.group and each.until_s is None and each.num_in_row < self.settings.failures
             for other, each in self._hosts.items() if other != replica
         )  # fmt: skip

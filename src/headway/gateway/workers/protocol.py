@@ -140,9 +140,15 @@ class StreamSent(Struct, array_like=True, tag=10, gc=False):
     part: StreamPart
 
 
+class StartFailed(Struct, array_like=True, tag=11, gc=False):
+    """The worker cannot start, and ends."""
+
+    why: str
+
+
 FromWorker = (
     RequestArrived | ProgressReport | Released | AnswerScored | RequestFailed | RequestSucceeded | MetricsReport
-    | WorkerLeaving | Heartbeat | PrefillLegDone | StreamSent
+    | WorkerLeaving | Heartbeat | PrefillLegDone | StreamSent | StartFailed
 )  # fmt: skip
 
 
@@ -237,9 +243,16 @@ class KeyLimits(Struct, array_like=True, tag=7, gc=False):
     limits: tuple[RateLimit, ...]
 
 
+class Reconfigured(Struct, array_like=True, tag=9, gc=False):
+    """The fleet file was reloaded: the settings, with the keys, that hold from now on."""
+
+    settings: Settings
+    sends_priority: bool
+
+
 FromScheduler = (
     Assigned | RequestRefused | RequestEnded | AbortRequest | ReplicaInfo | ReplicaRemoved | Heartbeat | StreamRestored
-    | KeyLimits
+    | KeyLimits | Reconfigured
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.gateway.auth.keys import Caller
+from headway.gateway.auth.keys import Caller, unknown_key
 from headway.gateway.errors import ApiError, logged, policy_error
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
@@ -86,17 +86,22 @@ class WorkerSession:
         """`on_leaving` is called when the worker accepts no more connections, or is gone."""
         self._gateway, self._driver, self._on_leaving = gateway, gateway.driver, on_leaving
         self.link = Link(protocol.FromWorker, self._receive, self._lost)
+        self.has_started = False
+        self.why_not_started = ""
+        """The worker's reason for not starting."""
         self._requests: dict[int, RemoteRequest] = {}
         self._sent_replicas: dict[int, protocol.ReplicaInfo] = {}
         """By replica, what the worker was last sent."""
         gateway.fleet.on_removed.append(self._replica_removed)
+        gateway.on_reconfigured.append(self._reconfigured)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.RequestArrived: self._arrived,
             protocol.RequestFailed: self._failed,
             protocol.RequestSucceeded: self._succeeded,
             protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts),
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
-            protocol.Heartbeat: lambda message: None,
+            protocol.Heartbeat: self._take_heartbeat,
+            protocol.StartFailed: self._take_failure,
         }
         self._request_handlers: dict[type[Any], Callable[[RemoteRequest, Any], None]] = {
             protocol.ProgressReport: lambda request, message: self._apply(request, message.progress),
@@ -140,6 +145,9 @@ class WorkerSession:
             self._sent_replicas[replica.id] = info
             self.link.send(info)
 
+    def _reconfigured(self) -> None:
+        self.link.send(protocol.Reconfigured(self._gateway.settings, self._gateway.plan.sends_priority))
+
     def _replica_removed(self, replica: LiveReplica) -> None:
         if self._sent_replicas.pop(replica.id, None) is not None:
             self.link.send(protocol.ReplicaRemoved(replica.id))
@@ -158,6 +166,12 @@ class WorkerSession:
             self.link.send(protocol.KeyLimits(caller.owner, caller.limits()))
 
     # From the worker.
+
+    def _take_heartbeat(self, message: protocol.Heartbeat) -> None:
+        self.has_started = True
+
+    def _take_failure(self, message: protocol.StartFailed) -> None:
+        self.why_not_started = message.why
 
     def _receive(self, messages: list[Any]) -> None:
         for message in messages:
@@ -183,6 +197,8 @@ class WorkerSession:
             return request
 
         try:
+            if message.owner and not caller.owner:  # the key has gone since the worker looked
+                raise unknown_key()
             gateway.admit(message.features, make, caller)
         except (ApiError, HeadwayError) as error:
             self._requests.pop(number, None)
@@ -290,6 +306,7 @@ class WorkerSession:
     def _lost(self) -> None:
         """The worker is gone with all its connections: cancel its requests."""
         self._gateway.fleet.on_removed.remove(self._replica_removed)
+        self._gateway.on_reconfigured.remove(self._reconfigured)
         # Held requests first, so that none of them is placed in the room that the others leave.
         requests = sorted(self._requests.values(), key=lambda request: request.reservation is not None)
         self._requests = {}

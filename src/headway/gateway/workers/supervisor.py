@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ log = logging.getLogger("headway.gateway")
 _STABLE_S = 5.0
 """A worker that lasted so long is restarted at once, others after pauses that double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+MAX_FAILED_STARTS = 5
+"""Starts in a row that a worker does not survive, after which the gateway ends: the connections that Linux gives to its
+socket would wait for ever."""
 _GRACE_S = 5.0
 """Time for a process to end, besides the drain time of its streams."""
 _DEFAULT_LOG = LogOptions()
@@ -49,6 +52,13 @@ class WorkerSupervisor:
         self._background: set[asyncio.Task[None]] = set()
         """Tasks that wait for processes to end."""
         self._is_stopping = False
+        self.failure = ""
+        """Why the gateway ends, if a worker cannot start."""
+        self._stop_server: Callable[[], None] = lambda: None
+
+    def take_stop(self, stop: Callable[[], None]) -> None:
+        """Call `stop` to end the gateway if a worker cannot start."""
+        self._stop_server = stop
 
     def start(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -71,16 +81,24 @@ class WorkerSupervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _keep(self, index: int) -> None:
-        pause_s, loop = _FIRST_PAUSE_S, asyncio.get_running_loop()
+        pause_s, num_failed, loop = _FIRST_PAUSE_S, 0, asyncio.get_running_loop()
         while not self._is_stopping:
-            started_s = loop.time()
+            started_s, why = loop.time(), ""
             try:
-                await self._run(index)
+                why = await self._run(index)
             except OSError as error:
-                log.warning("worker %d cannot be started: %s", index, error)
-            except Exception:  # a bug must not end all workers of this socket
+                why = str(error)
+            except Exception as error:  # a bug must not end all workers of this socket
                 log.exception("worker %d", index)
+                why = f"{type(error).__name__}: {error}"
             if self._is_stopping:
+                return
+            num_failed = num_failed + 1 if why else 0
+            if why:
+                log.warning("worker %d cannot be started: %s", index, why)
+            if num_failed >= MAX_FAILED_STARTS:
+                self.failure = f"worker {index} cannot be started, after {num_failed} tries: {why}"
+                self._stop_server()
                 return
             if loop.time() - started_s >= _STABLE_S:
                 pause_s = _FIRST_PAUSE_S
@@ -88,8 +106,8 @@ class WorkerSupervisor:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _run(self, index: int) -> None:
-        """Start a process, and return when it accepts no more connections."""
+    async def _run(self, index: int) -> str:
+        """Start a process, and return when it accepts no more connections: why it could not start, "" if it did."""
         ours, theirs = socket.socketpair()
         listener = self._listeners[index].fileno()
         try:
@@ -116,6 +134,10 @@ class WorkerSupervisor:
         transport.write(frame(self._config()))
         monitor.start()
         await left.wait()
+        if session.has_started or self._is_stopping:
+            return ""
+        status = await process.wait()
+        return session.why_not_started or f"its process has ended with status {status}, see the log"
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -12,11 +12,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
+from headway.core.errors import HeadwayError
 from headway.gateway.auth.keys import ApiKeys, Caller
 from headway.gateway.clock import Clock
 from headway.gateway.relay.quarantine import Quarantine
@@ -28,7 +30,16 @@ from headway.gateway.server import web_server
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.middleware import with_middleware
 from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
-from headway.gateway.workers.protocol import HeartbeatMonitor, KeyLimits, WorkerConfig, WorkerLeaving, receive_config
+from headway.gateway.workers.protocol import (
+    HeartbeatMonitor,
+    KeyLimits,
+    Reconfigured,
+    StartFailed,
+    WorkerConfig,
+    WorkerLeaving,
+    frame,
+    receive_config,
+)
 from headway.gateway.workers.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -40,11 +51,15 @@ class Worker:
 
     def __init__(self, config: WorkerConfig, on_lost: Callable[[], None]) -> None:
         """`on_lost` is called when the scheduler is gone."""
-        self._config, self.settings = config, config.settings
+        self.settings, self._sends_priority = config.settings, config.sends_priority
         self.clock = Clock(asyncio.get_running_loop(), config.start_s)
         self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
         scorer = None if config.judge is None else AnswerScorer(config.judge)
-        self.scheduler = RemoteScheduler(self.clock, scorer, on_lost, {KeyLimits: self._take_limits})
+        handlers: dict[type[Any], Callable[[Any], None]] = {
+            KeyLimits: self._take_limits,
+            Reconfigured: self._reconfigure,
+        }
+        self.scheduler = RemoteScheduler(self.clock, scorer, on_lost, handlers)
         self._health = RemoteHealth(self.scheduler.link)
         self._quarantine = Quarantine(self.settings.quarantine_s)
         self._tracing: Tracing | None = None
@@ -63,11 +78,16 @@ class Worker:
         request = await self.scheduler.submit(client_request, caller.owner, request_id)
         return self._new_relay(
             client_request, request, self.scheduler, self._health, writer, self.settings.max_attempts,
-            self._config.sends_priority, self._quarantine,
+            self._sends_priority, self._quarantine,
         )  # fmt: skip
 
     def _take_limits(self, message: KeyLimits) -> None:
         self.keys.caller_of(message.owner).report(message.limits)
+
+    def _reconfigure(self, message: Reconfigured) -> None:
+        self.settings, self._sends_priority = message.settings, message.sends_priority
+        self.keys.replace(self.settings.api_keys)
+        self._quarantine.keep_s = self.settings.quarantine_s
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
         """Do nothing: the scheduler charges the caller."""
@@ -108,18 +128,26 @@ class WorkerApplication:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
+        try:
+            monitor = await self._start()
+        except Exception as error:
+            report_failure(self._link, error)
+            raise
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.worker().stop()
+        monitor.stop()
+        if self._is_scheduler_gone and not self._proxy.is_listening():
+            shutil.rmtree(Path(self._config.http).parent, ignore_errors=True)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _start(self) -> HeartbeatMonitor:
         self._worker = worker = Worker(self._config, self._scheduler_lost)
         link = worker.scheduler.link
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=self._link)
         monitor = HeartbeatMonitor(link, worker.settings.hang_s, self._scheduler_silent, self._scheduler_responsive)
         monitor.start()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await worker.stop()
-        monitor.stop()
-        if self._is_scheduler_gone and not self._proxy.is_listening():
-            shutil.rmtree(Path(self._config.http).parent, ignore_errors=True)
-        await send({"type": "lifespan.shutdown.complete"})
+        return monitor
 
     async def leave(self) -> None:
         self.worker().scheduler.link.send(WorkerLeaving())
@@ -140,6 +168,7 @@ class WorkerApplication:
 
 
 def main() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the scheduler reads the fleet file
     link, listener = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
     try:
         config = receive_config(link)
@@ -147,14 +176,28 @@ def main() -> None:
         return
     config.log.apply()
     link.setblocking(False)
+    try:
+        _serve(link, listener, config)
+    except Exception as error:
+        report_failure(link, error)
+        raise
+
+
+def _serve(link: socket.socket, listener: socket.socket, config: WorkerConfig) -> None:
     cert, key = config.certfile, config.keyfile
     tls = None if cert is None else web_server.Tls(Path(cert), None if key is None else Path(key))
     application = WorkerApplication(link, config)
     hosts = web_server.expected_hosts(config.settings, listener)
-    served = with_middleware(
-        application, config.settings, None if config.access_log is None else Path(config.access_log)
-    )
+    access_log = None if config.access_log is None else Path(config.access_log)
+    served = with_middleware(application, config.settings, access_log)
     web_server.serve(served, listener, config.settings.drain_s + 1, tls, application.leave, hosts)
+
+
+def report_failure(link: socket.socket, error: Exception) -> None:
+    """Tell the scheduler why this worker cannot start, if the link is still open."""
+    why = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+    with suppress(OSError):
+        link.send(frame([StartFailed(why)]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""Reads the fleet file again while the gateway runs, and serves what it says now.
+
+The file is read every two seconds rather than watched: that sees what notifications do not on network file systems, and
+on mounted ConfigMaps, where another folder takes the file's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from headway.control.decisions import Decision
+from headway.core.errors import HeadwayError
+from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.gateway import Gateway
+from headway.gateway.hangup import Hangup
+from headway.gateway.telemetry.reloads import Reload
+
+log = logging.getLogger("headway.gateway")
+POLL_S = 2.0
+"""Time between two looks at the file. A change is read at the second look that finds the same file."""
+Signature = tuple[object, ...]
+
+
+class Reloader:
+    """Reloads the fleet file of one gateway: after SIGHUP, on request, and when the file has changed."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        read: Callable[[ServingPlan], ServingPlan],
+        signature: Callable[[], Signature] | None,
+        poll_s: float = POLL_S,
+    ) -> None:
+        """`read(plan)` returns the file's plan in place of the present one; HeadwayError if it cannot be served.
+        `signature()` changes with the file; None: the file is not watched."""
+        self._gateway, self._read, self._signature, self._poll_s = gateway, read, signature, poll_s
+        self._lock = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._requested: set[asyncio.Task[Reload]] = set()
+        self._seen = None if signature is None else signature()
+        self._hangup = Hangup()
+
+    def start(self) -> None:
+        """Reload from now on; to be called in the event loop, and in the main thread."""
+        self._gateway.request_reload = self.reload
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._signalled)
+        if self._signature is not None:
+            self._watching = asyncio.create_task(self._watch(self._signature))
+
+    def close(self) -> None:
+        self._gateway.request_reload = None
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _signalled(self) -> None:
+        if self._hangup.is_end():
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        task = asyncio.create_task(self.reload("signal"))
+        self._requested.add(task)
+        task.add_done_callback(self._requested.discard)
+
+    async def _watch(self, signature: Callable[[], Signature]) -> None:
+        before = self._seen
+        while True:
+            await asyncio.sleep(self._poll_s)
+            now = signature()
+            if now == before and now != self._seen:  # not while it is being written
+                await self.reload("file")
+            before = now
+
+    async def reload(self, cause: str) -> Reload:
+        """Read the file and serve what it says. With an invalid file, everything stays as it is."""
+        async with self._lock:
+            gateway = self._gateway
+            if self._signature is not None:
+                self._seen = self._signature()
+            try:
+                plan = await asyncio.to_thread(self._read, gateway.plan)
+                changes = tuple(gateway.reconfigure(plan))
+                reload = Reload(time.time(), cause, "applied" if changes else "unchanged", changes)
+            except HeadwayError as error:
+                reload = Reload(time.time(), cause, "failed", error=str(error))
+                log.error("the fleet file was not reloaded: %s", error)
+            except Exception as error:
+                reload = Reload(time.time(), cause, "failed", error=f"{type(error).__name__}: {error}")
+                log.exception("the fleet file was not reloaded")
+            gateway.reloads.add(reload)
+            for change in reload.changes:
+                log.info("reloaded: %s", change)
+            if reload.outcome == "unchanged":
+                log.info("reloaded: nothing has changed")
+            self._log_decision(reload)
+            return reload
+
+    def _log_decision(self, reload: Reload) -> None:
+        """Note the change in the decision log, where later decisions follow from it."""
+        decisions = self._gateway.decisions
+        if decisions is not None and reload.changes:
+            line = Decision(reload.time_s, "reloaded", "", "", 0, "", why="; ".join(reload.changes))
+            for listener in decisions.listeners:
+                listener(line)

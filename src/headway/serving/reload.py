@@ -1,0 +1,104 @@
+"""A fleet file that is read again while its gateway runs, and what of it may change then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from headway.config.scenario import Scenario
+from headway.config.spec import Spec
+from headway.control.policies import Policies
+from headway.gateway.fleet.specs import ServingPlan
+from headway.policies.resolve import PolicyChoice
+from headway.serving.gateway import plan, read
+
+_RESTART = "cannot change while the gateway runs; expected what it was, or a restart"
+_FIXED = ("combos", "gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning")
+"""Sections that only a restart can change."""
+_FIXED_SETTINGS = ("batches", "tracing", "dashboard", "hosts", "cors", "hang_s", "max_decisions_bytes")
+_SECRET_FILE = re.compile(r"\$\{file:([^{}]+)\}")
+
+
+class FleetFile:
+    """A fleet file, as it was read last."""
+
+    def __init__(self, path: Path, change: Callable[[Scenario], Scenario], is_fleet_fixed: bool = False) -> None:
+        """`change` is applied to what is read. `is_fleet_fixed`: its fleet cannot change while the gateway runs.
+        HeadwayError if the file cannot be served."""
+        self.path, self._change, self._is_fleet_fixed = path, change, is_fleet_fixed
+        self._read = read(path)
+        self.scenario = change(self._read)
+        self.plan = plan(self.scenario)
+
+    def signature(self) -> tuple[object, ...]:
+        """Changes with the file, and with the files of secrets that it names. Never fails."""
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ()
+        secrets = [self.path.parent / name for name in _SECRET_FILE.findall(text)]
+        return (text, *map(_stamp, secrets))
+
+    def read_again(self, present: ServingPlan) -> ServingPlan:
+        """The file's plan in place of the present one. HeadwayError if it cannot be served, or needs a restart."""
+        found = read(self.path)
+        before, after = self._read.spec, found.spec
+        places = found.places
+
+        def check(is_same: bool, *key: str) -> None:
+            if not is_same:
+                raise places.error(key, _RESTART)
+
+        for name in _FIXED:
+            check(getattr(before, name) == getattr(after, name), name)
+        for name in _FIXED_SETTINGS:
+            check(getattr(before.gateway, name) == getattr(after.gateway, name), "gateway", name)
+        check(bool(before.gateway.api_keys) == bool(after.gateway.api_keys), "gateway", "api_keys")
+        check(before.gateway.has_dashboard == after.gateway.has_dashboard, "gateway", "admin_keys")
+        changed = self._change(found)
+        check(self.scenario.spec.policies.scaling == changed.spec.policies.scaling, "policies", "scaling")
+        self._check_pools(before, after, check)
+        new = plan(changed)
+        kept = {each.pool.name: each for each in present.pools if self._is_fleet_fixed or each.start is not None}
+        self._read, self.scenario = found, changed
+        return replace(
+            new,
+            pools=tuple(kept.get(each.pool.name, each) for each in new.pools),
+            policies=_policies(present.policies, new.policies),
+            settings=replace(new.settings, hosts=present.settings.hosts, batches=present.settings.batches),
+            stop_planners=present.stop_planners,
+            planned_gpus=present.planned_gpus,
+            planner_news=present.planner_news,
+        )
+
+    def _check_pools(self, before: Spec, after: Spec, check: Callable[..., None]) -> None:
+        """HeadwayError if pools change whose replicas the gateway starts."""
+        if self._is_fleet_fixed:
+            check(before.fleet == after.fleet, "fleet")
+        started_before = [pool for pool in before.fleet if pool.processes or pool.kubernetes]
+        started_after = [pool for pool in after.fleet if pool.processes or pool.kubernetes]
+        check(started_before == started_after, "fleet")
+
+
+def _stamp(path: Path) -> object:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _policies(before: Policies, after: Policies) -> Policies:
+    """The new policies, with the present choice of each that is the same; cascade and scaler stay."""
+    names = ("router", "ordering", "migration", "admission")
+    same = {name: getattr(before, name) for name in names if _is_same(getattr(before, name), getattr(after, name))}
+    return replace(after, cascade=before.cascade, scaler=before.scaler, **same)
+
+
+def _is_same(before: object, after: object) -> bool:
+    """Whether two choices name the same policy with the same arguments, though each read loads its code."""
+    if isinstance(before, PolicyChoice) and isinstance(after, PolicyChoice):
+        return (before.name, before.arguments) == (after.name, after.arguments)
+    return before == after

@@ -1,0 +1,82 @@
+"""What of a fleet file may change while its gateway runs, and when the file counts as changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway.core.errors import HeadwayError
+from headway.serving.reload import FleetFile
+from keys import digest
+
+pytest.importorskip("httptools")
+POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
+
+
+def _write(path: Path, pool: dict[str, Any] | None = None, **sections: Any) -> None:
+    path.write_text(yaml.safe_dump({"fleet": [POOL | (pool or {})], **sections}))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    _write(tmp_path / "fleet.yaml")
+    return tmp_path / "fleet.yaml"
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"seed": 3}, "seed"),
+        ({"pacer": {"tpot_s": 0.2}}, "pacer"),
+        ({"gateway": {"hosts": ["a.example.com"]}}, "gateway.hosts"),
+        ({"gateway": {"cors": {"origins": ["*"]}}}, "gateway.cors"),
+        ({"gateway": {"api_keys": [digest("k")]}}, "gateway.api_keys"),
+        ({"gateway": {"admin_keys": [digest("k")]}}, "gateway.admin_keys"),
+        ({"gateway": {"hang_s": 3}}, "gateway.hang_s"),
+        ({"gateway": {"batches": {"store": "b.sqlite"}}}, "gateway.batches"),
+        ({"gpu_limits": [{"gpu": "h100", "count": 3}]}, "gpu_limits"),
+        ({"pool": {"endpoints": [], "processes": {"command": ["true", "{port}"], "ports": [1, 2]}}}, "fleet"),
+    ],
+)
+def test_what_needs_a_restart_is_refused_and_named(path: Path, changes: dict[str, Any], where: str) -> None:
+    file = FleetFile(path, lambda read: read)
+    _write(path, **changes)
+    with pytest.raises(HeadwayError, match=rf"fleet\.yaml:\d+: {where}.*: cannot change while the gateway runs"):
+        file.read_again(file.plan)
+    _write(path)  # as before: the refused file is not what the next one is compared with
+    assert file.read_again(file.plan).pools == file.plan.pools
+
+
+def test_policies_that_are_the_same_keep_their_state(path: Path) -> None:
+    _write(path, policies={"routing": {"name": "prefix-affinity"}, "ordering": "edf", "ordering_at": "gateway"})
+    file = FleetFile(path, lambda read: read)
+    _write(path, policies={"routing": {"name": "prefix-affinity"}, "ordering": "priority", "ordering_at": "gateway"})
+    plan = file.read_again(file.plan)
+    assert plan.policies.router is file.plan.policies.router
+    assert plan.policies.ordering is not file.plan.policies.ordering
+
+
+def test_a_secret_that_is_rotated_changes_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = path.with_name("key")
+    secret.write_text("first")
+    _write(path, {"api_key": "${file:key}"})
+    file = FleetFile(path, lambda read: read)
+    before = file.signature()
+    assert before == file.signature() and file.plan.pools[0].api_key == "first"
+    secret.write_text("second")
+    assert file.signature() != before
+    assert file.read_again(file.plan).pools[0].api_key == "second"
+    path.unlink()
+    assert file.signature() == ()
+
+
+def test_a_fixed_fleet_is_what_it_was(path: Path) -> None:
+    file = FleetFile(path, lambda read: read, is_fleet_fixed=True)
+    _write(path, gateway={"timeout_s": 9})
+    assert file.read_again(file.plan).settings.timeout_s == 9
+    _write(path, {"endpoints": ["http://127.0.0.1:2"]})
+    with pytest.raises(HeadwayError, match="cannot change"):
+        file.read_again(file.plan)
