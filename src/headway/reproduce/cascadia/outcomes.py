@@ -29,7 +29,7 @@ def findings(runner: Runner) -> Findings:
     if runner.wants(*END_TO_END):
         cases, rates = _measured(runner, CASES)
         outcomes = _end_to_end(cases, runner.seeds) | _figure_1(rates, len(runner.seeds))
-        if runner.wants(*claims.OTHER_COSTS, *claims.SARATHI, *claims.SARATHI_ALL):
+        if runner.wants(*claims.SARATHI):
             outcomes |= _other_cases(runner, cases, rates)
         result += Findings(outcomes, [_exhibit_1(rates["deepseek", 1]), *_exhibits(cases, rates)])
         result += studies.of_deepseek(runner, cases, rates)
@@ -45,7 +45,7 @@ def findings(runner: Runner) -> Findings:
 
 
 END_TO_END = (
-    *claims.FIGURE_1, *claims.END_TO_END, *claims.JUDGE, *claims.SARATHI, *claims.SARATHI_ALL, *claims.OTHER_COSTS,
+    *claims.FIGURE_1, *claims.END_TO_END, *claims.JUDGE, *claims.SARATHI, *claims.LENGTHS,
     *claims.SHAPE, *claims.SIZES, *claims.DRIFT, *claims.BUDGET, *claims.SOME,
 )  # fmt: skip
 """All that need the cases of Table 2."""
@@ -167,7 +167,7 @@ def _other_cases(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> 
         "cost-stand-alone-all": _saved(three, "stand-alone"),
         "cost-cascade-serve-all": _saved(three, "cascade-serve"),
     }
-    if runner.wants(*claims.SARATHI, *claims.SARATHI_ALL):
+    if runner.wants(*claims.SARATHI):
         outcomes |= _sarathi(runner, three, rates)
     return outcomes
 
