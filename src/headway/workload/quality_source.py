@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from headway.core.errors import HeadwayError, unknown
 from headway.workload.arrivals import check_positive
 from headway.workload.quality import Scores, with_scores
-from headway.workload.quality_traces import Cascade, generate_scores
+from headway.workload.quality_traces import AnswerLengths, Cascade, generate_scores
 from headway.workload.readers.shared import open_unpacked
 from headway.workload.table import Workload
 
@@ -53,6 +53,8 @@ class QualitySpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """For a trace: rows of the table."""
     seed: int = 0
     """For a trace: seed of the table. The scenario's seed does not change the table."""
+    lengths: AnswerLengths = "alike"
+    """For a trace: whether answers are alike in length, or grow with difficulty and differ by model."""
     path: str | None = None
     """In place of a trace: a CSV file with one line per answer, relative to the scenario's folder."""
     layout: AnswerLayout | None = None
@@ -78,7 +80,7 @@ def score_table(spec: QualitySpec, base_dir: Path) -> Scores:
         if isinstance(models, dict):
             raise HeadwayError("workload: quality: models: maps names of a file, but there is no file")
         assert spec.trace is not None
-        scores = generate_scores(spec.trace, spec.num_requests, spec.seed, spec.cascade)
+        scores = generate_scores(spec.trace, spec.num_requests, spec.seed, spec.cascade, lengths=spec.lengths)
         return scores if names is None else scores.stages(names)
     scores = read_scores(base_dir / spec.path, names, spec.layout)
     return replace(scores, models=tuple(models.values())) if isinstance(models, dict) else scores

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError
 from headway.workload.lengths import Lognormal
@@ -107,6 +107,12 @@ TRACES: dict[int, ScoreDistributions] = {
 PROMPT = Lognormal(mean=160, cv=1.0)
 OUTPUT = Lognormal(mean=430, cv=0.8)
 """A Llama answer to MT-Bench has about 430 tokens, by the latencies of single requests in Cascadia's appendix H."""
+AnswerLengths = Literal["alike", "by_difficulty"]
+MEAN_TOKENS = {"deepseek": (1100.0, 1300.0, 1531.0), "llama": (430.0, 430.0)}
+"""Mean answers by model where lengths differ. DeepSeek-R1's are those of a public trace of it (ServeGen's reasoning
+requests: thoughts and answer); its distilled models' are assumed to be somewhat shorter."""
+HARDEST_TO_EASIEST = 4.0
+"""How much longer the answers to the hardest request are than those to the easiest, where lengths differ: assumed."""
 
 
 def generate_scores(
@@ -116,8 +122,12 @@ def generate_scores(
     cascade: Cascade = "deepseek",
     prompt: Lognormal = PROMPT,
     output: Lognormal | tuple[Lognormal, ...] = OUTPUT,
+    lengths: AnswerLengths = "alike",
 ) -> Scores:
     """Generate a score table of a trace (1 to 3). `output`: one distribution for all models, or one per model.
+
+    `lengths`: whether answers have `output` whatever the request, or means by model that grow with its difficulty, the
+    rank of the first model's score; then only the variation of `output` counts.
 
     Shares match Table 2 to within about 1 / num_requests^0.5 / 3, because draws are spread evenly, not independent.
     """
@@ -132,10 +142,24 @@ def generate_scores(
     name = f"scores of trace {trace}"
     random = stream(seed, name)
     scores = _scores(TRACES[trace], cascade, num_requests, random)[random.permutation(num_requests)]
+    if lengths == "by_difficulty":
+        outputs = tuple(
+            structs.replace(each, mean=mean) for each, mean in zip(outputs, MEAN_TOKENS[cascade], strict=True)
+        )
     pairs = zip(outputs, models, strict=True)
     tokens = [each.sample(stream(seed, f"{name}: {model}"), num_requests) for each, model in pairs]
     prompts = prompt.sample(stream(seed, f"{name}: prompts"), num_requests)
-    return Scores(models, scores, np.stack(tokens, axis=1), prompts)
+    answers = np.stack(tokens, axis=1)
+    if lengths == "by_difficulty":
+        answers = np.maximum(1, np.rint(answers * _growth(scores[:, :1]))).astype("i8")
+    return Scores(models, scores, answers, prompts)
+
+
+def _growth(first_scores: Floats) -> Floats:
+    """By request: how its answers compare with the mean in length, by the rank of its first score."""
+    ease = np.argsort(np.argsort(first_scores, axis=0, kind="stable"), axis=0) / max(1, len(first_scores) - 1)
+    growth = HARDEST_TO_EASIEST ** (0.5 - ease)
+    return np.asarray(growth / growth.mean())
 
 
 def _scores(trace: ScoreDistributions, cascade: Cascade, num: int, random: np.random.Generator) -> Floats:

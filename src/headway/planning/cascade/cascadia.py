@@ -170,15 +170,19 @@ def candidates(search: Search, result: SearchResult, planner: str, most: int) ->
 
 
 def _least_work(search: Search, result: SearchResult) -> Iterator[tuple[int, Deployment]]:
-    """The routing with the least work of those with the quality. A search with a gap may have left it out."""
+    """The routings with the least work of those with the quality. A search with a gap may have left them out.
+
+    One by the answers of the sample, and one by mean answers, as lengths of few requests may favour a routing by chance.
+    """
     target, routings = result.objective.target, search.routings
     if isinstance(target, LatencyBudget):
         return
     good = np.flatnonzero(routings.quality >= target.q_min - 1e-9)
     if len(good):
-        i = int(good[routings.work[good].argmin()])
-        if search.solve(i).deployment is not None:
-            yield i, search.with_spare_gpus(i)
+        least = (int(good[work[good].argmin()]) for work in (routings.work, search.mean_work))
+        for i in dict.fromkeys(least):
+            if search.solve(i).deployment is not None:
+                yield i, search.with_spare_gpus(i)
 
 
 def _by_objective_and_sum(search: Search, result: SearchResult, most: int) -> Iterator[tuple[int, Deployment]]:

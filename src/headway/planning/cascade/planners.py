@@ -21,12 +21,12 @@ from headway.planning.cascade.cascadia import best_plan_of, candidates, plan_of
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import CascadeProblem, Cheapest, QualityFloor
-from headway.planning.cascade.replica_sets import NO_SETS, ReplicaSets, across_types, all_sets, uniform_sets
+from headway.planning.cascade.replica_sets import NO_SETS, ReplicaSets, StageSets, across_types, all_sets, uniform_sets
 from headway.planning.cascade.routing import Routings, of_routes
 from headway.planning.cascade.search import Effort, Search, SearchResult
 from headway.workload.quality import Scores
 
-EFFORT = Effort(stable_rounds=4, gap=0.05, max_evaluations=25)
+EFFORT = Effort(stable_rounds=3, gap=0.05, max_evaluations=10, num_refined=1)
 """Of every search."""
 MAX_CANDIDATES = 6
 """Plans of one search that are rehearsed."""
@@ -73,6 +73,11 @@ def uniform_allocation(
 ) -> Search:
     """Cascadia with the same number of GPUs for every model that is used (4.3)."""
     problem = replace(problem, use_all=False)
+    return Search(problem, latencies, bounds, effort, sets_of=_within_shares(problem))
+
+
+def _within_shares(problem: CascadeProblem) -> StageSets:
+    """The sets of every stage that fit in its equal share of the GPUs."""
     every = all_sets(replace(problem, combo_kinds={}))
 
     def within_share(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
@@ -80,7 +85,7 @@ def uniform_allocation(
         shares = [equal_shares(offer.limit or 0, used)[stage] for offer in problem.offers]
         return sets.select((sets.vectors <= shares).all(axis=1))
 
-    return Search(problem, latencies, bounds, effort, sets_of=within_share)
+    return within_share
 
 
 def equal_shares(num_gpus: int, used: tuple[bool, ...]) -> tuple[int, ...]:
@@ -98,20 +103,24 @@ def equal_shares(num_gpus: int, used: tuple[bool, ...]) -> tuple[int, ...]:
 
 
 def cascade_serve(
-    problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None, effort: Effort | None = None
-) -> CascadePlan:
+    problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None, effort: Effort | None = None,
+    equal: bool = False,
+) -> CascadePlan:  # fmt: skip
     """CascadeServe as the paper describes it (2, 4.1, 4.2): it plans by load alone.
 
     Thresholds are those that reach the quality with the least work. The deployment is tuned for each model's requests
     per second, but every request has the lengths of the average request of the average model. The replicas of a model
-    are alike. The latencies of the plan are those of the real requests.
+    are alike. The latencies of the plan are those of the real requests. `equal`: every model that is used has as many
+    GPUs.
     """
     scores = problem.scores
     outputs = np.full_like(scores.output_tokens, max(1, round(float(scores.output_tokens.mean()))))
     prompts = np.full_like(scores.prompt_tokens, max(1, round(float(scores.prompt_tokens.mean()))))
     problem = replace(problem, combo_kinds={})
     average = replace(problem, scores=replace(scores, output_tokens=outputs, prompt_tokens=prompts), max_kinds=1)
-    tuned = Search(average, latencies, bounds, effort)
+    if equal:
+        average = replace(average, use_all=False)
+    tuned = Search(average, latencies, bounds, effort, sets_of=_within_shares(average) if equal else None)
     real = Search(problem, latencies, bounds, effort, tuned.routings)
     return _least_work_plan(tuned, real, "cascade-serve")
 

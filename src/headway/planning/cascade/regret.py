@@ -90,7 +90,7 @@ def _regret(
     judged = judged_scores(truth, error, request.seed)
     misled = replace(real, problem=replace(real.problem, scores=judged))
     by_judge = best_or_nearest(target, Trials(misled, latencies, rehearsal=rehearse_by_judge).run()).plan
-    new_search = partial(Search, routings=_informed_routings(truth, judged, request))
+    new_search = partial(Search, routings=informed_routings(truth, judged, request))
     informed = Trials(real, latencies, SearchPlanner(new_search, "cascadia")).run()
     runs = [(plan, rehearse(real, plan)) for plan in (by_judge, by_truth)]
     best = best_or_nearest(target, informed)
@@ -120,7 +120,7 @@ def judged_scores(scores: Scores, error: JudgeError, seed: int) -> Scores:
     return replace(scores, scores=np.clip(scores.scores + error.bias + error.noise * noise, 0, 100))
 
 
-def _informed_routings(truth: Scores, judged: Scores, request: PlanningRequest) -> Routings:
+def informed_routings(truth: Scores, judged: Scores, request: PlanningRequest) -> Routings:
     """The routings of the judge's scores, with their true quality."""
     weights = [weights_bytes(model) for model in request.problem.models]
     routings = cascades(judged, weights)

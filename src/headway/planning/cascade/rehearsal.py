@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, sqrt
 from typing import Any
 
@@ -41,9 +41,9 @@ INHERITED_KEYS = ("gpu", "engine", "usd_per_gpu_hour", "coefficients", "start_s"
 """Keys that a model's new pools have from their template pool."""
 ROUNDS = 6
 """How often the target is made stricter at most."""
-LEADING = 2
-"""This many of a search's plans must meet the target: the one with the least maximum and the one with the least work.
-By chance, one may have a better sample of the requests than the other."""
+LEADING = 3
+"""This many of a search's plans must meet the target: the one with the least maximum and those with the least work.
+By chance, one may have a better sample of the requests than another."""
 MARGIN = 0.05
 """Points of quality beyond a shortfall that the next plan has to reach; shares of a latency that are near enough."""
 GROWTH = 1.5
@@ -85,14 +85,19 @@ class RehearsedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the rehearsal meets the target."""
 
 
-def rehearse(request: PlanningRequest, plan: CascadePlan, seed: int | None = None) -> RehearsalResult:
-    """Simulate a plan as `headway simulate` would simulate the scenario that is written of it."""
-    return _result(*_simulate(request, plan, seed))
+def rehearse(
+    request: PlanningRequest, plan: CascadePlan, seed: int | None = None, policy: Mapping[str, Any] | None = None
+) -> RehearsalResult:  # fmt: skip
+    """Simulate a plan as `headway simulate` would simulate the scenario that is written of it.
+
+    `policy`: keys of the cascade's policy, in place of the plan's.
+    """
+    return result_of(*simulated(request, plan, seed, policy))
 
 
 def rehearse_by_judge(request: PlanningRequest, plan: CascadePlan) -> RehearsalResult:
     """The same, with the quality that the scenario's judge sees."""
-    chosen, records = _simulate(request, plan, None)
+    chosen, records = simulated(request, plan)
     models = [pool.model.name for pool in chosen.fleet.all_pools]
     cascade, requests = chosen.spec.cascade, records.requests
     stages = list(cascade.models) if cascade is not None else models[:1]
@@ -103,17 +108,20 @@ def rehearse_by_judge(request: PlanningRequest, plan: CascadePlan) -> RehearsalR
         model = records.replicas[replica].model
         score = float(records.workload[f"{QUALITY}{model}"][row])
         scores.append(noisy_score(score, bias, noise, chosen.spec.seed, row, stages.index(model)))
-    return structs.replace(_result(chosen, records), quality=float(np.nanmean(scores)) if scores else None)
+    return structs.replace(result_of(chosen, records), quality=float(np.nanmean(scores)) if scores else None)
 
 
-def _simulate(request: PlanningRequest, plan: CascadePlan, seed: int | None) -> tuple[Scenario, Records]:
-    document = planned_document(request, plan) | ({} if seed is None else {"seed": seed})
+def simulated(
+    request: PlanningRequest, plan: CascadePlan, seed: int | None = None, policy: Mapping[str, Any] | None = None
+) -> tuple[Scenario, Records]:
+    """The scenario of a plan and its records. Arguments as of `rehearse`."""
+    document = planned_document(request, plan, policy) | ({} if seed is None else {"seed": seed})
     chosen = scenario.assemble(document, Places(), request.base_dir)
     return chosen, request.simulator.records(chosen)
 
 
-def _result(chosen: Scenario, records: Records) -> RehearsalResult:
-    """A summary would compute token times, too, which take longer than the run."""
+def result_of(chosen: Scenario, records: Records) -> RehearsalResult:
+    """The result of a run. A summary would compute token times, too, which take longer than the run."""
     warmup_s = chosen.spec.simulation.warmup_s
     counted = sample(records, warmup_s, None)
     e2e_s, given, num = distribution(counted.e2e_s), answer_metrics(records, counted), int(counted.finished.sum())
@@ -131,8 +139,10 @@ def _result(chosen: Scenario, records: Records) -> RehearsalResult:
 # A plan as a scenario.
 
 
-def planned_document(request: PlanningRequest, plan: CascadePlan) -> dict[str, Any]:
-    """The scenario with the plan's pools, and with its thresholds where more than one model is used."""
+def planned_document(
+    request: PlanningRequest, plan: CascadePlan, policy: Mapping[str, Any] | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """The scenario with the plan's pools, and with its thresholds, or `policy`, where more than one model is used."""
     used = [stage for stage in plan.stages if stage.replicas]
     fleet = [
         {"name": f"{stage.model}-{i}", **_pool(request, stage.model, part)}
@@ -151,10 +161,10 @@ def planned_document(request: PlanningRequest, plan: CascadePlan) -> dict[str, A
     cascade = document.pop("cascade", {})
     if len(used) > 1:
         levels = [stage.threshold for stage in used[:-1]]
-        policy: dict[str, Any] = {"name": "thresholds", "thresholds": levels}
+        own: dict[str, Any] = {"name": "thresholds", "thresholds": levels}
         if plan.pre_routed:
-            policy = {"name": "pre-routed", "threshold": levels[0]}
-        document["cascade"] = {**cascade, "models": list(models), "policy": policy}
+            own = {"name": "pre-routed", "threshold": levels[0]}
+        document["cascade"] = {**cascade, "models": list(models), "policy": dict(policy or own)}
     return document
 
 

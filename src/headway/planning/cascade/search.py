@@ -12,7 +12,8 @@ the best routing is the optimum. Deployments are kept from one target of a searc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -30,7 +31,7 @@ from headway.planning.cascade.deployment import (
     with_spare_gpus,
 )
 from headway.planning.cascade.plan import Round
-from headway.planning.cascade.problem import CascadeProblem, Cheapest, LatencyBudget, ReplicaSet, Target
+from headway.planning.cascade.problem import CascadeProblem, Cheapest, Floats, LatencyBudget, ReplicaSet, Target
 from headway.planning.cascade.replica_sets import NO_SETS, StageSets, all_sets
 from headway.planning.cascade.routing import Objective, Routings, cascades, proportional
 
@@ -51,6 +52,9 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
     the best one by this share."""
     max_evaluations: int | None = None
     """Evaluations for the deployment of one routing, after which the best known is taken; None: until within `gap`."""
+    num_refined: int = 0
+    """The best routings that are deployed once more at the end of a search: with two shapes for a model's replicas,
+    and as near to the bound as `REFINED` says."""
     min_distance: float = 0.03
     """Least difference between the first routings, in the share of requests that some stage processes."""
 
@@ -58,6 +62,12 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
         counts = [each for each in (self.stable_rounds, self.max_evaluations) if each is not None]
         if not 0 <= self.gap < 1 or not 0 < self.min_distance <= 1 or min(counts, default=1) < 1:
             raise ValueError(f"{self}; expected a gap from 0, a distance up to 1, and 1 or more rounds and evaluations")
+
+
+REFINED = Effort(gap=0.01, max_evaluations=20)
+"""Of the deployment of a refined routing."""
+REFINED_KINDS = 2
+"""Shapes of one model's replicas in Table 3, at most."""
 
 
 @dataclass
@@ -106,6 +116,8 @@ class Search:
         self.cheapest: Cheapest | None = None
         self.solved: dict[int, SolvedRouting] = {}
         self._solved_within = {inf: self.solved}
+        self._wide: Search | None = None
+        """The search that refines deployments."""
         work = self.routings.ratios.sum(axis=1)
         self.least, self.most = int(work.argmin()), int(work.argmax())
         """The routings with the fewest and the most stages per request."""
@@ -115,8 +127,30 @@ class Search:
         self.set_target(target)
         rounds = _Rounds(self, self.objective(target))
         complete = rounds.run()
+        self._refine(rounds.objective)
         counts = (self.latencies.num_evaluated - evaluated, self.latencies.num_cached - cached)
         return SearchResult(rounds.objective, tuple(rounds.made), complete, *counts)
+
+    def _refine(self, objective: Objective) -> None:
+        """Deploy the best routings, and the one with the least work, with replicas of more shapes and a smaller gap.
+
+        With one type of GPU and no combos: otherwise there are too many sets.
+        """
+        problem, target, num = self.problem, objective.target, self.effort.num_refined
+        if not num or self._sets_differ or problem.other_offers or problem.combo_kinds or self.cheapest is not None:
+            return
+        quality = self.routings.quality
+        deployed = {i: each.deployment for i, each in self.solved.items() if each.deployment is not None}
+        chosen = sorted(deployed, key=lambda i: objective(deployed[i].minimised, float(quality[i])))[:num]
+        if not isinstance(target, LatencyBudget) and (quality >= target.q_min - EPS).any():
+            chosen.append(int(np.where(quality >= target.q_min - EPS, self.mean_work, inf).argmin()))
+        if self._wide is None:
+            wide = replace(problem, max_kinds=max(REFINED_KINDS, problem.max_kinds or REFINED_KINDS))
+            self._wide = Search(wide, self.latencies, self.bounds, REFINED, self.routings)
+        for i in dict.fromkeys(chosen):
+            refined, known = self._wide.solve(i).deployment, deployed.get(i)
+            if refined is not None and (known is None or refined.minimised < known.minimised):
+                self.solved[i] = SolvedRouting(refined, min(self._wide.solved[i].bound_s, refined.minimised))
 
     def set_target(self, target: Target) -> None:
         """Select the solved routings that hold for the target: deployments of least cost are kept by their latency."""
@@ -180,6 +214,13 @@ class Search:
     def num_sets(self) -> int:
         """Sets of replicas in all tables."""
         return sum(table.num_sets for table in self._tables.values())
+
+    @cached_property
+    def mean_work(self) -> Floats:
+        """`Routings.work`, if all answers of a model had its mean length."""
+        scores, weights = self.problem.scores, [weights_bytes(model) for model in self.problem.models]
+        tokens = scores.output_tokens.mean(axis=0) + 0.1 * scores.prompt_tokens.mean()
+        return np.asarray(self.routings.ratios @ (tokens * np.asarray(weights)))
 
     def objective(self, target: Target) -> Objective:
         utopia, nadir = self._mean_score(-1), self._mean_score(0)

@@ -26,8 +26,11 @@ from headway.workload.random_streams import stream
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 
-MOST_REQUESTS = 3000
+MOST_REQUESTS = 2000
 """Of the cascade, in the simulation of a stage: a longer span is cut short."""
+
+BATCHES = 4
+"""Of all seats of a stage's replicas, waiting at the start of a measurement of what the stage sustains."""
 
 
 @dataclass
@@ -64,6 +67,27 @@ class StageSimulator:
         ended = sample(records, 0.0, None)  # a summary has token times, too, which take as long as the simulation
         e2e_s = distribution(ended.e2e_s)
         return inf if e2e_s is None or not ended.finished.all() else e2e_s.p95
+
+    def sustained_rps(self, model: Model, replicas: ReplicaSet, lengths: Lengths) -> float:
+        """Requests per second that the replicas complete as long as requests wait for all of them.
+
+        Measured between a quarter and three quarters of a backlog of `BATCHES` full batches, so without the time to
+        fill and to drain batches.
+        """
+        fleet, random = self._fleet(model, replicas), stream(self.seed, "backlog of a stage")
+        num = BATCHES * self.engine.max_num_seqs * sum(part.count for part in replicas.parts)
+        drawn = random.integers(0, len(lengths), num)
+        rows = Workload(
+            {
+                "arrival_s": np.zeros(num),
+                "prompt_tokens": lengths.computed_tokens[drawn].astype("i8"),
+                "output_tokens": lengths.output_tokens[drawn].astype("i8"),
+            }
+        )
+        records = simulate(fleet, TraceSource(rows), self.policies, seed=self.seed, line=self._line)
+        end_s = np.sort(records.requests["end_s"])
+        first, last = num // 4, 3 * num // 4
+        return float((last - first) / (end_s[last] - end_s[first]))
 
     def _fleet(self, model: Model, replicas: ReplicaSet) -> Fleet:
         """A pool for each part; the parts that have a role are a combo."""

@@ -15,26 +15,33 @@ class ThresholdsCascade:
     """
 
     def __init__(self, thresholds: float | list[float] = 80.0) -> None:
-        values = thresholds if isinstance(thresholds, list) else [thresholds]
-        if not values:
-            raise HeadwayError("thresholds: expected one for each stage but the last")
-        for threshold in values:
-            require_between(0, 100, thresholds=threshold)
+        require_thresholds(thresholds=thresholds)
         self._thresholds = thresholds
 
     def enter(self, request: RequestView, view: CascadeView) -> int:
-        self._at(0, view)
+        threshold_at(self._thresholds, 0, view)
         return 0
 
     def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
-        return score >= self._at(view.stage, view)
+        return score >= threshold_at(self._thresholds, view.stage, view)
 
-    def _at(self, stage: int, view: CascadeView) -> float:
-        given = self._thresholds
-        if not isinstance(given, list):
-            return given
-        if len(given) < len(view.stages) - 1:
-            raise HeadwayError(
-                f"thresholds: {len(given)}; expected {len(view.stages) - 1}, for all stages but the last"
-            )
-        return given[stage] if stage < len(given) else 0.0
+
+def require_thresholds(**arguments: float | list[float]) -> None:
+    """HeadwayError unless the named argument is a score, or a list of one or more scores."""
+    for name, given in arguments.items():
+        values = given if isinstance(given, list) else [given]
+        if not values:
+            raise HeadwayError(f"{name}: expected one for each stage but the last")
+        for value in values:
+            require_between(0, 100, **{name: value})
+
+
+def threshold_at(thresholds: float | list[float], stage: int, view: CascadeView) -> float:
+    """A stage's threshold, of one number for all stages or a list. HeadwayError where the list is too short."""
+    if not isinstance(thresholds, list):
+        return thresholds
+    if len(thresholds) < len(view.stages) - 1:
+        raise HeadwayError(
+            f"thresholds: {len(thresholds)}; expected {len(view.stages) - 1}, for all stages but the last"
+        )
+    return thresholds[stage] if stage < len(thresholds) else 0.0

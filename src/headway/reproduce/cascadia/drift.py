@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,14 +23,14 @@ from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
-from headway.planning.cascade.rehearsal import tighten_until_met
-from headway.planning.cascade.replanning import ModelShape, Period, Replanner, planning_target, setup_of
+from headway.planning.cascade.rehearsal import simulated, tighten_until_met
+from headway.planning.cascade.replanning import ModelShape, NewPlan, Period, Replanner, planning_target, setup_of
 from headway.planning.cascade.replica_sets import feasible_shapes
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.resolve import PolicyChoice
-from headway.reproduce.cascadia.runs import SCALE
-from headway.reproduce.cascadia.setup import ROWS, planning_case
+from headway.reproduce.cascadia.runs import sustained_rps
+from headway.reproduce.cascadia.setup import JUDGED_TABLES, ROWS, planning_case, with_fresh_requests
 from headway.reproduce.tasks import Measurement
 from headway.scenario.replan import UnrehearsedPlanner, following
 from headway.sim.cluster import simulate
@@ -43,20 +43,15 @@ from headway.workload.table import Workload, concat
 
 MINUTES = (8, 16, 10)
 """Length of each segment: traces 1, 2 and 3."""
-ALONE = 16.37
-"""The stand-alone model's SLO scale in Table 5; the arrival rate is chosen to reproduce it."""
-HALVINGS = 5
 PERIOD_S = 300.0
 """Interval between two observations of the workload."""
 LOADED_BYTES_PER_S = 2.1e9
 """Of one GPU; a reconfiguration takes 2 to 20 s (appendix G)."""
 
 
-def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measurement:
-    """p95, quality and the rate of requests in time, of every system and seed, in total and by trace."""
-    share = 0.25 if quick else 1.0
-    rate_rps = _rate_rps(q_min, lone_s, quick, share)
-    first = planning_case("deepseek", 1, q_min, quick, rate_rps)
+def drift(q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
+    """p95 and quality of every system and seed, in total and by trace, and what each system sustains of each trace."""
+    first = planning_case("deepseek", 1, q_min, rate_rps)
     latencies = StageLatencies(evaluator_of(first))
     plans = {
         "static": tighten_until_met(first, latencies).plan,
@@ -65,52 +60,56 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
     }
     results: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
     for seed in seeds:
-        rows, ends_s = _workload(rate_rps, seed, share)
+        rows, ends_s = _workload(rate_rps, seed)
         for name, plan in plans.items():
             records = _simulated(first, rows, plan, _fixed(first, plan), seed)
-            results[name].append(_measured(records, ends_s, lone_s))
-        planner = _replanner(first, plans["static"], rate_rps, seed, quick)
+            own = _measured(records, ends_s)
+            own["sustained_rps"] = [_sustained_rps(trace, q_min, rate_rps, plan, seed) for trace in (1, 2, 3)]
+            results[name].append(own)
+        planner = _replanner(first, plans["static"], rate_rps, seed)
         records = _simulated(first, rows, plans["static"], _following(first, planner), seed)
-        results["cascadia"].append(_measured(records, ends_s, lone_s))
+        own = _measured(records, ends_s)
+        followed = [_plan_at(end_s, plans["static"], planner.new_plans) for end_s in ends_s]
+        own["sustained_rps"] = [
+            _sustained_rps(trace, q_min, rate_rps, plan, seed) for trace, plan in enumerate(followed, 1)
+        ]
+        results["cascadia"].append(own)
         results["plans"].append(
             [[each.at_s, each.why, list(each.plan.thresholds), each.changes] for each in planner.new_plans]
         )
     return results
 
 
-def _rate_rps(q_min: float, lone_s: float, quick: bool, share: float) -> float:
-    """The rate at which the largest model alone needs the SLO scale of Table 5 over the whole run."""
-    low, high = 8.0, 64.0
-    case = planning_case("deepseek", 1, q_min, quick, (low * high) ** 0.5)
-    plan = planners.stand_alone(case.problem, DEEPSEEK[-1], StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)
-    for _ in range(HALVINGS):
-        middle = (low * high) ** 0.5
-        rows, _ = _workload(middle, 0, share)
-        summary = summarize(_simulated(case, rows, plan, _fixed(case, plan), 0))
-        late = summary.e2e_s is None or summary.e2e_s.p95 > ALONE * lone_s
-        low, high = (low, middle) if late else (middle, high)
-    return low
+def _plan_at(time_s: float, first: CascadePlan, new_plans: Sequence[NewPlan]) -> CascadePlan:
+    """The newest plan before a time."""
+    return next((each.plan for each in reversed(new_plans) if each.at_s < time_s), first)
 
 
-def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[float]]:
+def _sustained_rps(trace: int, q_min: float, rate_rps: float, plan: CascadePlan, seed: int) -> float:
+    """What a plan sustains of a trace, on requests that no plan was made on."""
+    case = with_fresh_requests(planning_case("deepseek", trace, q_min, rate_rps), seed)
+    return sustained_rps(case, simulated(case, plan, seed)[1], plan)
+
+
+def _workload(rate_rps: float, seed: int) -> tuple[Workload, list[float]]:
     """The segments one after the other, and the end time of each."""
     parts, ends_s = list[Workload](), list[float]()
     for trace, minutes in zip((1, 2, 3), MINUTES, strict=True):
-        start_s, span_s = (ends_s[-1] if ends_s else 0.0), 60.0 * minutes * share
+        start_s, span_s = (ends_s[-1] if ends_s else 0.0), 60.0 * minutes
         num = round(span_s * rate_rps)
         arrival_s = start_s + span_s * np.sort(stream(seed, f"arrivals of trace {trace}").random(num))
         ones = np.ones(num, "i8")
         rows = Workload({"arrival_s": arrival_s, "prompt_tokens": ones, "output_tokens": ones})
-        parts.append(with_scores(rows, generate_scores(trace, ROWS), seed))
+        parts.append(with_scores(rows, generate_scores(trace, ROWS, JUDGED_TABLES + seed), seed))
         ends_s.append(start_s + span_s)
     return concat(parts), ends_s
 
 
-def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed: int, quick: bool) -> Replanner:
+def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed: int) -> Replanner:
     """A planner for the observed workload. It has no time to rehearse, and plans with a margin instead."""
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
-    config = Replan(quality=problem.target.q_min, every_s=PERIOD_S / 4 if quick else PERIOD_S)
+    config = Replan(quality=problem.target.q_min, every_s=PERIOD_S)
     asking = partial(replace, problem, target=planning_target(config), use_all=False, span_s=config.every_s)
     work = UnrehearsedPlanner(asking, case.policies, case.coefficients, case.seed)
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
@@ -167,19 +166,17 @@ def _pools(case: PlanningRequest, counts: Mapping[ModelShape, int]) -> dict[Mode
     return pools
 
 
-def _measured(records: Records, ends_s: list[float], lone_s: float) -> Measurement:
+def _measured(records: Records, ends_s: list[float]) -> Measurement:
     """Measurements over the whole run, and p95 by trace."""
     summary = summarize(records)
     arrival_s = records.workload["arrival_s"][records.requests["request"]]
     latency_s = records.requests["end_s"] - arrival_s
     finished = records.requests["outcome"] == Outcome.FINISHED
     segment = np.searchsorted(ends_s, arrival_s, side="right")
-    in_time = finished & (latency_s <= SCALE * lone_s)
     parts = [finished & (segment == i) for i in range(len(ends_s))]
     return {
         "p95_s": None if summary.e2e_s is None else summary.e2e_s.p95,
         "quality": summary.quality,
         "completed": summary.num_completed,
-        "in_time_rps": float(in_time.sum()) / ends_s[-1],
         "by_trace_s": [float(np.quantile(latency_s[part], 0.95)) if part.any() else None for part in parts],
     }

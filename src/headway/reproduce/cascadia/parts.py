@@ -16,7 +16,7 @@ from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
-from headway.reproduce.cascadia.setup import planning_case
+from headway.reproduce.cascadia.setup import NUM_GPUS, planning_case
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate
 from headway.workload.random_streams import stream
@@ -34,12 +34,12 @@ SIZES = (16, 32, 48, 64, 80)
 """GPUs of Figure 10."""
 
 
-def strategies(seed: int, quick: bool) -> Measurement:
+def strategies(seed: int) -> Measurement:
     """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2)."""
-    case, rps_by_strategy = planning_case("deepseek", 1, 80.0, quick), Measurement()
+    case, rps_by_strategy = planning_case("deepseek", 1, 80.0), Measurement()
     for model in case.problem.models[:2]:
         for name, mean in OUTPUTS.items():
-            rows = _rows(PROMPT_TOKENS, mean, 200 if quick else 600, seed)
+            rows = _rows(PROMPT_TOKENS, mean, 600, seed)
             for tp, pp in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8)):
                 dp = GPUS // (tp * pp)
                 rps = _throughput(case, model.name, dp, tp, pp, rows)
@@ -50,7 +50,7 @@ def strategies(seed: int, quick: bool) -> Measurement:
 
 def table_1(seed: int) -> Measurement:
     """Throughput of Llama 3 70B with prompts of 1600 and answers of 16 tokens, by (DP, TP, PP) (Table 1)."""
-    case = planning_case("llama", 1, 80.0, True)
+    case = planning_case("llama", 1, 80.0)
     rows = _rows(1600, 16, 300, seed)
     return {f"{dp} {tp} {pp}": _throughput(case, case.problem.names[1], dp, tp, pp, rows) for dp, tp, pp in TABLE_1}
 
@@ -72,9 +72,9 @@ def _throughput(case: PlanningRequest, model: str, dp: int, tp: int, pp: int, ro
     return None if summary.e2e_s is None else 0.95 * summary.num_completed / summary.e2e_s.p95
 
 
-def scheduling(num_gpus: int, rate_rps: float, quick: bool) -> Measurement:
+def scheduling(num_gpus: int, rate_rps: float) -> Measurement:
     """CPU seconds, of one thread, of the search for quality 85 on trace 1, cold, the rate in proportion to the GPUs."""
-    case = planning_case("deepseek", 1, 85.0, quick, rate_rps * num_gpus / 32)
+    case = planning_case("deepseek", 1, 85.0, rate_rps * num_gpus / NUM_GPUS)
     problem = replace(case.problem, num_gpus=num_gpus)
     began = time.process_time()
     chosen = plan(problem, StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)

@@ -1,100 +1,145 @@
 """Measurements of the end-to-end claims: a plan for every system, each simulated as a whole with every seed.
 
-Every system keeps the quality in the same way: plan, rehearse, and plan for a higher quality if it falls short.
+Every system keeps the quality in the same way: plan, rehearse, and plan for a higher quality if it falls short. Then it
+is judged on requests that no plan was made on.
 """
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
+from msgspec import structs
+
+from headway import catalog
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine
+from headway.core.record import Records
+from headway.metrics.columns import floats
+from headway.perf.params import weights_bytes
 from headway.planning.cascade import planners
 from headway.planning.cascade.cascadia import plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, CascadePlanner, SearchPlanner
 from headway.planning.cascade.planning_request import PlanningRequest, with_rate
-from headway.planning.cascade.problem import ReplicaSet
-from headway.planning.cascade.rehearsal import RehearsedPlan, planned_document, rehearse, tighten_until_met
+from headway.planning.cascade.problem import CascadeProblem, Lengths, ReplicaSet
+from headway.planning.cascade.rehearsal import (
+    RehearsalResult,
+    RehearsedPlan,
+    Trials,
+    best_or_nearest,
+    rehearse,
+    result_of,
+    simulated,
+    tighten_until_met,
+)
+from headway.planning.cascade.routing import Routings, cascades
 from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.reproduce.cascadia.exhaustive import exhaustive
-from headway.reproduce.cascadia.setup import AWQ_SLOWER, at_once, changed, planning_case
+from headway.reproduce.cascadia.setup import NUM_GPUS, changed, planning_case, with_fresh_requests
 from headway.reproduce.tasks import Measurement
+from headway.workload.quality_traces import AnswerLengths
+from headway.workload.table import LENGTH
 
-SCALE = 12.0
-"""The SLO scale that the largest model alone needs at the rate of a trace: 11.88 in the paper's example (4.2)."""
-HALVINGS = 4
-CHUNKS = (256, 512, 1024, 2048)
+LOAD = 0.95
+"""The rate of a trace, of what the largest model alone sustains on all GPUs. At this load it needs an SLO scale of
+about 12; the paper's example has 11.88 (4.2)."""
+CHUNKS = (512, 1024, 2048)
 """Chunk sizes of Sarathi-Serve; the best one counts (appendix F)."""
+OPTIMALITY_GPUS = (8, 12)
+NUM_ROUTINGS = 9
+"""Of the comparison with exhaustive search: even in quality."""
 
 
-def rate(cascade: str, trace: int, quick: bool, slower: float = AWQ_SLOWER) -> Measurement:
+def rate(cascade: str, trace: int, lengths: AnswerLengths) -> Measurement:
     """The rate of a trace, the latency of a lone request that SLO scales are multiples of, and that of each model."""
-    case = planning_case(cascade, trace, 80.0, quick, slower=slower)
-    latencies, limits = _latencies(case), bounds_of(case)
-    alone = [planners.stand_alone(case.problem, name, latencies, limits, EFFORT) for name in case.problem.names]
-    lone = [rehearse(with_rate(case, 0.02), each) for each in alone]
-
-    def in_time(rps: float) -> bool:
-        rehearsed = rehearse(planning_case(cascade, trace, 80.0, quick, rps, slower=slower), alone[-1])
-        return rehearsed.p95_s is not None and rehearsed.p95_s <= SCALE * (lone[-1].mean_s or 1.0)
-
-    low, high = 8.0, 16.0
-    while high < 512 and in_time(high):
-        low, high = high, 2 * high
-    for _ in range(HALVINGS):
-        middle = (low * high) ** 0.5
-        within = in_time(middle)
-        low, high = (middle, high) if within else (low, middle)
+    rate_rps, capacity_rps = 20.0, 0.0
+    for _ in range(2):  # the shapes that are best near the final rate
+        case = planning_case(cascade, trace, 80.0, rate_rps, lengths=lengths)
+        latencies, limits = _latencies(case), bounds_of(case)
+        large = planners.stand_alone(case.problem, case.problem.names[-1], latencies, limits, EFFORT)
+        capacity_rps = sustained_rps(case, simulated(case, large)[1], large)
+        rate_rps = LOAD * capacity_rps
+    alone = [planners.stand_alone(case.problem, name, latencies, limits, EFFORT) for name in case.problem.names[:-1]]
+    lone = [rehearse(_lone(case), each) for each in (*alone, large)]
     each = {
         name: [rehearsed.mean_s, rehearsed.quality] for name, rehearsed in zip(case.problem.names, lone, strict=True)
     }
-    return {"rate_rps": low, "lone_s": lone[-1].mean_s or 1.0, "lone": each}
+    return {"rate_rps": rate_rps, "capacity_rps": capacity_rps, "lone_s": lone[-1].mean_s or 1.0, "lone": each}
+
+
+def _lone(case: PlanningRequest) -> PlanningRequest:
+    """Requests so far apart that none waits for another."""
+    return with_rate(case, 0.002)
 
 
 def measure(
-    cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool,
-    slower: float = AWQ_SLOWER, ablations: bool = True,
+    cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int], lengths: AnswerLengths = "alike",
+    ablations: bool = False, further: bool = True,
 ) -> Measurement:  # fmt: skip
-    """Every system's plan for a case, planned once and simulated with every seed."""
-    case = planning_case(cascade, trace, q_min, quick, rate_rps, slower=slower)
-    latencies, began = _latencies(case), time.process_time()
-    first = SearchPlanner(Search, "cascadia")
-    first(case.problem, latencies, bounds_of(case))
-    search_s = time.process_time() - began
-    ours = tighten_until_met(case, latencies, first)
-    plan_s = time.process_time() - began
-    systems = {
-        name: tighten_until_met(case, latencies, make) for name, make in _systems(case, cascade, q_min, ablations)
-    }
+    """Every system's plan for a case, planned once and simulated with every seed.
+
+    `ablations`: the search with one part uniform. `further`: CascadeServe's other readings.
+    """
+    case = planning_case(cascade, trace, q_min, rate_rps, lengths=lengths)
+    latencies, began, began_cpu = _latencies(case), time.perf_counter(), time.process_time()
+    ours = tighten_until_met(case, latencies)
+    wall_s, plan_s = time.perf_counter() - began, time.process_time() - began_cpu
+    systems = {name: best_or_nearest(case.problem.target, trials.run())
+               for name, trials in _systems(case, latencies, cascade, q_min, ablations, further)}  # fmt: skip
     systems["cascadia"] = ours
-    runs = {name: [_run(case, results.plan, seed) for seed in seeds] for name, results in systems.items()}
+    runs = {
+        name: [run(case, each.plan, seed, load_policy(each.plan) if name == "cascade-serve-load" else None)
+               for seed in seeds]
+        for name, each in systems.items()
+    }  # fmt: skip
     results: Measurement = {"runs": runs, "plans": {name: _plan_numbers(each) for name, each in systems.items()}}
-    results |= {"plan_s": plan_s, "search_s": search_s, "evaluations": latencies.num_evaluated}
-    results["no judge"] = [_run(changed(case, judge_s=0.0), ours.plan, seed)["p95_s"] for seed in seeds]
+    results["rehearsed"] = {"p95_s": ours.rehearsed.p95_s, "quality": ours.rehearsed.quality}
+    results |= {"plan_s": plan_s, "plan_wall_s": wall_s, "evaluations": latencies.num_evaluated}
+    unjudged = changed(case, judge_s=0.0)
+    results["no judge"] = [rehearse(with_fresh_requests(unjudged, seed), ours.plan, seed).p95_s for seed in seeds]
     results["other shape"] = _other_shape(case, ours.plan, latencies)
     return results
 
 
 def _systems(
-    case: PlanningRequest, cascade: str, q_min: float, ablations: bool
-) -> Iterator[tuple[str, CascadePlanner]]:
+    case: PlanningRequest, latencies: StageLatencies, cascade: str, q_min: float, ablations: bool, further: bool
+) -> Iterator[tuple[str, Trials]]:
     alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
-    yield "stand-alone", planners.single(partial(planners.stand_alone, model=alone))
-    yield "cascade-serve", planners.single(planners.cascade_serve)
+    by_load = planners.single(planners.cascade_serve)
+
+    def trials(planner: CascadePlanner) -> Trials:
+        return Trials(case, latencies, planner)
+
+    yield "stand-alone", trials(planners.single(partial(planners.stand_alone, model=alone)))
+    yield "cascade-serve", trials(by_load)
+    if further:
+        yield "cascade-serve-load", Trials(case, latencies, by_load, _rehearse_by_load)
+        yield "cascade-serve-equal", trials(planners.single(partial(planners.cascade_serve, equal=True)))
     if ablations:
-        yield "uniform parallelism", SearchPlanner(planners.uniform_parallelism, "uniform parallelism")
-        yield "uniform allocation", SearchPlanner(planners.uniform_allocation, "uniform allocation")
+        yield "uniform parallelism", trials(SearchPlanner(planners.uniform_parallelism, "uniform parallelism"))
+        yield "uniform allocation", trials(SearchPlanner(planners.uniform_allocation, "uniform allocation"))
 
 
-def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
+def load_policy(cascade_plan: CascadePlan) -> dict[str, Any]:
+    """CascadeServe's reaction to the load: the plan's thresholds fall as the next model's seats fill."""
+    used = [stage for stage in cascade_plan.stages if stage.replicas]
+    return {"name": "load-based", "threshold": [stage.threshold for stage in used[:-1]]}
+
+
+def _rehearse_by_load(case: PlanningRequest, cascade_plan: CascadePlan) -> RehearsalResult:
+    return rehearse(case, cascade_plan, policy=load_policy(cascade_plan))
+
+
+def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
     """The best cascade that leaves out a smaller model, as Headway plans it."""
-    case = planning_case("deepseek", trace, q_min, quick, rate_rps)
+    case = planning_case("deepseek", trace, q_min, rate_rps)
     latencies, options = _latencies(case), list[RehearsedPlan]()
     for names in planners.model_subsets(case.problem):
         try:
@@ -105,24 +150,48 @@ def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], qui
     best = min(within, key=lambda each: each.rehearsed.p95_s or 0.0, default=None)
     if best is None:
         return {"runs": None, "models": []}
-    runs = [_run(case, best.plan, seed) for seed in seeds]
+    runs = [run(case, best.plan, seed) for seed in seeds]
     return {"runs": runs, "models": [stage.model for stage in best.plan.stages], "plan": _plan_numbers(best)}
 
 
-def _run(case: PlanningRequest, cascade_plan: CascadePlan, seed: int) -> Measurement:
-    rehearsed = rehearse(case, cascade_plan, seed)
+def run(
+    case: PlanningRequest, cascade_plan: CascadePlan, seed: int, policy: Mapping[str, Any] | None = None
+) -> Measurement:
+    """A plan on requests that it was not made on, and what it sustains of them."""
+    fresh = with_fresh_requests(case, seed)
+    chosen, records = simulated(fresh, cascade_plan, seed, policy)
+    rehearsed = result_of(chosen, records)
     return {
         "p95_s": rehearsed.p95_s,
         "mean_s": rehearsed.mean_s,
         "quality": rehearsed.quality,
-        "throughput_rps": throughput_rps(case, cascade_plan, seed),
+        "throughput_rps": sustained_rps(fresh, records, cascade_plan),
     }
 
 
-def throughput_rps(case: PlanningRequest, cascade_plan: CascadePlan, seed: int) -> float | None:
-    """Requests per second until 95% are complete, if all arrive at once."""
-    rush = rehearse(at_once(case), cascade_plan, seed)
-    return None if not rush.p95_s else 0.95 * rush.num_completed / rush.p95_s
+def sustained_rps(
+    case: PlanningRequest, records: Records, cascade_plan: CascadePlan, engine: Engine | None = None
+) -> float:
+    """The highest rate at which no stage's queue grows: the least, over stages, of capacity over share of requests.
+
+    Shares and lengths are those of a run. `engine`: in place of the case's.
+    """
+    stage = evaluator_of(case)
+    if engine is not None:
+        stage = replace(stage, engine=engine)
+    models = {model.name: model for model in case.problem.models}
+    names = np.array([replica.model for replica in records.replicas])
+    served_by, requests = names[records.segments["replica"].astype("i8")], records.segments["request"].astype("i8")
+    num, rates = len(records.workload["arrival_s"]), list[float]()
+    for each in cascade_plan.stages:
+        rows = np.unique(requests[served_by == each.model])
+        if not each.replicas or not len(rows):
+            continue
+        prompts = floats(records.workload, "prompt_tokens")[rows]
+        lengths = Lengths(prompts, prompts, floats(records.workload, LENGTH + each.model)[rows])
+        capacity_rps = stage.sustained_rps(models[each.model], ReplicaSet(each.replicas), lengths)
+        rates.append(capacity_rps * num / len(rows))
+    return min(rates)
 
 
 def _plan_numbers(option: RehearsedPlan) -> Measurement:
@@ -139,11 +208,11 @@ def _plan_numbers(option: RehearsedPlan) -> Measurement:
 
 def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLatencies) -> list[float | None]:
     """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3)."""
-    stage, model = chosen.stages[1], case.problem.models[1]
+    stage, model = chosen.stages[1 if len(chosen.stages) > 1 else 0], case.problem.models[1]
     part = stage.replicas[0] if stage.replicas else None
     if part is None or part.tp < 2:
         return [None, None]
-    half = ReplicaSet((type(part)(part.tp // 2, part.pp, 2 * part.count),))
+    half = ReplicaSet((type(part)(part.tp // 2, part.pp, 2 * part.count), *stage.replicas[1:]))
     reached = case.problem.scores.final_stage(chosen.thresholds) >= 1
     lengths = case.problem.lengths(1, reached)
     try:
@@ -157,35 +226,59 @@ def _latencies(case: PlanningRequest) -> StageLatencies:
     return StageLatencies(evaluator_of(case))
 
 
-def sarathi(trace: int, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
-    """The largest model alone on Sarathi-Serve's batching: throughput of each chunk size."""
-    case = planning_case("deepseek", trace, 90.0, quick, rate_rps)
+def sarathi(trace: int, rate_rps: float, seeds: list[int]) -> Measurement:
+    """The largest model alone on Sarathi-Serve's batching: what it sustains with each chunk size."""
+    case = planning_case("deepseek", trace, 90.0, rate_rps)
     chosen = planners.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds_of(case), EFFORT)
     by_chunk = {}
     for chunk in CHUNKS:
-        document = copy.deepcopy(planned_document(case, chosen))
-        engine = {"name": "sarathi", "max_num_batched_tokens": chunk, "max_num_seqs": min(256, chunk)}
-        document["fleet"] = [{**pool, "engine": engine} for pool in document["fleet"]]
-        chunked = replace(case, document=document, template_pools=dict.fromkeys(case.template_pools, 0))
-        by_chunk[str(chunk)] = [_run(chunked, chosen, seed)["throughput_rps"] for seed in seeds]
+        engine = structs.replace(
+            catalog.engine("sarathi"), max_num_batched_tokens=chunk, max_num_seqs=min(256, chunk)
+        )  # fmt: skip
+        fresh = [with_fresh_requests(case, seed) for seed in seeds]
+        by_chunk[str(chunk)] = [
+            sustained_rps(each, simulated(each, chosen, seed)[1], chosen, engine)
+            for each, seed in zip(fresh, seeds, strict=True)
+        ]
     return {"throughput_rps": by_chunk}
 
 
-def optimality(seed: int, num_rows: int) -> Measurement:
-    """The bi-level loop against exhaustive search on a Llama cascade small enough for it (appendix J)."""
-    case = planning_case("llama", 1, 80.0, True, 4.0)
-    scores = replace(case.problem, scores=case.held_out.split(num_rows / len(case.held_out), seed)[0])
-    problem = replace(scores, num_gpus=6, rate_rps=4.0, use_all=False, max_pp=2)
-    case = replace(case, problem=problem)
-    ours, all_ = _latencies(case), _latencies(case)
-    began = time.perf_counter()
-    chosen = plan(problem, ours, bounds_of(case), EFFORT)
-    middle = time.perf_counter()
-    oracle = exhaustive(problem, all_)
+def optimality(seed: int, num_gpus: int, rate_rps: float) -> Measurement:
+    """The bi-level loop against exhaustive search on a Llama cascade (appendix J), at the load of 32 GPUs.
+
+    Both choose among `NUM_ROUTINGS` routings and among sets of replicas of one shape.
+    """
+    case = planning_case("llama", 1, 80.0, rate_rps * num_gpus / NUM_GPUS, seed, num_gpus=num_gpus)
+    problem = replace(case.problem, use_all=False, max_pp=2)
+    routings = _evenly_by_quality(problem, NUM_ROUTINGS)
+    all_ = _latencies(case)
+    began = time.process_time()
+    oracle = exhaustive(problem, all_, routings)
+    middle = time.process_time()
+    ours = StageLatencies(all_.evaluator)
+    search = Search(problem, ours, bounds_of(case), structs.replace(EFFORT, num_refined=0), routings)
+    result = search.run(problem.target)
+    best = search.best(result.objective)
+    deployment = None if best is None else search.solved[best].deployment
     return {
-        "gap": chosen.latency_s / oracle.latency_s - 1,
+        "gap": None if deployment is None else deployment.latency_s / oracle.latency_s - 1,
         "evaluations": ours.num_evaluated,
         "all_evaluations": all_.num_evaluated,
-        "plan_s": middle - began,
-        "exhaustive_s": time.perf_counter() - middle,
+        "plan_s": time.process_time() - middle,
+        "exhaustive_s": middle - began,
+        "num_requests": len(problem.scores) * evaluator_of(case).repeats,
     }
+
+
+def _evenly_by_quality(problem: CascadeProblem, num: int) -> Routings:
+    every = cascades(problem.scores, [weights_bytes(model) for model in problem.models])
+    order = np.argsort(every.quality, kind="stable")
+    rows = np.unique(order[np.round(np.linspace(0, len(order) - 1, num)).astype("i8")])
+    return Routings(
+        every.thresholds[rows], every.reached[rows], every.quality[rows], every.ratios[rows], every.work[rows]
+    )
+
+
+def own_plan(case: PlanningRequest) -> CascadePlan:
+    """The search's plan, without a rehearsal."""
+    return plan(case.problem, _latencies(case), bounds_of(case), EFFORT)

@@ -16,32 +16,31 @@ from headway.catalog import coefficients
 from headway.catalog.coefficients import CoefficientFile, Coefficients
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
-from headway.planning.cascade.planning_request import PlanningRequest, make_request, with_rate
+from headway.planning.cascade.planning_request import PlanningRequest, make_request
 from headway.planning.cascade.problem import QualityFloor
 from headway.scenario import Simulator
 from headway.scenario.presets import builtin
-from headway.workload.quality_traces import CASCADES
+from headway.workload.quality_traces import CASCADES, AnswerLengths
 
+NUM_GPUS = 32
 AWQ_SLOWER = 1.76
 """How much slower 671B with AWQ weights was on 8 H100 than the catalog's kernels, which are newer: 16.1 ms for each
 token of a lone request (vLLM in July 2025, tenstorrent/tt-inference-server issue 356) against 9.1 ms."""
-AT_ONCE_RPS = 1e4
-"""All requests arrive within a second, so that latencies depend on throughput alone."""
-AT_ONCE = 1600
 ROWS = 400
 """Rows of a score table; plans use half of them."""
-ARRIVALS_S, QUICK_ARRIVALS_S = 150.0, 45.0
+ARRIVALS_S = 150.0
+JUDGED_TABLES = 1000
+"""Seeds of the score tables that plans are judged on begin here: no plan is made on their requests."""
 
 
 def planning_case(
-    cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float = 20.0, seed: int = 0,
-    slower: float = AWQ_SLOWER,
+    cascade: str, trace: int, q_min: float, rate_rps: float = 20.0, seed: int = 0, lengths: AnswerLengths = "alike",
+    num_gpus: int = NUM_GPUS,
 ) -> PlanningRequest:  # fmt: skip
-    """A case of the paper on its 32 GPUs. `slower`: factor on the catalog's step times of the 671B model."""
+    """A case of the paper on its 32 GPUs, with the 671B model slowed down by `AWQ_SLOWER`."""
     document, _ = strict_yaml.read(builtin("cascadia"))
-    quality = {"trace": trace, "cascade": cascade, "num_requests": ROWS}
-    span_s = QUICK_ARRIVALS_S if quick else ARRIVALS_S
-    num_requests = ROWS * max(1, round(span_s * rate_rps / ROWS))
+    quality = {"trace": trace, "cascade": cascade, "num_requests": ROWS, "lengths": lengths}
+    num_requests = ROWS * max(1, round(ARRIVALS_S * rate_rps / ROWS))
     document["workload"] = {"arrivals": rate_rps, "num_requests": num_requests, "quality": quality}
     document["cascade"]["models"] = list(CASCADES[cascade])
     if cascade == "llama":
@@ -49,16 +48,18 @@ def planning_case(
             {**document["fleet"][0], "name": name, "model": name, "tp": 4} for name in CASCADES["llama"]
         ]
         document["cascade"]["policy"] = {"name": "thresholds", "thresholds": [80]}
-    elif slower != 1:
+    else:
         large = document["fleet"][-1]
-        large["coefficients"] = str(_file(large["gpu"], large["engine"], slower))
-    return make_request(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), Simulator(), num_gpus=32)
+        large["coefficients"] = str(_file(large["gpu"], large["engine"], AWQ_SLOWER))
+    target = QualityFloor(q_min)
+    return make_request(document | {"seed": seed}, Places(), Path(), target, Simulator(), num_gpus=num_gpus)
 
 
-def at_once(case: PlanningRequest) -> PlanningRequest:
-    rush = with_rate(case, AT_ONCE_RPS)
-    rush.document["workload"]["num_requests"] = AT_ONCE
-    return rush
+def with_fresh_requests(case: PlanningRequest, seed: int) -> PlanningRequest:
+    """The case with requests that no plan was made on, others for each seed."""
+    document = copy.deepcopy(case.document)
+    document["workload"]["quality"]["seed"] = JUDGED_TABLES + seed
+    return replace(case, document=document)
 
 
 def changed(case: PlanningRequest, **cascade: Any) -> PlanningRequest:
