@@ -99,6 +99,19 @@ class Scores:
         scores = scores[~np.isnan(scores)]
         return float(scores.mean()) if len(scores) else None
 
+    def reweighted(self, first_scores: Floats) -> Scores:
+        """As many rows, with the first model's scores distributed as `first_scores`.
+
+        Each request is replaced by the one whose first score is nearest to the score of the same rank among
+        `first_scores`. The table itself where these, or its own, are unknown.
+        """
+        own, known = self.scores[:, 0], first_scores[~np.isnan(first_scores)]
+        if not len(known) or np.isnan(own).any():
+            return self
+        rank = np.argsort(np.argsort(own, kind="stable"), kind="stable")
+        same_rank = np.quantile(known, (rank + 0.5) / len(own))
+        return self.take(np.abs(own - same_rank[:, None]).argmin(axis=1))
+
 
 def processed(final: Longs, num_stages: int) -> tuple[float, ...]:
     """Share of the requests that reach each stage; `final` is the last stage of each request."""

@@ -14,10 +14,11 @@ from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError, unknown
 from headway.workload.arrivals import check_positive
+from headway.workload.files import read_parquet
 from headway.workload.quality import Scores, with_scores
 from headway.workload.quality_traces import AnswerLengths, Cascade, generate_scores
-from headway.workload.readers.shared import open_unpacked
-from headway.workload.table import Workload
+from headway.workload.readers.shared import ReadOptions, open_unpacked
+from headway.workload.table import LENGTH, QUALITY, Workload
 
 
 class AnswerLayout(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +57,8 @@ class QualitySpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     lengths: AnswerLengths = "alike"
     """For a trace: whether answers are alike in length, or grow with difficulty and differ by model."""
     path: str | None = None
-    """In place of a trace: a CSV file with one line per answer, relative to the scenario's folder."""
+    """In place of a trace: a CSV file with one line per answer, relative to the scenario's folder. Or the
+    `requests.parquet` of a run with a cascade, whose answers have scores."""
     layout: AnswerLayout | None = None
     """For a file: its columns. Nothing = request, model, score, output_tokens."""
     models: tuple[str, ...] | dict[str, str] | None = None
@@ -82,7 +84,13 @@ def score_table(spec: QualitySpec, base_dir: Path) -> Scores:
         assert spec.trace is not None
         scores = generate_scores(spec.trace, spec.num_requests, spec.seed, spec.cascade, lengths=spec.lengths)
         return scores if names is None else scores.stages(names)
-    scores = read_scores(base_dir / spec.path, names, spec.layout)
+    path = base_dir / spec.path
+    if path.suffix == ".parquet":
+        if spec.layout is not None:
+            raise HeadwayError("workload: quality: layout: for CSV files; a run's records have their own columns")
+        scores = served_scores(path, names)
+    else:
+        scores = read_scores(path, names, spec.layout)
     return replace(scores, models=tuple(models.values())) if isinstance(models, dict) else scores
 
 
@@ -98,6 +106,44 @@ def restricted_to(spec: QualitySpec, models: tuple[str, ...]) -> QualitySpec:
 def scored(rows: Workload, spec: QualitySpec, seed: int, base_dir: Path) -> Workload:
     """Give the workload's arrivals lengths and scores from the table of a `quality:` section."""
     return with_scores(rows, score_table(spec, base_dir), seed, spec.reasoning_share)
+
+
+LEAST_COMPLETE = 20
+"""Requests with a score of every model that a table of a served day needs."""
+
+
+def served_scores(path: Path, models: Sequence[str] | None = None) -> Scores:
+    """The scores in the records of a run (None: of all models, from the lowest mean score of complete requests).
+
+    Easy requests have no answer of the larger models, and the last model's answers are not judged. So the table has the
+    requests that every model answered and the judge scored: those that replanning audits, a random share. They are
+    weighted so that the first model's scores are distributed as those of all requests.
+    """
+    rows = read_parquet(path, ReadOptions())
+    known = [name.removeprefix(QUALITY) for name in rows.columns if name.startswith(QUALITY)]
+    if not known:
+        raise HeadwayError(f"{path}: no column {QUALITY}MODEL; expected the records of a run with a cascade")
+    for name in models or ():
+        if name not in known:
+            raise unknown("model", name, known, str(path))
+    chosen = tuple(models or known)
+    scores = np.stack([rows.columns[QUALITY + name].astype("f8") for name in chosen], axis=1)
+    none = np.full(len(rows), -1)
+    lengths = np.stack([rows.columns.get(LENGTH + name, none).astype("i8") for name in chosen], axis=1)
+    is_complete = (~np.isnan(scores) & (lengths >= 1)).all(axis=1)
+    num = int(is_complete.sum())
+    if num < LEAST_COMPLETE:
+        raise HeadwayError(
+            f"{path}: {num} requests have a score of each of {', '.join(chosen)}; expected {LEAST_COMPLETE} or more. "
+            "`cascade: {replan: {audit_share: ...}}` has a share of the requests answered by all models"
+        )
+    if models is None:
+        order = np.argsort(scores[is_complete].mean(axis=0), kind="stable")
+        chosen, scores, lengths = tuple(chosen[i] for i in order), scores[:, order], lengths[:, order]
+    prompts = np.maximum(rows.columns["prompt_tokens"][is_complete].astype("i8"), 1)
+    table = Scores(chosen, scores[is_complete], lengths[is_complete], prompts)
+    note = f"{num:,} of {len(rows):,} requests have a score of every model"
+    return replace(table.reweighted(scores[:, 0]), notes=(note,))
 
 
 class AnswerLine(Struct, frozen=True):

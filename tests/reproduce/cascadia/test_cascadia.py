@@ -7,8 +7,10 @@ import pytest
 from headway.catalog import coefficients
 from headway.core.fleet import Parallel
 from headway.perf.step import StepModel
+from headway.planning.cascade.rehearsal import simulated
 from headway.reproduce.cascadia import CLAIMS, claims, outcomes, parts, runs, setup, studies
-from headway.reproduce.findings import Finding, PaperTable
+from headway.reproduce.claims import AtLeast, Between, EverySeed
+from headway.reproduce.findings import Finding, Findings, PaperTable
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Measurement
 from headway.workload.quality_traces import TABLE_2
@@ -17,30 +19,37 @@ SEEDS = (0, 1)
 
 
 def measured(large: int, share: float, slower: float, quality: float = 91.0) -> Measurement:
-    """A case in which every other system is so many times slower than Cascadia."""
+    """A case in which every other system is so many times slower than Cascadia, and has as much less throughput."""
 
     def runs_of(p95_s: float) -> list[Measurement]:
         return [{"p95_s": p95_s, "mean_s": 1.0, "quality": quality, "throughput_rps": 100 / p95_s} for _ in SEEDS]
 
-    names = (*outcomes.SYSTEMS, *outcomes.ABLATIONS)
+    names = (*outcomes.SYSTEMS, *outcomes.READINGS, *outcomes.ABLATIONS)
     plan = {
         "thresholds": [70.0, 60.0],
         "ratios": [1.0, 0.6, share],
         "gpus": [4, 28 - large, large],
         "labels": ["a"] * 3,
     }
+    factor = {name: slower for name in names} | {"cascadia": 1.0}
+    if slower > 1:  # as the paper has it
+        factor |= {"stand-alone": 2.8, "cascade-serve": 1.7, "uniform parallelism": 1.4, "uniform allocation": 1.7}
+        factor |= dict.fromkeys(outcomes.READINGS, 1.7)
     return {
-        "runs": {name: runs_of(10.0 if name == "cascadia" else 10.0 * slower) for name in names},
+        "runs": {name: runs_of(10.0 * factor[name]) for name in names},
         "plans": {name: plan for name in names},
-        "plan_s": 30.0,
-        "search_s": 12.0,
+        "rehearsed": {"p95_s": 10.0, "quality": quality},
+        "plan_s": 12.0,
         "no judge": [9.8, 9.8],
     }
 
 
-def cases(slower: float = 2.0) -> dict[outcomes.Case, Measurement]:
-    shares = ((20, 0.5), (16, 0.21), (12, 0.11), (8, 0.03), (0, 0.0), (0, 0.0))
-    return {case: measured(*each, slower) for case, each in zip(claims.CASES, shares, strict=True)}
+def cases(slower: float = 2.0, quality: float | None = None) -> dict[outcomes.Case, Measurement]:
+    shares = {(90.0, 1): (20, 0.5), (85.0, 1): (16, 0.21), (80.0, 1): (12, 0.11), (80.0, 2): (8, 0.03)}
+    return {
+        case: measured(*shares.get((case[2], case[1]), (0, 0.0)), slower, case[2] if quality is None else quality)
+        for case in claims.ALL_CASES
+    }
 
 
 def judged(found: dict[str, Finding]) -> dict[str, bool | None]:
@@ -48,30 +57,103 @@ def judged(found: dict[str, Finding]) -> dict[str, bool | None]:
     return {name: by_id[name].rule.judge(each.values).holds for name, each in found.items()}
 
 
-def test_the_cases_are_those_of_table_2() -> None:
+def test_the_cases_are_those_of_table_2_and_of_figure_5() -> None:
     assert {(trace, q_min) for _, trace, q_min in claims.CASES} == {(row.trace, row.q_min) for row in TABLE_2}
-    case = setup.planning_case("deepseek", 1, 85.0, True)
+    assert len(claims.ALL_CASES) == 12 and set(claims.CASES) < set(claims.ALL_CASES)
+    case = setup.planning_case("deepseek", 1, 85.0)
     assert case.problem.num_gpus == 32 and case.problem.server == 8 and len(case.problem.models) == 3
-    assert len(setup.planning_case("llama", 2, 80.0, True).problem.models) == 2
+    assert len(setup.planning_case("llama", 2, 80.0).problem.models) == 2
+
+
+def found_in(made: dict[outcomes.Case, Measurement]) -> dict[str, bool | None]:
+    return judged(outcomes._end_to_end(made, SEEDS) | outcomes._single_cases(made))
 
 
 def test_claims_hold_where_everything_is_as_the_paper_says() -> None:
-    found = judged(outcomes._end_to_end(cases(), SEEDS))
-    assert set(found) == {claim.id for claim in (*claims.END_TO_END, *claims.JUDGE)}
-    assert all(found.values())
+    found = found_in(cases())
+    most = {"slo-most", "throughput-most"}  # 2.8 times in every case is not 4 or 5 in one
+    assert {name for name, holds in found.items() if not holds} <= most
+    expected = {claim.id for claim in (*claims.END_TO_END, *claims.JUDGE)} - {"judge-gpus"}
+    assert set(found) == expected
 
 
-def test_claims_do_not_hold_where_a_baseline_is_as_good() -> None:
-    found = judged(outcomes._end_to_end(cases(1.0), SEEDS))
-    kept = {name for name, holds in found.items() if holds}
-    assert kept == {"quality", "plans-move", "no-largest", "plan-time", "judge-time"}
+def test_no_claim_of_a_difference_holds_where_systems_are_equal_or_swapped() -> None:
+    same = {"quality", "plans-move", "no-largest", "plan-time", "judge-time"}
+    for slower in (1.0, 0.4):
+        assert {name for name, holds in found_in(cases(slower)).items() if holds} == same
 
 
-def test_a_quality_that_is_missed_once_is_told() -> None:
-    made = cases()
-    made[claims.CASES[0]] = measured(20, 0.5, 2.0, quality=89.5)
-    found = outcomes._end_to_end(made, SEEDS)["quality"]
-    assert list(found.values) == pytest.approx([-0.5, -0.5])
+def test_a_quality_that_is_missed_by_more_than_a_point_fails() -> None:
+    assert not found_in(cases(quality=88.0))["quality"]
+
+
+def test_every_rule_can_fail_on_both_sides() -> None:
+    """A null test of every rule: no effect, the opposite effect, and far too much of it, do not pass."""
+    for claim in CLAIMS:
+        rule = claim.rule
+        if isinstance(rule, AtLeast):
+            assert rule.limit is not None, claim.id
+            beyond = (rule.neutral, 2 * rule.neutral - rule.effect, rule.limit * 1.01)
+        elif isinstance(rule, Between):
+            room = rule.high - rule.low
+            beyond = (rule.low - 0.1 * room, rule.high + 0.1 * room)
+        else:
+            assert isinstance(rule, EverySeed), claim.id
+            assert rule.judge([True, False]).holds is False
+            continue
+        for value in beyond:
+            assert rule.judge([value] if rule.exact else [value] * 3).holds is False, (claim.id, value)
+
+
+def test_equal_judges_routers_and_plans_meet_no_claim_of_a_difference() -> None:
+    of = {"share": 0.5, "latency_s": 10.0, "quality": 80.0, "most": 84.0}
+    names = ("gpt-4o", "gpt-4o-mini", "gpt-4o-mini, known", "llama-3.1-70b", "llama-3.1-70b, known", "bias alone")
+    found = studies._weaker([dict.fromkeys(names, of)] * 3).outcomes
+    assert {name for name, holds in judged(dict(found)).items() if holds} == {"judge-weak-quality"}
+    equal = {"slower": 1.0, "short_points": 0.0, "kept": -2.0, "runs": [[80.0, 10.0, 0.0, 0.0]] * 6}
+    assert not any(judged(dict(studies._wrong([equal] * 3).outcomes)).values())
+
+
+def test_what_table_2_allows() -> None:
+    caps = list(outcomes.caps_of_table_2().values())
+    assert caps == pytest.approx([1.25, 2.38, 0.81, 1.61, 1.90, 5.00], abs=0.005)
+
+
+def test_a_quick_run_says_what_it_cannot_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "measure", _measured_fast)
+    monkeypatch.setattr(runs, "rate", _rated_fast)
+    monkeypatch.setattr(studies, "of_parts", lambda runner: Findings({}))
+    found = outcomes.findings(Runner(SEEDS, quick=True)).outcomes
+    assert set(found) == {claim.id for claim in CLAIMS}
+    assert "full run" in found["headline-slo"].why and list(found["headline-slo"].values) == [None, None]
+    assert judged({"example-85-3": found["example-85-3"]})["example-85-3"] is not None
+
+
+def _measured_fast(**arguments: object) -> Measurement:
+    made = measured(0, 0.0, 2.0)
+    for each in made["plans"].values():
+        each["p95_s"] = [1.0, 2.0, 3.0]
+    return made
+
+
+def _rated_fast(**arguments: object) -> Measurement:
+    return {"rate_rps": 30.0, "capacity_rps": 32.0, "lone_s": 5.0, "lone": {"a": [1.0, 50.0], "b": [2.0, 60.0]}}
+
+
+def test_what_lasts_is_below_a_rate_at_which_queues_grow() -> None:
+    """At 90% of what a plan sustains, answers late in a run take no longer than early ones; at 130% they do."""
+    case = setup.planning_case("llama", 1, 80.0, 40.0)
+    plan = runs.own_plan(case)
+    _, records = simulated(case, plan, 0)
+    lasting_rps = runs.sustained_rps(case, records, plan)
+    growth = []
+    for share in (0.9, 1.3):
+        _, records = simulated(setup.planning_case("llama", 1, 80.0, share * lasting_rps), plan, 0)
+        order = records.requests["request"].argsort()
+        latency_s = records.requests["end_s"][order] - records.workload["arrival_s"]
+        third = len(latency_s) // 3
+        growth.append(float(latency_s[-third:].mean() / latency_s[third : 2 * third].mean()))
+    assert growth[0] < 1.25 < growth[1]
 
 
 def test_exhibits_have_a_row_for_every_case() -> None:
@@ -80,27 +162,32 @@ def test_exhibits_have_a_row_for_every_case() -> None:
     for each in plans.values():
         each["plans"]["cascadia"]["p95_s"] = [1.0, 2.0, 3.0]
     tables = [each for each in outcomes._exhibits(plans, rates) if hasattr(each, "rows")]
-    assert [len(each.rows) for each in tables] == [6, 6]
+    assert [len(each.rows) for each in tables] == [12, 12]
 
 
-def test_the_loop_is_near_what_exhaustive_search_finds() -> None:
-    found = runs.optimality(seed=0, num_rows=4)
+@pytest.mark.slow
+def test_the_loop_is_near_what_exhaustive_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "ARRIVALS_S", 10.0)
+    monkeypatch.setattr(runs, "NUM_ROUTINGS", 4)
+    found = runs.optimality(seed=0, num_gpus=4, rate_rps=40.0)
     assert -1e-9 <= found["gap"] <= 0.06 and found["evaluations"] < found["all_evaluations"]
 
 
 def test_only_what_is_asked_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "optimality", _fast)
-    found = outcomes.findings(Runner(SEEDS, quick=True, claims=frozenset({"optimality"})))
+    monkeypatch.setattr(runs, "rate", _rated_fast)
+    found = outcomes.findings(Runner(SEEDS, claims=frozenset({"optimality"})))
     assert set(found.outcomes) == {"optimality", "search-effort"}
-    assert found.outcomes["search-effort"].values == [20.0, 20.0]
+    assert found.outcomes["search-effort"].values == [20.0] * 4
 
 
-def _fast(seed: int, num_rows: int) -> Measurement:
-    return {"gap": 0.0, "evaluations": 5, "all_evaluations": 100, "plan_s": 0.1, "exhaustive_s": 2.0}
+def _fast(seed: int, num_gpus: int, rate_rps: float) -> Measurement:
+    return {"gap": 0.0, "evaluations": 5, "all_evaluations": 100, "plan_s": 0.1, "exhaustive_s": 2.0,
+            "num_requests": 200}  # fmt: skip
 
 
 def test_a_model_that_is_slower_is_so_in_every_iteration() -> None:
-    case = setup.planning_case("deepseek", 1, 85.0, True)
+    case = setup.planning_case("deepseek", 1, 85.0)
     large, gpu, engine = case.problem.models[-1], case.problem.gpu, case.problem.engine
     known = coefficients(gpu.name, engine.name)
     plain = StepModel(large, gpu, engine, Parallel(8), known).line
@@ -114,17 +201,21 @@ def test_a_model_that_is_slower_is_so_in_every_iteration() -> None:
 
 
 def test_weaker_judges_are_compared_with_the_reference() -> None:
-    of = {"share": 0.5, "latency_s": 10.0, "quality": 80.0}
+    of = {"share": 0.5, "latency_s": 10.0, "quality": 80.0, "most": 84.0}
     one = {
         "gpt-4o": of,
         "gpt-4o-mini": of | {"share": 0.55},
+        "gpt-4o-mini, known": of,
         "llama-3.1-70b": of | {"latency_s": 10.5, "quality": 79.0},
+        "llama-3.1-70b, known": of | {"share": 0.6},
+        "bias alone": of,
     }
     found = studies._weaker([one])
     values = {name: each.values[0] for name, each in found.outcomes.items()}
     assert values == pytest.approx({
         "judge-mini-routing": 0.1, "judge-mini-latency": 0.0, "judge-llama-routing": 0.0, "judge-llama-latency": 0.05,
-        "judge-weak-quality": -1.0,
+        "judge-mini-routing-known": 0.0, "judge-mini-latency-known": 0.0, "judge-llama-routing-known": 0.2,
+        "judge-llama-latency-known": 0.0, "judge-weak-quality": -1.0,
     })  # fmt: skip
 
 

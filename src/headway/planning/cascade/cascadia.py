@@ -172,7 +172,7 @@ def candidates(search: Search, result: SearchResult, planner: str, most: int) ->
 def _least_work(search: Search, result: SearchResult) -> Iterator[tuple[int, Deployment]]:
     """The routings with the least work of those with the quality. A search with a gap may have left them out.
 
-    One by the answers of the sample, and one by mean answers, as lengths of few requests may favour a routing by chance.
+    By the answers of the sample, and by mean answers: the lengths of few requests may favour a routing by chance.
     """
     target, routings = result.objective.target, search.routings
     if isinstance(target, LatencyBudget):

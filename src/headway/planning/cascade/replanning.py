@@ -67,17 +67,8 @@ class Period(Struct, frozen=True):
 
     @property
     def reweighted_scores(self) -> Scores:
-        """As many rows as were audited, with the first model's scores distributed as those of all requests.
-
-        Each request is replaced by the one whose first score is nearest to the score of the same rank among all.
-        """
-        own, first_scores = self.scores.scores[:, 0], np.asarray(self.first_scores)
-        first_scores = first_scores[~np.isnan(first_scores)]
-        if not len(first_scores) or np.isnan(own).any():
-            return self.scores
-        rank = np.argsort(np.argsort(own, kind="stable"), kind="stable")
-        same_rank = np.quantile(first_scores, (rank + 0.5) / len(own))
-        return self.scores.take(np.abs(own - same_rank[:, None]).argmin(axis=1))
+        """As many rows as were audited, with the first model's scores distributed as those of all requests."""
+        return self.scores.reweighted(np.asarray(self.first_scores, "f8"))
 
 
 @dataclass
