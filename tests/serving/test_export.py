@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import serving
 from headway.cli import main
 from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.settings import Api
+from headway.serving.export.engines import drain_command
 
 POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 3, "tp": 2}
 SCALING = {"scaling": {"name": "target-utilization", "in_flight": 8}}
@@ -185,6 +190,28 @@ def test_combos_that_scale_are_workloads_of_the_gateway(
     assert {served.combo.replicas for served in plan.pools if served.combo is not None} == {2}
     scale, _ = made["Role", "headway"]["rules"]
     assert scale["resourceNames"] == ["pair-prefill", "pair-decode"] and "patch" in scale["verbs"]
+
+
+def test_pods_have_time_to_drain(tmp_path: Path) -> None:
+    made = _export(tmp_path, {"fleet": [POOL], "gateway": {"drain_s": 90}})
+    for kind, name in (("Deployment", "headway"), ("StatefulSet", "chat")):
+        pod = made[kind, name]["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] == 5 + 90 + 15
+        assert pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][0] == "python3"
+
+
+@pytest.mark.parametrize(("api", "surface"), [("vllm", "vllm-v1"), ("sglang", "sglang")])
+def test_an_engines_pod_stops_when_its_requests_have_ended(api: Api, surface: str) -> None:
+    engine = serving.emulator("--engine", surface, "--output-tokens", "200", "--speed", "2")
+    with serving.closing(engine):
+        command = drain_command(api, drain_s=20, notice_s=0, port=engine.port)
+        reply = serving.chat(engine, stream=True, max_tokens=200, ignore_eos=True)
+        events = reply.events()
+        next(events)
+        before = subprocess.Popen([sys.executable, *command[1:]])
+        assert list(events)[-1] == "[DONE]"
+        assert before.wait(serving.PATIENCE_S) == 0
+        subprocess.run([sys.executable, *command[1:]], check=True, timeout=3)  # idle: at once
 
 
 def test_sglang_gets_its_phase(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def _run(
         hosts = web_server.expected_hosts(plan.settings, listeners[0])
         app = application(make, stopped)
         served = with_middleware(app, plan.settings, options.access_log)
-        web_server.serve(served, listeners[0], plan.settings.drain_s + 1, tls, app.completions.drain, hosts)
+        web_server.serve(served, listeners[0], plan.settings.drain_s + 1, tls, app.drain, hosts)
     else:
         web_server.serve(
             application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop,

@@ -103,7 +103,7 @@ class Gateway:
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
         """Reads the fleet file again, which the argument asks for; None: the gateway has no file."""
         self.on_reconfigured: list[Callable[[], None]] = []
-        """Called after settings, keys or policies have changed."""
+        """Called after settings, keys or policies have changed, and when the gateway begins to drain."""
         self._retired_models: set[str] = set()
         """Models that the fleet file does not have any more."""
         self._records_timer: asyncio.TimerHandle | None = None
@@ -214,6 +214,12 @@ class Gateway:
         self.driver.hold_s = settings.hold_s
         names = settings.__struct_fields__
         return [f"gateway: {name} changed" for name in names if getattr(settings, name) != getattr(before, name)]
+
+    def refuse_requests(self) -> None:
+        """Answer new requests, and checks of readiness, with a 503 from now on."""
+        self.is_closing = True
+        for callback in self.on_reconfigured:
+            callback()
 
     async def stop(self) -> None:
         """Reject new requests, let streams end for the drain time, then close."""

@@ -43,8 +43,15 @@ class Application(Starlette):
     takes_writer = True
     """`__call__` takes a `ClientWriter` as a fourth argument."""
     completions: CompletionsApp
+    gateway: Callable[[], Gateway]
+    """The gateway, once the application has started."""
     description: bytes | None = None
     """The description of the API, once it was asked for."""
+
+    async def drain(self) -> None:
+        """Refuse new requests, and wait for the present ones to end or to be cut off."""
+        self.gateway().refuse_requests()
+        await self.completions.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
@@ -80,7 +87,7 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
     }  # fmt: skip
     app = Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirect would name the host that the client sent
-    app.completions = completions
+    app.completions, app.gateway = completions, running
     return app
 
 

@@ -30,6 +30,9 @@ from headway.gateway.settings import Settings
 log = logging.getLogger("headway.gateway")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _ID_BYTES, _IDS_PER_CALL = 16, 256
+_DRAIN_POLL_S = 0.05
+_CUT_OFF_S = 0.5
+"""Time for the last events of streams that are cut off."""
 
 
 class RequestGateway(Protocol):
@@ -62,7 +65,15 @@ class CompletionsApp:
         self._request_ids = _random_ids()
 
     async def drain(self) -> None:
-        """The server accepts no more requests: let the present ones end, but cut them off after `drain_s`."""
+        """Wait for the present requests to end, but cut them off after `drain_s`. Others are not stopped here."""
+        self.cut_off_later()
+        clock, drain_s = self._gateway().clock, self._gateway().settings.drain_s
+        end_s = clock.now + drain_s + _CUT_OFF_S
+        while self._relays and clock.now < end_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    def cut_off_later(self) -> None:
+        """Cut the requests off after `drain_s`."""
         asyncio.get_running_loop().call_later(self._gateway().settings.drain_s, self._cut_off)
 
     def _cut_off(self) -> None:

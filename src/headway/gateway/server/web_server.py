@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from headway.gateway.settings import Settings
 _GC_THRESHOLDS = 2000, 100, 10
 """Python's own are 700, 10 and 10. Requests leave no reference cycles, so collections find nothing, and pause all
 streams meanwhile: these thresholds make them short, and full ones rare."""
+_FORCE_POLL_S = 0.1
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
@@ -114,7 +117,8 @@ def serve(
     hosts: ExpectedHosts | None = None,
     take_stop: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> None:
-    """Serve until a signal; then await `on_shutdown`, and wait at most `shutdown_s` for open requests.
+    """Serve until a signal; then await `on_shutdown`, during which connections are still accepted, and wait for open
+    requests; all that for at most `shutdown_s`, and not after a second signal.
 
     `hosts`: the hosts that are served; None for all. `take_stop` gets a function that has the same effect as a signal.
     """
@@ -140,8 +144,14 @@ def serve(
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if on_shutdown is not None:
-                await on_shutdown()
+            start_s = time.monotonic()
+            draining = asyncio.ensure_future(on_shutdown()) if on_shutdown is not None else None
+            while draining is not None and not draining.done() and not self.force_exit:
+                await asyncio.wait({draining}, timeout=_FORCE_POLL_S)
+            if draining is not None and not draining.cancel():
+                await draining
+            left_s = shutdown_s - (time.monotonic() - start_s)
+            self.config.timeout_graceful_shutdown = max(round(left_s), 1)
             await super().shutdown(sockets)
 
     server = Server(config)

@@ -244,10 +244,11 @@ class KeyLimits(Struct, array_like=True, tag=7, gc=False):
 
 
 class Reconfigured(Struct, array_like=True, tag=9, gc=False):
-    """The fleet file was reloaded: the settings, with the keys, that hold from now on."""
+    """The settings, with the keys, that hold from now on: the fleet file was reloaded, or the gateway drains."""
 
     settings: Settings
     sends_priority: bool
+    is_closing: bool
 
 
 FromScheduler = (

@@ -146,7 +146,8 @@ class WorkerSession:
             self.link.send(info)
 
     def _reconfigured(self) -> None:
-        self.link.send(protocol.Reconfigured(self._gateway.settings, self._gateway.plan.sends_priority))
+        gateway = self._gateway
+        self.link.send(protocol.Reconfigured(gateway.settings, gateway.plan.sends_priority, gateway.is_closing))
 
     def _replica_removed(self, replica: LiveReplica) -> None:
         if self._sent_replicas.pop(replica.id, None) is not None:

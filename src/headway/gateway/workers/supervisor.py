@@ -67,6 +67,7 @@ class WorkerSupervisor:
     async def stop(self) -> None:
         """Have the workers drain their streams and end."""
         self._is_stopping = True
+        self._gateway.refuse_requests()
         for process in self._processes:
             with suppress(ProcessLookupError):
                 process.terminate()

@@ -52,6 +52,8 @@ class Worker:
     def __init__(self, config: WorkerConfig, on_lost: Callable[[], None]) -> None:
         """`on_lost` is called when the scheduler is gone."""
         self.settings, self._sends_priority = config.settings, config.sends_priority
+        self.is_closing = False
+        """The whole gateway drains."""
         self.clock = Clock(asyncio.get_running_loop(), config.start_s)
         self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
         scorer = None if config.judge is None else AnswerScorer(config.judge)
@@ -86,6 +88,7 @@ class Worker:
 
     def _reconfigure(self, message: Reconfigured) -> None:
         self.settings, self._sends_priority = message.settings, message.sends_priority
+        self.is_closing = message.is_closing
         self.keys.replace(self.settings.api_keys)
         self._quarantine.keep_s = self.settings.quarantine_s
 
@@ -150,8 +153,14 @@ class WorkerApplication:
         return monitor
 
     async def leave(self) -> None:
-        self.worker().scheduler.link.send(WorkerLeaving())
-        await self._completions.drain()
+        """Drain. While the whole gateway does, go on to accept connections, on which the scheduler refuses requests;
+        otherwise leave them to the next worker at the socket."""
+        worker = self.worker()
+        worker.scheduler.link.send(WorkerLeaving())
+        if worker.is_closing:
+            await self._completions.drain()
+        else:
+            self._completions.cut_off_later()
 
     def _scheduler_lost(self) -> None:
         """End the process, after its streams have drained."""

@@ -14,6 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from headway.core.fleet import Pool
+from headway.gateway.settings import Api
+from headway.gateway.upstream.dialects import ADAPTERS
 from headway.perf import memory
 
 PORT = 8000
@@ -106,6 +108,26 @@ def _sglang_arguments(pool: Pool, served_name: str, by_priority: bool, connector
     if pool.role == "prefill":
         args += ["--disaggregation-bootstrap-port", str(_BOOTSTRAP_PORT)]
     return args
+
+
+_DRAIN = """import time, urllib.request
+end_s = time.time() + {drain_s:g}
+time.sleep({notice_s:g})
+while time.time() < end_s:
+    with urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        lines = page.read().decode().splitlines()
+    if not any(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith({names})):
+        break
+    time.sleep(1)
+"""
+"""Waits until the gateway has noticed that the pod ends, and then until the engine has no requests."""
+
+
+def drain_command(api: Api, drain_s: float, notice_s: float, port: int = PORT) -> list[str]:
+    """The command that a pod runs before its engine is stopped, for at most `drain_s`."""
+    adapter = ADAPTERS[api]
+    names = (*adapter.running, *adapter.waiting)
+    return ["python3", "-c", _DRAIN.format(drain_s=drain_s, notice_s=notice_s, port=port, names=repr(names))]
 
 
 def _longest_tokens(pool: Pool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
 from headway.gateway.upstream.dialects import api_of
 from headway.scenario.policies import policies_of
-from headway.serving.export.engines import CONTAINERS, PORT, option_of, with_own_arguments
+from headway.serving.export.engines import CONTAINERS, PORT, drain_command, option_of, with_own_arguments
 from headway.serving.pools import DeclaredPool, declared_pools, uses_engine_priority
 
 Manifest = dict[str, Any]
@@ -27,6 +28,10 @@ _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
 """Enough to download the weights."""
 _PERIOD_S = 10
+_NOTICE_S = 5
+"""Time until the cluster sends a pod that ends no more connections, and the gateway no more requests."""
+_GRACE_S = 15
+"""Time for a process to end, besides the drain of its streams."""
 _SERVING_KEYS = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
 _DROPPED_POOL_KEYS = ("endpoints", "processes", "kubernetes", "coefficients", "image", "engine_args")
 """Where the pool was before, what only its engines need, and files that the gateway's pod does not have."""
@@ -109,12 +114,12 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
         raise scenario.places.error(("policies", "scaling"), what)
     kind: Kind = options.kind or ("Deployment" if scales or options.autoscale else "StatefulSet")
     policies_of(scenario)  # refuses a scenario with variants
-    by_priority = uses_engine_priority(scenario.spec)
+    by_priority, drain_s = uses_engine_priority(scenario.spec), scenario.spec.gateway.drain_s
     files: dict[str, list[Manifest]] = {}
     for each in _pools(scenario):
         with scenario.places.at(*each.at):
             _check(each)
-            files[f"{each.pool.name}.yaml"] = _of_pool(each, kind, by_priority, options)
+            files[f"{each.pool.name}.yaml"] = _of_pool(each, kind, by_priority, drain_s, options)
     files["gateway.yaml"] = _gateway(scenario, kind, options)
     files["kustomization.yaml"] = [{
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
@@ -176,12 +181,14 @@ def _check(each: DeclaredPool) -> None:
 # A pool.
 
 
-def _of_pool(each: DeclaredPool, kind: Kind, by_priority: bool, options: ExportOptions) -> list[Manifest]:
+def _of_pool(
+    each: DeclaredPool, kind: Kind, by_priority: bool, drain_s: float, options: ExportOptions
+) -> list[Manifest]:
     pool, labels = each.pool, _labels(each.pool.name)
     if each.combo is not None:
         labels |= {"headway/combo": each.combo.name, "headway/role": pool.role}
     selector = {"matchLabels": _labels(pool.name)}
-    template = {"metadata": {"labels": labels}, "spec": _pod(each, by_priority, options)}
+    template = {"metadata": {"labels": labels}, "spec": _pod(each, by_priority, drain_s, options)}
     spec: Manifest = {"replicas": pool.replicas, "selector": selector, "template": template}
     if kind == "StatefulSet":
         spec = {"serviceName": pool.name, "podManagementPolicy": "Parallel", **spec}
@@ -191,7 +198,7 @@ def _of_pool(each: DeclaredPool, kind: Kind, by_priority: bool, options: ExportO
     return documents
 
 
-def _pod(each: DeclaredPool, by_priority: bool, options: ExportOptions) -> Manifest:
+def _pod(each: DeclaredPool, by_priority: bool, drain_s: float, options: ExportOptions) -> Manifest:
     pool = each.pool
     args = CONTAINERS[api_of(pool.engine.name)].arguments(
         pool, each.spec.served_name, by_priority, options.connector
@@ -211,13 +218,14 @@ def _pod(each: DeclaredPool, by_priority: bool, options: ExportOptions) -> Manif
         "resources": {"limits": gpus, "requests": gpus},
         "startupProbe": {**_probe(), "failureThreshold": _LONGEST_START_S // _PERIOD_S},
         "readinessProbe": _probe(), "livenessProbe": {**_probe(), "timeoutSeconds": 5},
+        "lifecycle": _before_stop(drain_command(api_of(pool.engine.name), drain_s + _NOTICE_S, _NOTICE_S)),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }  # fmt: skip
     return {
         "automountServiceAccountToken": False,
         "nodeSelector": {"nvidia.com/gpu.product": _product(pool.gpu, options.products)},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        "terminationGracePeriodSeconds": 60,
+        "terminationGracePeriodSeconds": _grace_s(drain_s),
         "containers": [container],
         # The ranks of a replica share memory; a container has only 64 MiB of it by default.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
@@ -255,10 +263,9 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
     config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text, **configs}}
     account = _manifest("v1", "ServiceAccount", GATEWAY, None)
     rights = _rights(scenario, kind, scales, options) if asks else []
-    grace_s = round(scenario.spec.gateway.drain_s) + 15
     pod = {
         "serviceAccountName": GATEWAY, "automountServiceAccountToken": asks,
-        "terminationGracePeriodSeconds": grace_s,
+        "terminationGracePeriodSeconds": _grace_s(scenario.spec.gateway.drain_s),
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},
         "containers": [{
             "name": GATEWAY, "image": options.gateway_image, "command": ["headway", "serve"],
@@ -266,6 +273,7 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
             "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             "readinessProbe": _probe(), "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": _PERIOD_S},
+            "lifecycle": _before_stop(["python3", "-c", f"import time; time.sleep({_NOTICE_S})"]),
             "volumeMounts": [{"name": "fleet", "mountPath": _CONFIG_AT, "readOnly": True}],
         }],
         "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}],
@@ -367,6 +375,15 @@ def _service(name: str, port: int, headless: bool) -> Manifest:
     ports = [{"name": "http", "port": port, "targetPort": "http"}]
     own = {"clusterIP": "None", "publishNotReadyAddresses": True} if headless else {}
     return _manifest("v1", "Service", name, {**own, "selector": _labels(name), "ports": ports})
+
+
+def _grace_s(drain_s: float) -> int:
+    """Time from the end of a pod's life until it is killed: its notice, its drain, and its process's end."""
+    return _NOTICE_S + math.ceil(drain_s) + _GRACE_S
+
+
+def _before_stop(command: list[str]) -> Manifest:
+    return {"preStop": {"exec": {"command": command}}}
 
 
 def _probe() -> Manifest:
