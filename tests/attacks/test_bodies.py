@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("httptools")
@@ -16,6 +20,7 @@ from serving import MODEL
 
 MIB = 1 << 20
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+CLOSED = CHAT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
 def _body(field: bytes, size: int = 30 * MIB) -> bytes:
@@ -63,7 +68,7 @@ def test_a_body_takes_a_bounded_multiple_of_its_length(front: serving.Process, s
     field, status = BODIES[name]
     body = _body(field)
     with memory_ceiling(front, peak_mib=260.0):
-        got = answers(front, CHAT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") % len(body), body)
+        got = answers(front, CLOSED % len(body), body)
     assert got.startswith(b"HTTP/1.1 %d" % status)
 
 
@@ -86,3 +91,29 @@ def test_chunks_beyond_the_limit_are_refused(front: serving.Process) -> None:
     with memory_ceiling(front, peak_mib=140.0):
         got = answers(front, head, *[b"%x\r\n%s\r\n" % (MIB, b"x" * MIB)] * 40)
     assert got.startswith(b"HTTP/1.1 413") and b"connection: close" in got
+
+
+def test_many_bodies_at_once_share_a_bound(script: Script, tmp_path: Path) -> None:
+    """Of 40 bodies of 8 MiB that come slowly, so many are held as fit; short requests are served meanwhile."""
+    script.says = WELL
+    file = serving.fleet_file(tmp_path, [script.url], gateway={"max_bodies_bytes": 64 * MIB})
+    front = serving.gateway(file)
+    with serving.closing(front), ExitStack() as stack:
+        serving.all_up(front, 1)
+        with memory_ceiling(front, peak_mib=130.0):
+            clients = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=serving.PATIENCE_S))
+                for _ in range(40)
+            ]
+            refused = []
+            for client in clients:
+                with suppress(OSError):  # a refused one is closed
+                    client.sendall(CHAT % (8 * MIB) + b"x" * (8 * MIB - 1))
+            for client in clients:
+                client.settimeout(0.2)
+                with suppress(OSError):
+                    refused.append(client.recv(1 << 16))
+            assert len(refused) >= 40 - 9 and all(each.startswith(b"HTTP/1.1 503") for each in refused)
+            assert all(b"retry-after: 1" in each for each in refused)
+            body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "a"}]})
+            assert answers(front, CLOSED % len(body), body).startswith(b"HTTP/1.1 200")

@@ -17,14 +17,17 @@ pytest.importorskip("httptools")
 
 import serving
 from headway.gateway.errors import ApiError
+from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.writer import AsgiWriter
-from headway.gateway.server.bodies import read_body
+from headway.gateway.server.bodies import BodyMemory, read_body
 from headway.gateway.settings import Settings
 from keys import ADMIN, digest
 from serving import ask, until
 
 
-def _read(messages: Sequence[dict[str, Any]], headers: dict[str, str], **settings: Any) -> bytes | None:
+def _read(
+    messages: Sequence[dict[str, Any]], headers: dict[str, str], memory: BodyMemory | None = None, **settings: Any
+) -> bytes | None:
     left = list(messages)
 
     async def receive() -> Any:
@@ -33,7 +36,15 @@ def _read(messages: Sequence[dict[str, Any]], headers: dict[str, str], **setting
     async def send(message: Any) -> None:
         raise AssertionError(message)
 
-    return asyncio.run(read_body(AsgiWriter(receive, send), receive, headers, Settings(**settings)))
+    memory = memory or BodyMemory()
+    before = memory.num_bytes
+    body: bytes | None = None
+    try:
+        body = asyncio.run(read_body(AsgiWriter(receive, send), receive, headers, Settings(**settings), memory))
+    finally:
+        held = body if body is not None and len(body) > LONG_BYTES else b""
+        assert memory.num_bytes == before + len(held), "the caller frees it"
+    return body
 
 
 def _part(body: bytes, more: bool = True) -> dict[str, Any]:
@@ -47,6 +58,20 @@ def test_a_body_is_read_part_by_part_up_to_its_limit() -> None:
         with pytest.raises(ApiError) as told:
             _read(parts, headers, max_body_bytes=2)
         assert told.value.status == 413 and "longer than 2 bytes" in told.value.message
+
+
+def test_long_bodies_share_a_bound_and_a_single_one_may_reach_it() -> None:
+    memory, size = BodyMemory(), 2 * LONG_BYTES
+    parts = [_part(b"a" * LONG_BYTES), _part(b"b" * LONG_BYTES, more=False)]
+    limits = {"max_body_bytes": size, "max_bodies_bytes": size + LONG_BYTES}
+    assert len(_read(parts, {}, memory, max_body_bytes=size, max_bodies_bytes=1) or b"") == size
+    for headers in ({}, {"content-length": str(size)}):
+        with pytest.raises(ApiError) as told:
+            _read(parts, headers, memory, **limits)
+        assert told.value.status == 503 and told.value.retry_after_s == 1
+    assert _read([_part(b"short", more=False)], {}, memory, **limits) == b"short", "short ones are never kept out"
+    memory.free(size)
+    assert len(_read(parts, {}, memory, **limits) or b"") == size
 
 
 def test_a_body_that_stops_is_refused_and_one_whose_client_leaves_is_none() -> None:

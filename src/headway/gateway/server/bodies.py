@@ -13,34 +13,87 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from headway.gateway.errors import DECODE_ERRORS, ApiError
+from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.writer import ClientWriter
 from headway.gateway.settings import Settings
 
 _SHORT_BYTES = 1 << 16
+_RETRY_AFTER_S = 1
 _ANY_ZLIB = zlib.MAX_WBITS | 32
 """Accept the headers of gzip and of zlib."""
 
 
+class BodyMemory:
+    """The bytes of the long bodies that one process holds: of requests that it reads, and of those that it serves.
+
+    Bodies of at most `LONG_BYTES` are not counted: a client that sends long ones slowly keeps no short ones out.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def resize(self, before: int, after: int, max_bytes: int) -> None:
+        """A body that had so many bytes has so many now; 0 where it is not held. ApiError (503) if there are others,
+        and no room beside them."""
+        counted = before if before > LONG_BYTES else 0
+        others, size = self.num_bytes - counted, after if after > LONG_BYTES else 0
+        if size > counted and others and others + size > max_bytes:
+            message = f"the bodies of all requests would be longer than {max_bytes:,} bytes"
+            raise ApiError(503, message, "bodies_too_long", retry_after_s=_RETRY_AFTER_S)
+        self.num_bytes = others + size
+
+    def free(self, num_bytes: int) -> None:
+        """A body of this length is not held any more."""
+        self.resize(num_bytes, 0, 0)
+
+
 async def read_body(
-    writer: ClientWriter, receive: Receive, headers: dict[str, str], settings: Settings
+    writer: ClientWriter, receive: Receive, headers: dict[str, str], settings: Settings, memory: BodyMemory
 ) -> bytes | None:
-    """The body of a request for an engine; None if the client has left. ApiError if it is too long, or late."""
+    """The body of a request for an engine; None if the client has left. ApiError if it is too long, or late.
+
+    The caller frees its memory.
+    """
     max_bytes, length = settings.max_body_bytes, headers.get("content-length", "")
     if length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
         raise _too_long(max_bytes)
     body = writer.take_body()
     if body is None:
-        try:
-            async with asyncio.timeout(settings.body_timeout_s):
-                limited_receive = _size_limited(receive, max_bytes, partial(_too_long, max_bytes))
-                return await Request({"type": "http"}, limited_receive).body()
-        except TimeoutError:
-            what = f"the body was not there within {settings.body_timeout_s:g} s"
-            raise ApiError(408, what, "body_timeout") from None
-        except ClientDisconnect:
-            return None
+        return await _read_slowly(receive, int(length) if length.isdigit() else 0, settings, memory)
     if len(body) > max_bytes:
         raise _too_long(max_bytes)
+    memory.resize(0, len(body), settings.max_bodies_bytes)
+    return body
+
+
+async def _read_slowly(receive: Receive, length: int, settings: Settings, memory: BodyMemory) -> bytes | None:
+    """A body that is still to come, of the declared length; 0 if none was declared."""
+    size, max_bytes = 0, settings.max_body_bytes
+    memory.resize(0, length, settings.max_bodies_bytes)  # refuses it before it comes
+    memory.free(length)
+
+    async def receive_counted() -> Message:
+        nonlocal size
+        message = await receive()
+        new_size = size + len(message.get("body", b""))
+        if new_size > max_bytes:
+            raise _too_long(max_bytes)
+        memory.resize(size, new_size, settings.max_bodies_bytes)
+        size = new_size
+        return message
+
+    body = None
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            body = await Request({"type": "http"}, receive_counted).body()
+    except TimeoutError:
+        what = f"the body was not there within {settings.body_timeout_s:g} s"
+        raise ApiError(408, what, "body_timeout") from None
+    except ClientDisconnect:
+        pass
+    finally:
+        if body is None:
+            memory.free(size)
     return body
 
 

@@ -24,7 +24,7 @@ from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, HookedWriter, ResponseWriter, write_error
 from headway.gateway.scheduling.stream_copy import stream_key
 from headway.gateway.server.access_log import ENTRY, AccessEntry
-from headway.gateway.server.bodies import decompressed, read_body
+from headway.gateway.server.bodies import BodyMemory, decompressed, read_body
 from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
@@ -63,6 +63,7 @@ class CompletionsApp:
         """Reads long bodies, one at a time: each competes with the event loop for the interpreter."""
         self._relays: set[Relay] = set()
         self._request_ids = _random_ids()
+        self._memory = BodyMemory()
 
     async def drain(self) -> None:
         """Wait for the present requests to end, but cut them off after `drain_s`. Others are not stopped here."""
@@ -107,36 +108,45 @@ class CompletionsApp:
         writer: ClientWriter,
     ) -> None:  # fmt: skip
         gateway, path = self._gateway(), scope["path"]
-        body = await read_body(writer, receive, headers, gateway.settings)
+        body = await read_body(writer, receive, headers, gateway.settings, self._memory)
         if body is None:
             return
-        received_s = gateway.clock.now
-        if len(body) <= LONG_BYTES and "content-encoding" not in headers:
-            request = read_request(path, body, headers)
-        else:
-            encoding = headers.get("content-encoding", "identity").lower()
-            max_bytes = gateway.settings.max_body_bytes
-            read = partial(_read_encoded, path, body, headers, encoding, max_bytes)
-            request = await asyncio.get_running_loop().run_in_executor(self._reader, read)
-        request.received_s = received_s
-        if request.stream and request.can_resume:
-            request.stream_key = stream_key(caller.owner, headers, path, body)
-        if caller.tier > request.tier:
-            request.tier = caller.tier
-        entry: AccessEntry | None = scope.get(ENTRY)
-        if entry is not None:
-            entry.model, entry.request_id = request.model, request_id
-        relay = await gateway.begin(request, caller, writer, request_id)
-        if entry is not None:
-            entry.relay = relay
-        writer.watch(relay.client_disconnected)
-        self._relays.add(relay)
+        num_bytes, received_s = len(body), gateway.clock.now
         try:
-            await relay.run()
+            if num_bytes <= LONG_BYTES and "content-encoding" not in headers:
+                request = read_request(path, body, headers)
+            else:
+                request = await self._read_beside(path, body, headers, gateway.settings)
+                self._memory.resize(num_bytes, len(request.raw), gateway.settings.max_bodies_bytes)
+                num_bytes = len(request.raw)  # of what was compressed
+            request.received_s = received_s
+            if request.stream and request.can_resume:
+                request.stream_key = stream_key(caller.owner, headers, path, body)
+            if caller.tier > request.tier:
+                request.tier = caller.tier
+            entry: AccessEntry | None = scope.get(ENTRY)
+            if entry is not None:
+                entry.model, entry.request_id = request.model, request_id
+            relay = await gateway.begin(request, caller, writer, request_id)
+            if entry is not None:
+                entry.relay = relay
+            writer.watch(relay.client_disconnected)
+            self._relays.add(relay)
+            try:
+                await relay.run()
+            finally:
+                self._relays.discard(relay)
+                writer.close()
+                gateway.end(request, relay)
         finally:
-            self._relays.discard(relay)
-            writer.close()
-            gateway.end(request, relay)
+            if num_bytes > LONG_BYTES:
+                self._memory.free(num_bytes)
+
+    async def _read_beside(self, path: str, body: bytes, headers: dict[str, str], settings: Settings) -> ClientRequest:
+        """Read a request beside the event loop, as its body is long or compressed. ApiError if it is invalid."""
+        encoding = headers.get("content-encoding", "identity").lower()
+        read = partial(_read_encoded, path, body, headers, encoding, settings.max_body_bytes)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
 
 def _random_ids() -> Iterator[str]:
