@@ -27,9 +27,18 @@ PAGES = {
         "plan capacity --workload chat --rate 50 --num-requests 500 --model llama-3.1-8b --gpus a100-80gb,h100-80gb-sxm"
         " --tp 1,2 --ttft-p99 2 --tpot-p99 0.03 --no-cache", 1280, 760,
     ),
+    "fleet": ("plan fleet day.yaml --have a100:24,h100:6 --no-cache", 1280, 860),
 }  # fmt: skip
 """Picture -> the command that writes its page with `--html`, and the size of the window."""
 
+DAY = """
+workload: {builtin: chat, arrivals: 60, num_requests: 3000, models: {llama-3.1-8b: 0.7, qwen3-14b: 0.3}}
+slo: {ttft_s: 2, tpot_s: 0.05}
+fleet:
+  - {model: llama-3.1-8b, engine: vllm-v1}
+  - {model: qwen3-14b, engine: vllm-v1}
+"""
+"""The requests of `fleet`."""
 FLEET = """
 fleet:
   - {name: large, model: qwen3-8b, gpu: h100, endpoints: [%s, %s]}
@@ -46,6 +55,7 @@ def main() -> None:
         sys.exit("gallery: no Chromium on the path")
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "day.yaml").write_text(DAY)
         for name, (command, width, height) in PAGES.items():
             page = f"{name}.html"
             subprocess.run(

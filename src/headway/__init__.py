@@ -26,6 +26,7 @@ _MODULES = {
     "plan_capacity": "headway.api.plans",
     "plan_cascade": "headway.api.plans",
     "plan_combos": "headway.api.plans",
+    "plan_fleet": "headway.api.plans",
     "plan_tiers": "headway.api.plans",
     "serve": "headway.api.fleets",
     "simulate": "headway.api.runs",

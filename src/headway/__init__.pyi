@@ -14,6 +14,9 @@ from headway.api.plans import (
     plan_combos as plan_combos,
 )
 from headway.api.plans import (
+    plan_fleet as plan_fleet,
+)
+from headway.api.plans import (
     plan_tiers as plan_tiers,
 )
 from headway.api.results import Comparison as Comparison

@@ -50,7 +50,8 @@ def test_the_public_names() -> None:
     """A name is never taken away; a new one is added here."""
     assert hw.__all__ == [
         "Comparison", "Engine", "Figure", "Gpu", "HeadwayError", "Model", "Plan", "Result", "Scenario", "Sweep",
-        "compare", "load", "plan_capacity", "plan_cascade", "plan_combos", "plan_tiers", "serve", "simulate", "sweep",
+        "compare", "load", "plan_capacity", "plan_cascade", "plan_combos", "plan_fleet", "plan_tiers", "serve",
+        "simulate", "sweep",
     ]  # fmt: skip
     stub = (Path(hw.__file__).with_suffix(".pyi")).read_text()
     for name in hw.__all__:
@@ -204,6 +205,23 @@ def test_combos_are_planned_for_a_service() -> None:
              "slo": {"ttft_s": 2, "tpot_s": 0.05}}  # fmt: skip
     plan = hw.plan_combos(asked, ["h800:2:2.8"], rps=10, sizes=1, profile_requests=60)
     assert plan.is_met and plan.to_arrow().num_rows and hw.simulate(plan.scenario()).metrics["num_completed"] == 100
+
+
+def test_a_fleet_is_planned_for_two_models(tmp_path: Path) -> None:
+    rows = "".join(f"{0.05 * i},300,40,{'llama-3.1-8b' if i % 3 else 'small'}\n" for i in range(120))
+    trace = tmp_path / "day.csv"
+    trace.write_text(f"arrival_s,prompt_tokens,output_tokens,model\n{rows}")
+    plan = hw.plan_fleet(
+        trace, ["h100:4", "a100:4:1.5"], slo={"ttft_s": 2, "tpot_s": 0.05}, models={"small": "qwen3-8b"}, tps=[1],
+        routings=["least-loaded", "round-robin"], seeds=2,
+    )  # fmt: skip
+    assert plan.is_met and len(plan.answer.sentences) == 3
+    assert plan.table().count(".\n") == 3 and set(plan.to_pandas()["kind"]) >= {"plan", "router"}
+    assert hw.simulate(plan.scenario()).metrics["slo_attainment"] >= 0.99
+    for name in ("plan.yaml", "plan.html", "plan.json"):
+        assert plan.save(tmp_path / name).stat().st_size > 100
+    with pytest.raises(hw.HeadwayError, match="go with a trace"):
+        hw.plan_fleet(DOCUMENT, ["h100:1"], models=["qwen3-8b"])
 
 
 @pytest.mark.slow

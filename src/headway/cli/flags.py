@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
+from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, POSITIVE
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu
 from headway.planning.combos.plan import offer_of
 from headway.planning.combos.problem import Offer
 from headway.policies import resolve
@@ -168,7 +170,7 @@ def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple
     if "model" in used and "model_config" in used:
         raise HeadwayError("--model and --model-config: expected one of them")
     if "gpu_file" in used:
-        yield ("gpus",), ("--gpu-file", _gpu_entries(Path(used["gpu_file"])))
+        yield ("gpus",), ("--gpu-file", gpu_entries(Path(used["gpu_file"])))
     for i in range(num_pools):
         for name, key in _POOL.items():
             if name in used:
@@ -180,8 +182,8 @@ def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple
                 yield ("fleet", i, "engine", name), (flag(name), used[name])
 
 
-def _gpu_entries(path: Path) -> list[Any]:
-    """One GPU's keys, or a list of GPUs under `gpus`."""
+def gpu_entries(path: Path) -> list[Any]:
+    """The GPUs of a file: one GPU's keys, or a list of GPUs under `gpus`."""
     data, _ = strict_yaml.read(path)
     entries = data.get("gpus", [data])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -229,9 +231,22 @@ def listed_routers(text: str) -> list[str]:
     return names
 
 
-def gpu_offer(text: str, per_server: int | None) -> Offer:
+def whole(text: str, name: str) -> int:
+    """A whole number of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise HeadwayError(f"{name}: {text!r}; expected whole numbers of 1 or more, separated by commas")
+    return value
+
+
+def gpu_offer(
+    text: str, per_server: int | None, find: Callable[[str], Gpu] = catalog.gpu, option: str = "--gpus"
+) -> Offer:
     """Parse `type`, `type:count`, `type:count:price` or `type:count:price:interruptions`."""
     try:
-        return offer_of(text, per_server)
+        return offer_of(text, per_server, find)
     except HeadwayError as error:
-        raise HeadwayError(f"--gpus: {error}") from None
+        raise HeadwayError(f"{option}: {error}") from None

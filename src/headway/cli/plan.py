@@ -20,10 +20,12 @@ from headway.cli.flags import (
     synthetic_options,
     trace_options,
     used_flags,
+    whole,
 )
 from headway.cli.output import console, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
+from headway.cli.plan_fleet import fleet
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
@@ -51,6 +53,7 @@ def command() -> None:
 command.add_command(tiers)
 command.add_command(combos)
 command.add_command(cascade)
+command.add_command(fleet)
 
 
 @command.command()
@@ -142,23 +145,13 @@ def _options(flags: dict[str, Any], own_gpus: Sequence[Mapping[str, Any]]) -> Ca
         check_name(resolve.ordering, name, "--ordering")
     return CapacityOptions(
         gpus=tuple(gpus),
-        tps=tuple(_whole(each, "--tp") for each in listed(flags.pop("tp"), "--tp")),
+        tps=tuple(whole(each, "--tp") for each in listed(flags.pop("tp"), "--tp")),
         routings=tuple(routings),
         orderings=tuple(orderings),
         targets=Targets(**{f"{name}_s": value for name, value in limits.items()}, attainment=flags.pop("attainment")),
         situations=tuple(_situations(flags.pop("what_if"))),
         max_replicas=flags.pop("max_replicas"),
     )
-
-
-def _whole(text: str, name: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise HeadwayError(f"{name}: {text!r}; expected whole numbers of 1 or more, separated by commas")
-    return value
 
 
 def _situations(text: str) -> Iterator[Situation]:
@@ -174,9 +167,9 @@ def _situations(text: str) -> Iterator[Situation]:
                 raise HeadwayError(f"--what-if {each}: expected a number above 0")
             yield Situation(load=load)
         elif name == "lose":
-            yield Situation(lost_replicas=_whole(value, f"--what-if {name}"))
+            yield Situation(lost_replicas=whole(value, f"--what-if {name}"))
         elif name == "lose-region":
-            yield Situation(lost_regions=_whole(value, f"--what-if {name}"))
+            yield Situation(lost_regions=whole(value, f"--what-if {name}"))
         else:
             raise HeadwayError(f"--what-if {each!r}: expected load=N, lose=N or lose-region=N")
 

@@ -128,7 +128,7 @@ def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
 def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, own: OwnHardware, units: int = 1) -> Pool:
     if not spec.gpu and not spec.endpoints:
         raise places.error((*at, "gpu"), "missing; expected a GPU, or `endpoints` of replicas to be served")
-    shape = _model(spec, at, base_dir, places, own) if spec.gpu else _proxied_model(spec, at, places)
+    shape = model_of(spec, at, base_dir, places, own) if spec.gpu else _proxied_model(spec, at, places)
     with places.at(*at, "gpu"):
         accelerator = own.gpu(spec.gpu) if spec.gpu else _proxied_gpu()
     pool = Pool(
@@ -176,7 +176,7 @@ def _proxied_gpu() -> Gpu:
     return replace(gpu("h100"), name=_PROXIED_GPU, usd_per_hour=0.0, aliases=())
 
 
-def _model(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Model:
+def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Model:
     """The shape in the catalog or in a config, with the names under which the model is deployed and requested."""
     with places.at(*at, "model"):
         if isinstance(spec.model, str):

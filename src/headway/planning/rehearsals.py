@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,19 @@ from headway.workload.atomic_file import write_text
 T = TypeVar("T")
 NOT_SIMULATING = ("cli", "report", "reproduce")
 """Parts of Headway on which no simulation depends."""
+
+
+OF_HARDWARE = frozenset((
+    "name", "gpu", "replicas", "tp", "region", "usd_per_gpu_hour", "kv_capacity_tokens", "coefficients", "endpoints",
+    "api_key", "api", "processes", "kubernetes", "min_replicas", "max_replicas", "slots",
+))  # fmt: skip
+"""Keys of a pool that a plan sets anew, or that belong to the pool's own GPUs; the others describe model and engine."""
+OF_SHAPE = frozenset(("pp", "ep", "dp"))
+
+
+def model_keys(pool: Mapping[str, Any], without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The keys of a pool that hold on any GPU."""
+    return {key: value for key, value in pool.items() if key not in OF_HARDWARE and key not in without}
 
 
 class Simulator(Protocol):

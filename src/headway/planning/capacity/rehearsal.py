@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.metrics.columns import Floats
 from headway.metrics.latency import sample, slo_masks
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets
-from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
+from headway.planning.rehearsals import RehearsalCache, Simulator, model_keys, scenario_key
 
 FRACTION = 0.99
 
@@ -100,7 +100,7 @@ def fleet_document(
 ) -> dict[str, Any]:
     """A scenario's document with this fleet and these policies in place of its own."""
     first = document["fleet"][0]
-    common = {name: first[name] for name in ("model", "engine", "pp", "ep", "dp") if name in first}
+    common = model_keys(first)
     if candidate.gpu in (first["gpu"], _catalog_name(first["gpu"])):
         common |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
     pool = {**common, "gpu": candidate.gpu, "tp": candidate.parallel.tp}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from msgspec import Struct, structs
 
 from headway import catalog
 from headway.config import strict_yaml
+from headway.config.own_hardware import own_hardware
 from headway.config.scenario import assemble, variants, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu
 from headway.planning.combos.candidates import Directions, Efficiencies, select
 from headway.planning.combos.problem import (
     ComboCandidate,
@@ -82,14 +84,20 @@ class ComboAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     num_found: int
 
 
-def offer_of(text: str, per_server: int | None = None) -> Offer:
+def own_gpus(documents: Sequence[Mapping[str, Any]], places: Places) -> Callable[[str], Gpu]:
+    """Looks up GPUs in the `gpus` sections of documents, then in the catalog."""
+    entries = {each.get("name", i): each for document in documents for i, each in enumerate(document.get("gpus") or ())}
+    return own_hardware(list(entries.values()), (), (), places).gpu
+
+
+def offer_of(text: str, per_server: int | None = None, find: Callable[[str], Gpu] = catalog.gpu) -> Offer:
     """The offer of "type", "type:count", "type:count:price" or "type:count:price:interruptions"."""
     name, *rest = text.strip().split(":")
     count, price, interruptions, *surplus = *rest, *("" for _ in range(3 - len(rest)))
     try:
         if surplus:
             raise ValueError("too many parts")
-        gpu = catalog.gpu(name)
+        gpu = find(name)
         usd = float(price) if price else None
         return Offer(gpu, int(count) if count else None, usd, per_server, float(interruptions or 0))
     except HeadwayError:

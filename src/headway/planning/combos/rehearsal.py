@@ -18,7 +18,7 @@ from headway.metrics.latency import DefaultSlo, Sample, sample
 from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
 from headway.planning.highest_rate import SLOPE, Strains, highest
-from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
+from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, model_keys, scenario_key
 from headway.planning.solver import Floats
 from headway.planning.stability import LENGTHEN
 
@@ -192,6 +192,5 @@ def fleet_sections(
 
 
 def _pool(chosen: ServiceScenario, group: Group) -> dict[str, Any]:
-    first = chosen.document["fleet"][0]
-    common = {name: first[name] for name in ("model", "engine", "network_bytes_per_s") if name in first}
+    common = model_keys(chosen.document["fleet"][0], without=OF_SHAPE)
     return {**common, "gpu": group.gpu, "tp": group.tp, "replicas": group.instances}

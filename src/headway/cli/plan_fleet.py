@@ -1,0 +1,134 @@
+"""`headway plan fleet`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from headway.cli.flags import gpu_entries, gpu_file_option, gpu_offer, listed, listed_routers, whole
+from headway.cli.output import ABOVE_0, POSITIVE, console, print_json
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
+from headway.config.scenario import read
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.planning.combos.plan import own_gpus
+from headway.planning.fleet.document import of_trace, slo_of
+from headway.planning.fleet.page import page
+from headway.planning.fleet.plan import ATTAINMENT, ROUTINGS, FleetOptions, plan, scenario_yaml
+from headway.planning.fleet.text import render
+from headway.scenario import Simulator
+from headway.scenario.processes import processes
+
+SCENARIOS = (".yaml", ".yml")
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option(
+    "--have", required=True, help="GPUs at hand, as type:count:$/h: a100:8,h100:16:2.8. Count and price may be missing."
+)
+@click.option("--slo", help="Seconds of requests without SLOs of their own: ttft=2,tpot=0.05,e2e=30.")
+@click.option(
+    "--model", "models", multiple=True,
+    help="A model of the catalog; or NAME=MODEL for requests that ask for NAME. Default: the trace's own names.",
+)  # fmt: skip
+@click.option("--engine", help="An engine profile of the catalog.")
+@click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True), default=ATTAINMENT, show_default=True,
+              help="Share of each model's requests that must meet their SLOs.")  # fmt: skip
+@click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace.")
+@click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate.")
+@click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
+@click.option("--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to compare.")
+@click.option("--no-split", is_flag=True, help="No separate prefill and decode replicas.")
+@click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 if a run takes over 2 s.")
+@click.option("--jobs", type=POSITIVE, default=1, show_default=True, help="Number of processes.")
+@gpu_file_option
+@plan_options
+def fleet(
+    trace: Path, have: str, slo: str | None, models: tuple[str, ...], engine: str | None, attainment: float,
+    limit: int | None, rate_scale: float | None, tp: str, routing: str, no_split: bool, seeds: int | None, jobs: int,
+    gpu_file: Path | None, **outputs: Any,
+) -> int:  # fmt: skip
+    """Find the cheapest fleet of the GPUs at hand for several models, its router, and whether to disaggregate.
+
+    TRACE is a file of requests with a column `model`, or a scenario (.yaml) with a workload and a pool for each model.
+    Each model is sized on each type of GPU, and on pairs that prefill and decode; the GPUs are allocated; routers,
+    tiers and fleets of one unit more or less are rehearsed whole, on the requests as they are and drawn anew. The
+    answer is three sentences, and with --out a fleet file. Simulations are cached, so that an interrupted plan
+    resumes. Exit code 3: the GPUs at hand are not enough.
+    """
+    document, places, base_dir = _document(trace, slo, models, engine, limit, rate_scale, gpu_file)
+    find = own_gpus([document], places)
+    options = FleetOptions(
+        offers=tuple(gpu_offer(each, None, find, "--have") for each in listed(have, "--have")),
+        attainment=attainment,
+        tps=tuple(whole(each, "--tp") for each in listed(tp, "--tp")),
+        routings=tuple(listed_routers(routing)),
+        split=not no_split,
+        seeds=seeds,
+    )
+    output = PlanOutput(**outputs)
+    cache = output.cache_dir("fleets")
+    with output.counting("planning, step") as progress, _requests_folder(cache) as folder, processes(jobs, 2) as pool:
+        answer = plan(document, places, base_dir, options, Simulator(), folder, cache, pool, progress)
+    if output.html is not None:
+        write_html(output.html, page(answer, str(document.get("name", "fleet")), command_line(), output.out))
+    if output.out is not None and answer.status == "met":
+        write(output.out, scenario_yaml(answer, document, base_dir, options.offers))
+    if output.as_json:
+        print_json(answer)
+    else:
+        click.echo(render(answer, width=console().width, color=sys.stdout.isatty()), nl=False)
+    click.echo(f"rehearsals: {answer.num_simulated} simulated, {answer.num_found} found in the cache", err=True)
+    return 0 if answer.status == "met" else INFEASIBLE
+
+
+def _document(
+    trace: Path, slo: str | None, models: tuple[str, ...], engine: str | None, limit: int | None,
+    rate_scale: float | None, gpu_file: Path | None,
+) -> tuple[dict[str, Any], Places, Path]:  # fmt: skip
+    """The scenario to plan for: that of a file with the options' values, or one made from a trace."""
+    if trace.suffix in SCENARIOS:
+        given = {"--model": models, "--engine": engine, "--limit": limit, "--rate-scale": rate_scale}
+        for option, value in given.items():
+            if value:
+                raise HeadwayError(f"{option}: goes with a trace; {trace} is a scenario, which says it itself")
+        document, places = read(trace)
+        base_dir = trace.parent
+    else:
+        named = _named(models)
+        document, places, base_dir = of_trace(trace, named, engine, limit, rate_scale), Places(), Path()
+    if slo is not None:
+        document = {**document, "slo": {**(document.get("slo") or {}), **_slo(slo)}}
+    if gpu_file is not None:
+        document = {**document, "gpus": gpu_entries(gpu_file)}
+    return document, places, base_dir
+
+
+def _named(models: tuple[str, ...]) -> dict[str, str]:
+    """Requested names -> models of the catalog; a name alone is both."""
+    pairs = [each.partition("=") for each in models]
+    return {name.strip(): (model or name).strip() for name, _, model in pairs}
+
+
+def _slo(text: str) -> Mapping[str, float]:
+    try:
+        return slo_of(text)
+    except HeadwayError as error:
+        raise HeadwayError(f"--slo: {error}") from None
+
+
+@contextmanager
+def _requests_folder(cache: Path | None) -> Iterator[Path]:
+    """A folder for files of requests: in the cache, so that rehearsals are found again, or a temporary one."""
+    if cache is not None:
+        yield cache / "requests"
+    else:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)

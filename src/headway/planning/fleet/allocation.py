@@ -1,0 +1,100 @@
+"""Which model gets which of the GPUs at hand: the program of `plan combos` over sized options, checked by rehearsals.
+
+An option of which n units serve a model's requests of D per second counts D / n for each unit. For options of one kind
+this is exact. Fleets that mix kinds are rehearsed; where one misses, its model is planned for with more than that fleet
+had, as in `plan combos`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from headway.planning.combos.problem import ComboCandidate, ComboProblem, Offer, ServiceDemand
+from headway.planning.combos.search import deploy
+from headway.planning.fleet.problem import FleetPart, SizedOption
+
+ABOVE = 1 + 1e-6
+ROUNDING = 1 + 1e-9
+MOST_PLANS = 12
+Parts = tuple[FleetPart, ...]
+Holds = Callable[[Sequence[Parts]], list[bool]]
+"""Whether fleets for one model each keep enough of its requests in time."""
+
+
+def cheapest(
+    options: Sequence[SizedOption], rates: Mapping[str, float], offers: Sequence[Offer], holds: Holds
+) -> tuple[Parts, str]:
+    """The cheapest parts for all models within the limits; or none, and what is missing."""
+    sized = [each for each in options if each.least is not None]
+    without = [model for model in rates if all(each.model != model for each in sized)]
+    if without:
+        return (), "; ".join(f"{model}: {_why(model, options)}" for model in without)
+    wanted = dict(rates)
+    for _ in range(MOST_PLANS):
+        candidates = tuple(
+            ComboCandidate(each.model, each.unit, rates[each.model] * ROUNDING / (each.least or 1), None)
+            for each in sized
+        )
+        demands = tuple(ServiceDemand(model, rate) for model, rate in wanted.items())
+        limits = {offer.gpu.name: offer.limit for offer in offers if offer.limit is not None}
+        found = deploy(ComboProblem(demands, candidates, limits, "mc"), explain=False)
+        if found.status == "short":
+            return (), found.why
+        parts = tuple(FleetPart(each.service, each.combo, each.count) for each in found.combos)
+        mixed = [own for own in by_model(parts).values() if not _is_sized(own, sized)]
+        missed = {own[0].model for own, is_met in zip(mixed, holds(mixed), strict=True) if not is_met}
+        if not missed:
+            return parts, ""
+        wanted |= {each.service: each.goodput_rps * ABOVE for each in found.services if each.service in missed}
+    return (), "no mix of GPU types that was tried keeps enough requests in time"
+
+
+def by_model(parts: Parts) -> dict[str, Parts]:
+    models = dict.fromkeys(part.model for part in parts)
+    return {model: tuple(part for part in parts if part.model == model) for model in models}
+
+
+def one_less(parts: Parts, part: FleetPart) -> Parts:
+    """The parts without one unit of one of them."""
+    fewer = FleetPart(part.model, part.unit, part.count - 1, part.calibrated, part.uncalibrated)
+    return tuple(fewer if each == part else each for each in parts if each != part or part.count > 1)
+
+
+def one_more(parts: Parts, part: FleetPart) -> Parts:
+    """The parts with one more unit of one of them."""
+    more = FleetPart(part.model, part.unit, part.count + 1, part.calibrated, part.uncalibrated)
+    return tuple(more if each == part else each for each in parts)
+
+
+def fits(parts: Parts, offers: Sequence[Offer]) -> bool:
+    """Whether the GPUs at hand are enough."""
+    used = gpus(parts)
+    return all(offer.limit is None or used.get(offer.gpu.name, 0) <= offer.limit for offer in offers)
+
+
+def gpus(parts: Parts) -> dict[str, int]:
+    used: dict[str, int] = {}
+    for part in parts:
+        for gpu, num in part.gpus.items():
+            used[gpu] = used.get(gpu, 0) + num
+    return dict(sorted(used.items()))
+
+
+def usd(parts: Parts) -> float:
+    return sum(part.usd_per_hour for part in parts)
+
+
+def _is_sized(parts: Parts, options: Sequence[SizedOption]) -> bool:
+    """Whether the parts are one sized option, of which enough units are known."""
+    if len(parts) > 1:
+        return False
+    part = parts[0]
+    return any(each.model == part.model and each.unit == part.unit and (each.least or 0) <= part.count
+               for each in options)  # fmt: skip
+
+
+def _why(model: str, options: Sequence[SizedOption]) -> str:
+    """Why no option serves a model."""
+    own = [each for each in options if each.model == model]
+    reasons = dict.fromkeys(f"{'/'.join(each.unit.gpus)}: {each.reason or 'misses the SLOs'}" for each in own)
+    return "no GPUs keep enough requests in time" + (f" ({'; '.join(reasons)})" if reasons else "")

@@ -1,0 +1,407 @@
+"""`headway plan fleet`: models sized on each type of GPU, GPUs allocated, routers and tiers compared, all rehearsed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+from msgspec import Struct, structs
+
+from headway.config import strict_yaml
+from headway.config.fleet import model_of, own_of
+from headway.config.scenario import with_absolute_paths
+from headway.config.spec import Spec
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Model
+from headway.metrics.interval import interval
+from headway.metrics.seeds import Estimate, SeededMetrics
+from headway.planning.combos.problem import Offer
+from headway.planning.fleet import text
+from headway.planning.fleet.allocation import Parts, by_model, cheapest, fits, gpus, one_less, one_more, usd
+from headway.planning.fleet.problem import (
+    FleetPlan,
+    FleetPoint,
+    FleetRun,
+    PointKind,
+    SizedOption,
+    SplitVerdict,
+    TierVerdict,
+)
+from headway.planning.fleet.rehearsal import FleetTask, FleetTemplate, calibrated, prices_of, rehearse
+from headway.planning.fleet.requests import FleetRequests, check_workload, names_of
+from headway.planning.fleet.sizing import Sized, SizingTask, size
+from headway.planning.rehearsals import OF_SHAPE, Simulator, model_keys
+from headway.planning.tiers import search as tiers
+
+T = TypeVar("T")
+R = TypeVar("R")
+Progress = Callable[[int, int], None]
+"""Called with the number of steps done, and the number expected in all."""
+ROUTINGS: tuple[str, ...] = ("least-loaded", "least-kv", "headway")
+ATTAINMENT = 0.99
+SEEDS, SLOW_SEEDS, QUICK_S = 5, 3, 2.0
+"""Seeds by default, and where one run of the whole fleet takes longer than `QUICK_S`."""
+DROPPED = ("fleet", "combos", "policies", "variants", "faults", "roles", "cascade", "gateway", "provisioning",
+           "gpu_limits")  # fmt: skip
+"""Sections of the scenario that a plan does without while it rehearses."""
+DECAYS = (0.5, 2.0)
+"""Of the headroom of tiers."""
+WORTH = 0.01
+"""Share of the cost that separate prefill and decode replicas must save."""
+
+
+class FleetOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    offers: tuple[Offer, ...]
+    """The GPUs at hand."""
+    attainment: float = ATTAINMENT
+    """Share of each model's requests that must meet their SLOs."""
+    tps: tuple[int, ...] = (1, 2, 4, 8)
+    routings: tuple[str, ...] = ROUTINGS
+    """Routers that are compared; models are sized with the first."""
+    split: bool = True
+    """Consider separate prefill and decode replicas."""
+    seeds: int | None = None
+    """Of every fleet that is rehearsed whole; None: 5, or 3 where a run takes more than 2 s."""
+
+
+@dataclass
+class FleetPlanner:
+    """The steps of a plan. `pool`: worker processes; None: none."""
+
+    template: FleetTemplate
+    requests: FleetRequests
+    options: FleetOptions
+    rates: dict[str, float]
+    """Requests per second of each model."""
+    num_requests: dict[str, int]
+    simulator: Simulator
+    cache_dir: Path | None
+    pool: Executor | None = None
+    progress: Progress | None = None
+    num_done: int = 0
+    num_expected: int = 0
+    num_simulated: int = 0
+    num_found: int = 0
+    seeds: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    def sized(self) -> tuple[SizedOption, ...]:
+        """Every model on every type of GPU, and on pairs of types that prefill and decode."""
+        tasks = []
+        for model in self.rates:
+            alone = [((offer,), False) for offer in self.options.offers]
+            pairs = [(self.options.offers, True)] if self.options.split else []
+            tasks += [
+                SizingTask(
+                    self.template, model, self.requests.file(model=model), offers, is_split, self.options.tps,
+                    self.options.attainment, self.options.routings[0], self.simulator, self.cache_dir,
+                )
+                for offers, is_split in [*alone, *pairs]
+            ]  # fmt: skip
+        found: list[Sized] = list(self._each(size, tasks))
+        self.num_simulated += sum(each.num_simulated for each in found)
+        self.num_found += sum(each.num_found for each in found)
+        return tuple(option for each in found for option in each.options)
+
+    def holds(self, fleets: Sequence[Parts]) -> list[bool]:
+        """As in `allocation.Holds`, with the requests as they are and the first router."""
+        return self._hold(fleets, self.options.routings[0])
+
+    def _hold(self, fleets: Sequence[Parts], routing: str) -> list[bool]:
+        tasks = [self._task(parts, {"routing": routing}, self.requests.file(model=parts[0].model)) for parts in fleets]
+        return [run.worst >= self.options.attainment for run in self._runs(tasks)]
+
+    def point(self, kind: PointKind, label: str, parts: Parts, policies: Mapping[str, Any]) -> FleetPoint:
+        """A whole fleet, rehearsed with every seed."""
+        tasks = [self._task(parts, policies, self.requests.file(i)) for i in range(self.seeds)]
+        runs = tuple(self._runs(tasks))
+        worst = [run.worst for run in runs]
+        bounds = interval(worst)
+        mean = fmean(worst)
+        return FleetPoint(
+            kind, label, dict(policies), parts, usd(parts), runs, mean,
+            None if bounds is None else Estimate(mean, max(0.0, bounds[0]), min(1.0, bounds[1])),
+            worst[0] >= self.options.attainment,
+        )  # fmt: skip
+
+    def choose_seeds(self, parts: Parts) -> None:
+        """The number of seeds, after one run of the whole fleet."""
+        self.seeds = self.options.seeds or SEEDS
+        began = time.perf_counter()
+        list(self._runs([self._task(parts, {"routing": self.options.routings[0]}, self.requests.file())]))
+        if self.options.seeds is None and time.perf_counter() - began > QUICK_S:
+            self.seeds = SLOW_SEEDS
+
+    def with_best_router(self, parts: Parts) -> tuple[FleetPoint, list[FleetPoint]]:
+        """The fleet with the best router, and with the others.
+
+        Best: the highest attainment; of those that the seeds do not tell apart, the lowest TTFT p99; then the first.
+        """
+        points = [self.point("router", f"router {each}", parts, {"routing": each}) for each in self.options.routings]
+        flat = tuple(
+            tuple({"attainment": run.worst, "ttft_p99_s": run.ttft_p99_s} for run in each.runs) for each in points
+        )
+        seeded = SeededMetrics(tuple(range(self.seeds)), flat)
+        left = [i for i, each in enumerate(points) if each.is_met] or list(range(len(points)))
+        for key, better in (("attainment", "high"), ("ttft_p99_s", "low")):
+            some = SeededMetrics(seeded.seeds, tuple(flat[i] for i in left))
+            left = [i for i, verdict in zip(left, some.verdicts(key, better), strict=True) if verdict != "worse"]
+        best = points[left[0]]
+        return best, [each for each in points if each is not best]
+
+    def trimmed(self, parts: Parts, routing: str) -> Parts:
+        """The parts without units that the plan's router does not need, the dearest first."""
+        left = True
+        while left:
+            left = False
+            for part in sorted(parts, key=lambda each: -each.unit.usd_per_hour):
+                fewer = by_model(one_less(parts, part)).get(part.model)
+                if fewer and self._hold([fewer], routing)[0]:
+                    parts, left = one_less(parts, part), True
+                    break
+        return parts
+
+    def neighbours(self, plan: FleetPoint) -> Iterator[FleetPoint]:
+        """One unit less of the cheapest kind of each model, and one more for the model with the lowest mean."""
+        for model, own in by_model(plan.parts).items():
+            part = min(own, key=lambda each: each.unit.usd_per_hour)
+            fewer = one_less(plan.parts, part)
+            if model in by_model(fewer):
+                yield self.point("one less", f"one less for {model}", fewer, plan.policies)
+        worst = min(self.rates, key=lambda model: fmean(run.by_model.get(model, 0.0) for run in plan.runs))
+        cheapest_unit = min(by_model(plan.parts)[worst], key=lambda each: each.unit.usd_per_hour)
+        more = one_more(plan.parts, cheapest_unit)
+        if fits(more, self.options.offers):
+            yield self.point("one more", f"one more for {worst}", more, plan.policies)
+
+    def tiers(self, plan: FleetPoint) -> tuple[TierVerdict, FleetPoint | None]:
+        """Whether serving classes of requests differently keeps more of them in time, by the search of `plan tiers`."""
+        num_classes = int(self.requests.table().column("tier").max(initial=0)) + 1
+        if num_classes == 1:
+            return TierVerdict("one class"), None
+
+        def evaluate(num_tiers: int, decay: float, i: int) -> float:
+            task = self._task(plan.parts, _tiered(num_tiers, decay), self.requests.file(i))
+            return next(iter(self._runs([task]))).worst
+
+        found = tiers.plan(evaluate, (num_classes,), DECAYS, range(max(2, self.seeds)), interval)
+        best = found.best
+        gains = [value - run.worst for value, run in zip(best.values, plan.runs, strict=False)]
+        bounds = interval(gains)
+        gain = Estimate(fmean(gains), *(bounds or (gains[0], gains[0])))
+        status = TierVerdict("worth it" if gain.low > 0 else "not worth it", num_classes, best.num_tiers, gain)
+        point = self.point("tiers", f"{best.num_tiers} tiers", plan.parts, _tiered(best.num_tiers, best.decay))
+        return status, point
+
+    def _task(self, parts: Parts, policies: Mapping[str, Any], requests: Path) -> FleetTask:
+        return FleetTask(self.template, parts, dict(policies), requests, self.simulator, self.cache_dir)
+
+    def _runs(self, tasks: Sequence[FleetTask]) -> Iterator[FleetRun]:
+        for run, was_found in self._each(rehearse, tasks):
+            self.num_found += was_found
+            self.num_simulated += not was_found
+            yield run
+
+    def _each(self, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+        """The results of tasks, in their order, from worker processes if there are any."""
+        self.num_expected += len(tasks)
+        results: Iterable[R] = map(work, tasks) if self.pool is None else self.pool.map(work, tasks)
+        for result in results:
+            self.num_done += 1
+            if self.progress is not None:
+                self.progress(self.num_done, max(self.num_expected, self.num_done))
+            yield result
+
+
+def plan(
+    document: Mapping[str, Any],
+    places: Places,
+    base_dir: Path,
+    options: FleetOptions,
+    simulator: Simulator,
+    folder: Path,
+    cache_dir: Path | None = None,
+    pool: Executor | None = None,
+    progress: Progress | None = None,
+) -> FleetPlan:
+    """The cheapest fleet of the GPUs at hand for a scenario's requests, with the best router.
+
+    The document's fleet has a pool for each model, whose keys of model and engine are used. `folder` is for files of
+    requests, which simulations read. HeadwayError where the document is invalid.
+    """
+    planner = _planner(document, places, base_dir, options, simulator, folder, cache_dir, pool, progress)
+    options = planner.options
+    sized = planner.sized()
+    together = [each for each in sized if not each.is_split]
+    parts, why = cheapest(sized, planner.rates, options.offers, planner.holds)
+    without, _ = cheapest(together, planner.rates, options.offers, planner.holds)
+    if without and (not parts or usd(without) <= usd(parts) * (1 + WORTH)):
+        parts = without
+    common = FleetPlan(
+        status="short", sentences=(), target=options.attainment, slo=_slo(planner.template.document),
+        models=planner.num_requests,
+        limits={offer.gpu.name: offer.limit for offer in options.offers}, options=sized, why=why,
+    )  # fmt: skip
+    if not parts:
+        short = structs.replace(common, num_simulated=planner.num_simulated, num_found=planner.num_found)
+        return structs.replace(short, sentences=text.short(short))
+    return _compared(planner, common, sized, parts, without)
+
+
+def _compared(
+    planner: FleetPlanner, common: FleetPlan, sized: Sequence[SizedOption], parts: Parts, without: Parts
+) -> FleetPlan:
+    """The plan among the fleets that are near it, all rehearsed whole."""
+    planner.choose_seeds(parts)
+    best, routers = planner.with_best_router(parts)
+    fewer = planner.trimmed(parts, best.router)
+    if fewer != parts:
+        routers.append(structs.replace(best, kind="one more", label="before units were left out"))
+        best = planner.point("plan", "the plan", fewer, best.policies)
+    split, other = _split(planner, sized, best, without)
+    verdict, tiered = planner.tiers(best)
+    others = [*routers, *([other] if other else []), *planner.neighbours(best), *_of_one_type(planner, sized, best)]
+    if tiered is not None and verdict.status == "worth it":
+        others.append(structs.replace(best, kind="router", label=f"router {best.router}, without tiers"))
+        best = tiered
+    elif tiered is not None:
+        others.append(tiered)
+    marked = calibrated(planner.template, best.parts, planner.requests.file())
+    chosen = structs.replace(best, kind="plan", label="the plan", parts=marked)
+    found = structs.replace(
+        common, status="met", policies=best.policies, parts=marked, gpus=gpus(marked), usd_per_hour=usd(marked),
+        points=(chosen, *others), split=split, tiers=verdict, seeds=tuple(range(planner.seeds)),
+        notes=tuple(_notes(planner, chosen)), num_simulated=planner.num_simulated, num_found=planner.num_found,
+    )  # fmt: skip
+    return structs.replace(found, sentences=text.sentences(found))
+
+
+def _split(
+    planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint, without: Parts
+) -> tuple[SplitVerdict, FleetPoint | None]:
+    """Whether separate prefill and decode is worth it, and the best fleet of the other sort."""
+    if not planner.options.split:
+        return SplitVerdict("not tried"), None
+    offers = planner.options.offers
+    cost = usd(best.parts)
+    if any(part.unit.aggregated is None for part in best.parts):
+        if not without:
+            return SplitVerdict("worth it", cost, None), None
+        point = planner.point("not disaggregated", "prefill and decode together", without, best.policies)
+        return SplitVerdict("worth it", cost, usd(without)), point
+    fleets = []
+    for model in planner.rates:
+        forced = [each for each in sized if each.model != model or each.is_split]
+        parts, _ = cheapest(forced, planner.rates, offers, planner.holds)
+        fleets += [parts] if parts else []
+    if not fleets:
+        return SplitVerdict("impossible", None, cost), None
+    dearer = min(fleets, key=usd)
+    point = planner.point("disaggregated", "prefill and decode apart", dearer, best.policies)
+    return SplitVerdict("not worth it", usd(dearer), cost), point
+
+
+def _of_one_type(planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint) -> Iterator[FleetPoint]:
+    """The cheapest fleet of each type of GPU alone, where there are enough and it is not the plan."""
+    types = [offer.gpu.name for offer in planner.options.offers]
+    for gpu in types if len(types) > 1 else []:
+        alone = [each for each in sized if not each.is_split and list(each.unit.gpus) == [gpu]]
+        parts, _ = cheapest(alone, planner.rates, planner.options.offers, planner.holds)
+        if parts and list(gpus(best.parts)) != [gpu]:
+            yield planner.point("one type", f"only {gpu}", parts, best.policies)
+
+
+def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:
+    yield from planner.notes
+    for part in best.parts:
+        if not part.calibrated:
+            what = (
+                f"{part.model} on {'/'.join(part.gpus)}: step times are not calibrated ({', '.join(part.uncalibrated)})"
+            )
+            yield f"{what}: trust the order, not the numbers"
+    if best.runs[0].is_growing:
+        yield "waits still grow at the end of the requests: plan for a longer recording"
+    if not best.is_met:
+        yield f"with the whole fleet only {best.runs[0].worst:.1%} of a model's requests are in time"
+    if best.interval is not None and best.interval.mean < planner.options.attainment:
+        what = f"with arrivals drawn anew {best.interval.mean:.1%} are in time"
+        yield f"{what}: the plan has little to spare, take one more"
+
+
+def scenario_yaml(answer: FleetPlan, document: Mapping[str, Any], base_dir: Path, offers: Sequence[Offer]) -> str:
+    """The plan as a scenario that `headway simulate` and `headway serve` take. HeadwayError if there is no plan."""
+    if answer.status != "met":
+        raise HeadwayError(f"no fleet to write: {answer.why}")
+    template = _template(document, Places(), base_dir, offers)[0]
+    kept = {key: value for key, value in document.items() if key not in ("fleet", "combos", "policies", "variants")}
+    whole = {**kept, **template.fleet(answer.parts, answer.policies)}
+    head = "".join(f"# {line}\n" for line in answer.sentences)
+    return head + strict_yaml.dump(with_absolute_paths(whole, base_dir))
+
+
+def _planner(
+    document: Mapping[str, Any], places: Places, base_dir: Path, options: FleetOptions, simulator: Simulator,
+    folder: Path, cache_dir: Path | None, pool: Executor | None, progress: Progress | None,
+) -> FleetPlanner:  # fmt: skip
+    if not options.offers:
+        raise HeadwayError("no GPUs at hand; expected at least one")
+    if len({offer.gpu.name for offer in options.offers}) < len(options.offers):
+        raise HeadwayError("GPUs at hand: a type is listed twice")
+    template, spec, models = _template(document, places, base_dir, options.offers)
+    with places.at("workload"):
+        workload = check_workload(spec.workload)
+        names = names_of(workload, spec.seed, base_dir, models)
+    requests = FleetRequests(workload, base_dir, spec.seed, names, folder)
+    rows = requests.table()
+    own = any(name in rows.columns for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s"))
+    if not own and not _slo(template.document):
+        raise HeadwayError("no SLO: give --slo ttft=SECONDS,tpot=SECONDS, or slo: in the scenario")
+    span_s = max(float(rows.arrival_s[-1] - rows.arrival_s[0]), 1e-9)
+    counts = {name: int((rows.columns["model"] == code).sum()) for code, name in enumerate(rows.models)}
+    rates = {name: num / span_s for name, num in counts.items() if num}
+    counts = {name: counts[name] for name in rates}
+    planner = FleetPlanner(template, requests, options, rates, counts, simulator, cache_dir, pool, progress)
+    planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
+    if rows.prefix is not None and "prefix-affinity" not in options.routings:
+        planner.options = structs.replace(options, routings=(*options.routings, "prefix-affinity"))
+    return planner
+
+
+def _template(
+    document: Mapping[str, Any], places: Places, base_dir: Path, offers: Sequence[Offer]
+) -> tuple[FleetTemplate, Spec, list[Model]]:
+    """What stays of the scenario, its specification, and the models of its pools."""
+    pools = document.get("fleet")
+    if not isinstance(pools, list) or not pools:
+        raise places.error(("fleet",), "expected a pool for each model")
+    first = offers[0].gpu.name
+    any_gpu = [{**model_keys(pool, OF_SHAPE), "gpu": first} if isinstance(pool, dict) else pool for pool in pools]
+    bare = {key: value for key, value in document.items() if key not in DROPPED}
+    spec = strict_yaml.convert({**bare, "fleet": any_gpu}, Spec, places)
+    own = own_of(spec, places)
+    models: dict[str, tuple[Model, dict[str, Any]]] = {}
+    for i, (pool, keys) in enumerate(zip(spec.fleet, any_gpu, strict=True)):
+        model = model_of(pool, ("fleet", i), base_dir, places, own)
+        models.setdefault(model.name, (model, keys))
+    kept = {key: value for key, value in bare.items() if key != "workload"}
+    by_name = {name: keys for name, (_, keys) in models.items()}
+    template = FleetTemplate(kept, by_name, prices_of(offers), base_dir)
+    return template, spec, [model for model, _ in models.values()]
+
+
+def _slo(document: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in (document.get("slo") or {}).items() if value is not None}
+
+
+def _tiered(num_tiers: int, decay: float) -> dict[str, Any]:
+    """Policies that give earlier tiers room and precedence."""
+    return {
+        "routing": {"name": "freest", "num_tiers": num_tiers, "decay": decay},
+        "ordering": {"name": "priority", "preemptive": False},
+    }

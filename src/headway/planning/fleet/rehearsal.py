@@ -1,0 +1,145 @@
+"""Fleets of several models as scenarios, simulated and kept in a cache by content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from headway.config.scenario import Scenario, StepTimes, assemble
+from headway.config.strict_yaml import Places
+from headway.metrics.columns import floats
+from headway.metrics.latency import Sample, sample, slo_masks
+from headway.planning.combos.problem import Group, Offer
+from headway.planning.fleet.problem import FleetPart, FleetRun
+from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, model_keys, scenario_key
+from headway.planning.stability import stability
+
+HANDOVER = {"mode": "layerwise", "degree": 8}
+"""Of prefill to decode replicas, without the scenario's own."""
+
+
+class FleetTemplate(Struct, frozen=True):
+    """What of a scenario stays, whatever fleet is planned."""
+
+    document: dict[str, Any]
+    """Without fleet, combos and policies."""
+    pools: dict[str, dict[str, Any]]
+    """A pool of each model, whose keys of model and engine are used."""
+    prices: dict[str, float]
+    """Of a GPU and hour, where it is not the catalog's."""
+    base_dir: Path
+
+    def fleet(self, parts: Sequence[FleetPart], policies: Mapping[str, Any]) -> dict[str, Any]:
+        """The sections of a scenario for these parts."""
+        fleet, combos = [], []
+        for part in parts:
+            groups, name = part.unit.groups, f"{part.model}-{part.unit.groups[0].gpu}"
+            if part.unit.aggregated is not None:
+                pool = self._pool(part.model, groups[0])
+                fleet.append({"name": name, **pool, "replicas": part.count * groups[0].instances})
+            else:
+                roles = {
+                    role: {**self._pool(part.model, group), "replicas": group.instances}
+                    for role, group in zip(("prefill", "decode"), groups, strict=True)
+                }
+                name = f"{name}-{groups[1].gpu}-{groups[0].num_gpus}to{groups[1].num_gpus}"
+                combos.append({"name": name, "replicas": part.count, **roles, "handover": HANDOVER})
+        sections: dict[str, Any] = {"fleet": _distinct(fleet)}
+        if combos:
+            sections["combos"] = _distinct(combos)
+        return {**sections, "policies": dict(policies)}
+
+    def _pool(self, model: str, group: Group) -> dict[str, Any]:
+        price = {"usd_per_gpu_hour": self.prices[group.gpu]} if group.gpu in self.prices else {}
+        own = self.pools[model]
+        return {**model_keys(own, without=OF_SHAPE), "gpu": group.gpu, "tp": group.tp, **price}
+
+    def scenario(self, parts: Sequence[FleetPart], policies: Mapping[str, Any], requests: Path) -> Scenario:
+        """The fleet with the requests of a file."""
+        document = {
+            **self.document, **self.fleet(parts, policies), "workload": {"trace": {"path": str(requests.absolute())}},
+        }  # fmt: skip
+        return assemble(document, Places(), self.base_dir)
+
+
+def _distinct(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries; of equal names, the second and later ones are numbered."""
+    seen: dict[str, int] = {}
+    named = []
+    for entry in entries:
+        name = entry["name"]
+        seen[name] = seen.get(name, 0) + 1
+        named.append(entry if seen[name] == 1 else {**entry, "name": f"{name}-{seen[name]}"})
+    return named
+
+
+def prices_of(offers: Sequence[Offer]) -> dict[str, float]:
+    return {offer.gpu.name: offer.usd_per_hour for offer in offers if offer.usd_per_hour is not None}
+
+
+@dataclass(frozen=True)
+class FleetTask:
+    """A fleet to be rehearsed, in any process."""
+
+    template: FleetTemplate
+    parts: tuple[FleetPart, ...]
+    policies: dict[str, Any]
+    requests: Path
+    simulator: Simulator
+    cache_dir: Path | None
+
+
+def rehearse(task: FleetTask) -> tuple[FleetRun, bool]:
+    """The run, and whether the cache had it."""
+    scenario = task.template.scenario(task.parts, task.policies, task.requests)
+    cache = RehearsalCache(task.cache_dir)
+    found = cache.get(scenario_key(scenario, "fleet"), FleetRun, lambda: _simulated(scenario, task.simulator))
+    return found, cache.num_found > 0
+
+
+def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Path) -> tuple[FleetPart, ...]:
+    """The parts, each with what of its step times was not measured."""
+    marked = []
+    for part in parts:
+        alone = template.scenario([part], {"routing": "least-loaded"}, requests)
+        used = StepTimes(alone).coefficients.values()
+        missing = tuple(dict.fromkeys(what for each in used for what in each.estimated))
+        is_measured = all(each.calibrated for each in used)
+        marked.append(FleetPart(part.model, part.unit, part.count, is_measured, missing))
+    return tuple(marked)
+
+
+def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
+    run = simulator.run(scenario)
+    measured = sample(run.records, scenario.spec.simulation.warmup_s, scenario.spec.slo)
+    has, met = slo_masks(measured)["all"]
+    in_time = np.where(has, met, measured.finished)
+    arrival_s = floats(run.records.workload, "arrival_s", measured.id)
+    whole = stability(arrival_s, measured.ttft_s, in_time)
+    return FleetRun(
+        attainment=float(in_time.mean()),
+        by_model=_by_model(measured, in_time),
+        ttft_p99_s=_p99(measured.ttft_s),
+        tpot_p99_s=_p99(measured.tpot_s),
+        e2e_p99_s=_p99(measured.e2e_s),
+        num_requests=len(measured),
+        is_growing=whole.is_growing,
+    )
+
+
+def _by_model(measured: Sample, in_time: Any) -> dict[str, float]:
+    records = measured.records
+    codes = records.workload["model"][measured.id]
+    return {
+        name: float(in_time[codes == code].mean()) for code, name in enumerate(records.models) if (codes == code).any()
+    }
+
+
+def _p99(values_s: Any) -> float | None:
+    known = values_s[~np.isnan(values_s)]
+    return float(np.quantile(known, 0.99)) if len(known) else None

@@ -1,0 +1,168 @@
+"""A fleet plan in three sentences, and as tables for a console and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from math import floor
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from headway.metrics.seeds import Estimate
+from headway.planning.fleet.allocation import Parts, by_model
+from headway.planning.fleet.problem import FleetPlan, FleetPoint, SizedOption
+from headway.report.table import dollars, seconds
+
+NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+NOT_CALIBRATED = "not calibrated"
+POINT_HEADS = ("fleet", "router", "GPUs", "$/h", "in time", "95% over seeds", "TTFT p99", "TPOT p99", "")
+OPTION_HEADS = ("model", "GPUs of one unit", "units needed", "$/h", "in time", "")
+MODEL_HEADS = ("model", "requests", "GPUs", "$/h", "in time", "over seeds")
+
+
+def share(value: float) -> str:
+    """A share as in "99.9%", rounded down: 99.97% is not all; with another digit above 99.9%."""
+    digits = 2 if 0.999 < value < 1 else 1
+    return f"{floor(value * 100 * 10**digits + 1e-6) / 10**digits:.{digits}f}%".replace(".0%", "%")
+
+
+def sentences(plan: FleetPlan) -> tuple[str, ...]:
+    """What to run, whether to separate prefill from decode, and whether to have tiers."""
+    return _fleet(plan), _split(plan), _tiers(plan)
+
+
+def short(plan: FleetPlan) -> tuple[str, ...]:
+    return (f"The GPUs at hand do not keep {share(plan.target)} of each model's requests in time: {plan.why}.",)
+
+
+def _fleet(plan: FleetPlan) -> str:
+    served = "; ".join(f"{model} on {_gpus(own)}" for model, own in by_model(plan.parts).items())
+    number, price = sum(plan.gpus.values()), dollars(plan.usd_per_hour or 0.0)
+    best = plan.points[0]
+    attained = f"{share(best.runs[0].worst)} of {'each' if len(plan.models) > 1 else 'the'} model's requests"
+    at_least = "at least " if len(plan.models) > 1 else ""
+    drawn = f" ({_interval(best.interval)} over {len(best.runs)} seeds)" if best.interval is not None else ""
+    gpus = f"{number} GPU{'s' if number != 1 else ''}"
+    return (
+        f"Serve {served}, with the router {best.router}: {gpus} for {price} an hour keep {at_least}{attained}"
+        f" within {describe(plan.slo)}{drawn}."
+    )
+
+
+def _gpus(parts: Parts) -> str:
+    return " and ".join(part.label for part in parts)
+
+
+def describe(slo: dict[str, float]) -> str:
+    """SLOs as in "TTFT 2 s, TPOT 50 ms"."""
+    return ", ".join(f"{NAMES[key]} {seconds(value)}" for key, value in slo.items()) or "their own SLOs"
+
+
+def _split(plan: FleetPlan) -> str:
+    verdict = plan.split
+    together, apart = (dollars(each or 0.0) for each in (verdict.usd_per_hour_together, verdict.usd_per_hour_split))
+    what = "Separate prefill and decode replicas"
+    if verdict.status == "worth it" and verdict.usd_per_hour_together is None:
+        return f"{what} are worth it: without them the GPUs at hand are not enough."
+    if verdict.status == "worth it":
+        return f"{what} are worth it: without them the fleet costs {together} an hour."
+    if verdict.status == "not worth it":
+        return f"{what} are not worth it: the cheapest fleet that has them costs {apart} an hour."
+    if verdict.status == "impossible":
+        return f"{what} are not worth it: no such fleet of these GPUs keeps enough requests in time."
+    return f"{what} were not considered."
+
+
+def _tiers(plan: FleetPlan) -> str:
+    verdict = plan.tiers
+    if verdict.status == "one class" or verdict.gain is None:
+        return "Tiers of service are not needed: all requests are of one class."
+    low, high = (f"{100 * each:+.1f}" for each in (verdict.gain.low, verdict.gain.high))
+    change = f"makes {low} to {high} points of requests in time (95%)"
+    if verdict.gain.low == verdict.gain.high == 0:
+        change = "changes nothing"
+    if verdict.status == "worth it":
+        return f"Serve the {verdict.num_tiers} tiers of the requests differently: that {change}."
+    return f"Do not serve the {verdict.num_classes} tiers of the requests differently: that {change}."
+
+
+def _interval(each: Estimate | None) -> str:
+    if each is None:
+        return "-"
+    low, high = share(each.low), share(each.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def point_rows(plan: FleetPlan) -> list[list[str]]:
+    """One row for each fleet that was rehearsed whole, the plan first, then by price."""
+    first, *rest = plan.points
+    return [_point(each, plan.target) for each in (first, *sorted(rest, key=lambda each: each.usd_per_hour))]
+
+
+def _point(each: FleetPoint, target: float) -> list[str]:
+    run = each.runs[0]
+    note = "" if each.is_met else f"below {share(target)}"
+    latencies = ["never" if value is None else seconds(value) for value in (run.ttft_p99_s, run.tpot_p99_s)]
+    number = sum(sum(part.gpus.values()) for part in each.parts)
+    return [
+        each.label, each.router, str(number), dollars(each.usd_per_hour), share(run.worst), _interval(each.interval),
+        *latencies, note,
+    ]  # fmt: skip
+
+
+def option_rows(plan: FleetPlan) -> list[list[str]]:
+    """Each model on each kind of GPUs: how many units serve all of its requests alone."""
+    ordered = sorted(plan.options, key=lambda each: (each.model, each.usd_per_hour or float("inf")))
+    return [_option(each) for each in ordered]
+
+
+def _option(each: SizedOption) -> list[str]:
+    notes = [each.reason] if each.least is None and each.reason else []
+    notes += [f"{NOT_CALIBRATED}: {', '.join(each.uncalibrated)}"] if each.uncalibrated else []
+    attained = "-" if each.attainment is None else share(each.attainment)
+    price = "-" if each.usd_per_hour is None else dollars(each.usd_per_hour)
+    units = "-" if each.least is None else str(each.least)
+    return [each.model, each.unit.label.strip("<>"), units, price, attained, "; ".join(notes)]
+
+
+def model_rows(plan: FleetPlan) -> list[list[str]]:
+    """The plan, by model."""
+    runs, rows = plan.points[0].runs, []
+    for model, own in by_model(plan.parts).items():
+        values = [run.by_model[model] for run in runs if model in run.by_model]
+        spread = f"{share(min(values))} to {share(max(values))}"
+        price = dollars(sum(part.usd_per_hour for part in own))
+        rows.append([model, f"{plan.models[model]:,}", _gpus(own), price, share(values[0]), spread])
+    return rows
+
+
+def render(plan: FleetPlan, *, width: int, color: bool = False) -> str:
+    """The plan as text, for a console `width` characters wide: tables first, the answer last."""
+    terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    with terminal.capture() as captured:
+        terminal.print(Group(*_parts(plan)))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def _parts(plan: FleetPlan) -> Iterator[Any]:
+    yield Text("Each model alone", style="bold")
+    yield _table(OPTION_HEADS, option_rows(plan), words=(0, 1, 5))
+    if plan.points:
+        yield Text("\nWhole fleets", style="bold")
+        yield _table(POINT_HEADS, point_rows(plan), words=(0, 1, 8))
+    for note in plan.notes:
+        yield Text(f"\n{note[:1].upper()}{note[1:]}.")
+    yield Text("")
+    yield from (Text(line, style="bold" if i == 0 else "") for i, line in enumerate(plan.sentences))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i in words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(value) for value in row))
+    return table
