@@ -96,7 +96,7 @@ class Gateway:
             self.driver.has_other,
         )
         self._tracing, self._new_relay = self._make_relays()
-        self._quarantine = Quarantine(self.settings.quarantine_s)
+        self.quarantine = Quarantine(self.settings.quarantine_s)
         self.batches = self._make_batches()
         self.is_closing = False
         self.reloads = Reloads()
@@ -210,7 +210,7 @@ class Gateway:
         self.keys.replace(settings.api_keys)
         self.health.use(settings)
         self._stalls.use(settings.limits)
-        self._quarantine.keep_s = settings.quarantine_s
+        self.quarantine.keep_s = settings.quarantine_s
         self.driver.hold_s = settings.hold_s
         names = settings.__struct_fields__
         return [f"gateway: {name} changed" for name in names if getattr(settings, name) != getattr(before, name)]
@@ -251,7 +251,7 @@ class Gateway:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
         now = self.clock.now
-        self._quarantine.check(client_request.raw, now)
+        self.quarantine.check(client_request.raw, now)
         if client_request.prompt_ids is None:
             longest_tokens = len(client_request.text) + (client_request.max_tokens or 1)
             if longest_tokens > self._least_limit(client_request.model):
@@ -293,7 +293,7 @@ class Gateway:
         deadline_s: float | None = None,
     ) -> Relay:
         """Admit a request of a batch, within its caller's limits. `deadline_s`: seconds from now."""
-        self._quarantine.check(client_request.raw, self.clock.now)
+        self.quarantine.check(client_request.raw, self.clock.now)
         features = client_request.features(self.clock.now)
         request = self.admit(
             features, lambda live: InFlightRequest(live, request_id, is_streamed=False), caller, deadline_s
@@ -303,7 +303,7 @@ class Gateway:
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         return self._new_relay(
             client_request, request, self.driver, self.health, writer, self.settings.max_attempts,
-            self.plan.sends_priority, self._quarantine,
+            self.plan.sends_priority, self.quarantine,
         )  # fmt: skip
 
     def stream_key(self, key: StreamKey | None, model: str) -> StreamKey | None:

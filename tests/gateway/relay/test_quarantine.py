@@ -123,3 +123,41 @@ def test_quarantine_keeps_a_bounded_number_of_bodies() -> None:
     with pytest.raises(ApiError):
         quarantine.check(b"4999", 1.0)
     Quarantine(0.0).check(b"x", 0.0)
+
+
+def test_processes_that_tell_each_other_refuse_what_one_of_them_has_found_out() -> None:
+    """And none tells again what it has been told, once all know."""
+    processes = [Quarantine(60.0) for _ in range(3)]
+    told: list[bytes] = []
+
+    def tell_others(digest: bytes, until_s: float) -> None:
+        told.append(digest)
+        for other in processes:
+            other.hold(digest, until_s)
+
+    for each in processes:
+        each.listeners.append(tell_others)
+    processes[0].answered(b"well")
+    processes[1].add(b"poison", 10.0)
+    processes[1].add(b"well", 10.0)
+    for each in processes:
+        with pytest.raises(ApiError, match="quarantined"):
+            each.check(b"poison", 69.0)
+        each.check(b"poison", 71.0)
+        each.check(b"another", 11.0)
+    assert len(told) == 2 * len(processes)
+    processes[0].check(b"well", 11.0)
+    with pytest.raises(ApiError, match="quarantined"):
+        processes[2].check(b"well", 11.0)
+
+
+def test_copies_that_run_already_are_not_sent_again() -> None:
+    async def story() -> None:
+        quarantine, requests = Quarantine(60.0), list[int]()
+        request = chat_request(stream=True)
+        relay, writer, _ = relay_of(request, OrderedScheduler(_breaking(requests)), 8, quarantine)
+        quarantine.add(request.raw, OrderedScheduler.now)  # by another copy, while this one is at its first engine
+        await relay.run()
+        assert writer.status == 422 and len(requests) == 1
+
+    run(story())

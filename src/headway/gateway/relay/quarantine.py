@@ -8,7 +8,9 @@ before breaks none: when all engines are killed at once, requests run on two of 
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 
 from headway.gateway.errors import ApiError
 
@@ -25,12 +27,17 @@ _MAX_HASHED_BYTES = 1 << 18
 
 
 class Quarantine:
-    """The bodies of requests that broke engines, each for `keep_s` seconds. Time is an argument."""
+    """The bodies of requests that broke engines, each for `keep_s` seconds. Time is an argument.
+
+    The processes of a gateway tell each other of such bodies; which ones engines have answered, each knows by itself.
+    """
 
     def __init__(self, keep_s: float) -> None:
         self.keep_s = keep_s
-        self._until_s: OrderedDict[int, float] = OrderedDict()
-        """By hash of the body, the oldest first."""
+        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        """By digest of the body, the oldest first."""
+        self.listeners: list[Callable[[bytes, float], None]] = []
+        """Called with the digest of a body, and until when it is refused, unless that was known."""
         self._answered: set[int] = set()
         """Hashes of bodies that engines have answered lately."""
         self._answered_before: set[int] = set()
@@ -52,25 +59,41 @@ class Quarantine:
 
     def add(self, body: bytes, now: float) -> None:
         """Refuse copies of this body from now on. Beyond a limit, the oldest body is forgotten."""
-        if not self.keep_s:
+        if self.keep_s:
+            self.hold(_digest(body), now + self.keep_s)
+
+    def hold(self, digest: bytes, until_s: float) -> None:
+        """Refuse copies of the body with this digest, which this process or another one has found out."""
+        if self._until_s.get(digest, 0.0) >= until_s:
             return
-        key = hash(body)
-        self._until_s.pop(key, None)
-        self._until_s[key] = now + self.keep_s
+        self._until_s.pop(digest, None)
+        self._until_s[digest] = until_s
         if len(self._until_s) > _MAX_KEPT:
             self._until_s.popitem(last=False)
+        for tell in self.listeners:
+            tell(digest, until_s)
+
+    def held(self) -> list[tuple[bytes, float]]:
+        """The digests of all quarantined bodies, and until when they are refused."""
+        return list(self._until_s.items())
 
     def check(self, body: bytes, now: float) -> None:
-        """ApiError if a copy of this body broke engines."""
+        """ApiError if a copy of this body broke engines, unless this process knows that it does not."""
         if not self._until_s:
             return
-        until_s = self._until_s.get(hash(body))
-        if until_s is None:
+        digest = _digest(body)
+        until_s = self._until_s.get(digest)
+        if until_s is None or self.is_harmless(body):
             return
         if until_s > now:
             what = f"a request with the same body broke {MAX_BROKEN} engines and is quarantined"
             raise ApiError(_STATUS, what, _CODE)
-        del self._until_s[hash(body)]
+        del self._until_s[digest]
+
+
+def _digest(body: bytes) -> bytes:
+    """The same in every process, unlike Python's own hashes."""
+    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 class BrokenEngines:

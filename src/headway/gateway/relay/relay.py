@@ -544,9 +544,10 @@ class Relay:
         self._num_failures += not isinstance(error, UnreachableError)
 
     def _count_break(self, replica: EngineEndpoint) -> None:
-        """Count an engine that broke with the request on it. ApiError if it is quarantined."""
+        """Count an engine that broke with the request on it. ApiError if it, or a copy of it, is quarantined."""
         if self._quarantine.is_harmless(self._request.raw):
             return
+        self._quarantine.check(self._request.raw, self._scheduler.now)
         broken = self._broken = self._broken or BrokenEngines()
         broken.count(replica.name, self._live.generated_tokens - self._tokens_at_start)
         if broken.is_quarantined:

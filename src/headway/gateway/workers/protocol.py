@@ -133,6 +133,14 @@ class PrefillLegDone(Struct, array_like=True, tag=9, gc=False):
     number: int
 
 
+class BodyQuarantined(Struct, array_like=True, tag=20, gc=False):
+    """A request broke engines: copies of it are refused. Sent by the process that found out, and on to the others."""
+
+    digest: bytes
+    until_s: float
+    """On the clock of the gateway."""
+
+
 class StreamSent(Struct, array_like=True, tag=10, gc=False):
     """What a client was sent of a stream since the last such message."""
 
@@ -148,7 +156,7 @@ class StartFailed(Struct, array_like=True, tag=11, gc=False):
 
 FromWorker = (
     RequestArrived | ProgressReport | Released | AnswerScored | RequestFailed | RequestSucceeded | MetricsReport
-    | WorkerLeaving | Heartbeat | PrefillLegDone | StreamSent | StartFailed
+    | WorkerLeaving | Heartbeat | PrefillLegDone | StreamSent | StartFailed | BodyQuarantined
 )  # fmt: skip
 
 
@@ -253,7 +261,7 @@ class Reconfigured(Struct, array_like=True, tag=9, gc=False):
 
 FromScheduler = (
     Assigned | RequestRefused | RequestEnded | AbortRequest | ReplicaInfo | ReplicaRemoved | Heartbeat | StreamRestored
-    | KeyLimits | Reconfigured
+    | KeyLimits | Reconfigured | BodyQuarantined
 )  # fmt: skip
 
 

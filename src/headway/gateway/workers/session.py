@@ -94,6 +94,7 @@ class WorkerSession:
         """By replica, what the worker was last sent."""
         gateway.fleet.on_removed.append(self._replica_removed)
         gateway.on_reconfigured.append(self._reconfigured)
+        gateway.quarantine.listeners.append(self._quarantined)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.RequestArrived: self._arrived,
             protocol.RequestFailed: self._failed,
@@ -102,6 +103,7 @@ class WorkerSession:
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
             protocol.Heartbeat: self._take_heartbeat,
             protocol.StartFailed: self._take_failure,
+            protocol.BodyQuarantined: lambda message: gateway.quarantine.hold(message.digest, message.until_s),
         }
         self._request_handlers: dict[type[Any], Callable[[RemoteRequest, Any], None]] = {
             protocol.ProgressReport: lambda request, message: self._apply(request, message.progress),
@@ -149,6 +151,9 @@ class WorkerSession:
         gateway = self._gateway
         self.link.send(protocol.Reconfigured(gateway.settings, gateway.plan.sends_priority, gateway.is_closing))
 
+    def _quarantined(self, digest: bytes, until_s: float) -> None:
+        self.link.send(protocol.BodyQuarantined(digest, until_s))
+
     def _replica_removed(self, replica: LiveReplica) -> None:
         if self._sent_replicas.pop(replica.id, None) is not None:
             self.link.send(protocol.ReplicaRemoved(replica.id))
@@ -169,7 +174,10 @@ class WorkerSession:
     # From the worker.
 
     def _take_heartbeat(self, message: protocol.Heartbeat) -> None:
-        self.has_started = True
+        if not self.has_started:
+            self.has_started = True
+            for held in self._gateway.quarantine.held():
+                self._quarantined(*held)
 
     def _take_failure(self, message: protocol.StartFailed) -> None:
         self.why_not_started = message.why
@@ -308,6 +316,7 @@ class WorkerSession:
         """The worker is gone with all its connections: cancel its requests."""
         self._gateway.fleet.on_removed.remove(self._replica_removed)
         self._gateway.on_reconfigured.remove(self._reconfigured)
+        self._gateway.quarantine.listeners.remove(self._quarantined)
         # Held requests first, so that none of them is placed in the room that the others leave.
         requests = sorted(self._requests.values(), key=lambda request: request.reservation is not None)
         self._requests = {}

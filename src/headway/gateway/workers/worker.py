@@ -31,6 +31,7 @@ from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.middleware import with_middleware
 from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
 from headway.gateway.workers.protocol import (
+    BodyQuarantined,
     HeartbeatMonitor,
     KeyLimits,
     Reconfigured,
@@ -60,10 +61,12 @@ class Worker:
         handlers: dict[type[Any], Callable[[Any], None]] = {
             KeyLimits: self._take_limits,
             Reconfigured: self._reconfigure,
+            BodyQuarantined: lambda message: self._quarantine.hold(message.digest, message.until_s),
         }
         self.scheduler = RemoteScheduler(self.clock, scorer, on_lost, handlers)
         self._health = RemoteHealth(self.scheduler.link)
         self._quarantine = Quarantine(self.settings.quarantine_s)
+        self._quarantine.listeners.append(lambda *told: self.scheduler.link.send(BodyQuarantined(*told)))
         self._tracing: Tracing | None = None
         self._new_relay: Callable[..., Relay] = Relay
         if self.settings.tracing:
