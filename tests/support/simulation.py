@@ -37,7 +37,7 @@ from headway.core.record import Columns, Records
 from headway.core.request import Request, Segment
 from headway.core.view import AdmissionView, FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.ordering.deadlines import EdfOrdering
@@ -108,7 +108,7 @@ def sloped(pool: Pool) -> Line:
 
 
 def _measured(pool: Pool) -> Line:
-    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line
+    return step_model(pool.model, pool.gpu, pool.engine, pool.parallel).line
 
 
 def kinked(pool: Pool, kink_tokens: int = 400) -> Line:
@@ -145,7 +145,7 @@ def workload(requests: Sequence[Request]) -> Workload:
         if name in codes:
             columns[name] = np.array([codes[name].index(value) for value in values])
         elif name not in ("prefix", "quality", "lengths"):
-            absent = float("nan") if name.endswith("_s") else -1
+            absent = float("nan") if name.endswith("_s") or name == "acceptance" else -1
             columns[name] = np.array([absent if value is None else value for value in values])
     for name, kind, absent in (("quality", "quality:", float("nan")), ("lengths", "output_tokens:", -1)):
         for model in dict.fromkeys(model for r in requests for model, _ in getattr(r, name)):

@@ -19,7 +19,7 @@ from headway.calibration.solve import Coefficient, FitResult, solve
 from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Model, Parallel
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 
 STEP = Coefficient("step_s", 0.3, 0, 30, 1e-3)
 LAYER = Coefficient("layer_s", 8, 0, 500, 1e-6)
@@ -75,7 +75,7 @@ def loads(experiments: Iterable[ServingExperiment], gpu: Gpu) -> tuple[list[Serv
 
 def tpot_s(load: ServedLoad, gpu: Gpu, engine: str, coefficients: Coefficients) -> float:
     """Predicted mean time per output token: some iterations include a chunk of a prompt, the others only decode."""
-    step = StepModel(load.model, gpu, catalog.engine(engine), Parallel(tp=load.tp), coefficients)
+    step = step_model(load.model, gpu, catalog.engine(engine), Parallel(tp=load.tp), coefficients)
     num = load.num_decode
     context = num * (load.prompt_tokens + load.output_tokens // 2)
     new = max(1, load.prompt_tokens - load.cached_tokens)

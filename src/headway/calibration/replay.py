@@ -17,7 +17,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Parallel, Pool
 from headway.core.record import Outcome
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
@@ -122,7 +122,7 @@ def replay(
     bounds[-1] = math.inf
     line: Callable[[Pool], Line] | None = None
     if coefficients is not None:
-        line = lambda pool: StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line  # noqa: E731
+        line = lambda pool: step_model(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line  # noqa: E731
     parts: list[tuple[Floats, Floats, Floats, Floats]] = []
     unfinished = 0
     for seed in seeds:

@@ -16,6 +16,7 @@ from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
 from headway.config.own_hardware import OwnHardware, own_hardware
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
+from headway.config.speculative import with_speculation
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Gpu, Model, Parallel, Pool, Role, Sampling
@@ -135,7 +136,7 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
         name=spec.name or name,
         model=shape,
         gpu=accelerator,
-        engine=_with_kv_dtype(spec, _engine(spec.engine, (*at, "engine"), places, own)),
+        engine=_pool_engine(spec, shape, at, base_dir, places, own),
         parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
         replicas=_replicas(spec, at, places, units),
         region=spec.region,
@@ -154,8 +155,16 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
     return pool
 
 
-def _with_kv_dtype(spec: PoolSpec, engine: Engine) -> Engine:
-    return replace(engine, kv_dtype_bytes=1.0) if spec.kv_cache_dtype == "fp8" else engine
+def _pool_engine(spec: PoolSpec, model: Model, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Engine:
+    """The engine's profile with the settings that are keys of the pool."""
+    engine = _engine(spec.engine, (*at, "engine"), places, own)
+    if spec.kv_cache_dtype == "fp8":
+        engine = replace(engine, kv_dtype_bytes=1.0)
+    if spec.speculative is not None:
+        parallel = Parallel(spec.tp, spec.pp, spec.ep, spec.dp)
+        at = (*at, "speculative")
+        engine = with_speculation(spec.speculative, engine, model, parallel, at, base_dir, places, own)
+    return engine
 
 
 def _proxied_model(spec: PoolSpec, at: Key, places: Places) -> Model:
@@ -218,6 +227,8 @@ def _with_distinct_names(fleet: Fleet) -> Fleet:
 def _engine(spec: str | dict[str, Any], key: Key, places: Places, own: OwnHardware) -> Engine:
     changes = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = changes.pop("name", DEFAULT_ENGINE)
+    if "speculative" in changes:
+        raise places.error((*key, "speculative"), "is a key of the pool; expected it beside `engine`")
     with places.at(*key):
         profile = own.engine(str(name))
     changed = strict_yaml.convert({**msgspec.to_builtins(profile), **changes}, Engine, places, key)

@@ -104,6 +104,8 @@ def _check_positive(made: Gpu | Model | Engine, at: Key, places: Places) -> None
                 continue
             if number < 0 or (number == 0 and name not in _MAY_BE_0):
                 raise places.error((*at, name), f"{number}; expected more than 0")
+    if isinstance(made, Engine) and made.drafts is not None:
+        raise places.error((*at, "speculative"), "is a key of pools; expected it in `fleet`, beside `engine`")
     if isinstance(made, Gpu) and not made.peak_flops:
         raise places.error((*at, "peak_flops"), "expected FLOP/s by dtype, as in {bf16: 989e12}")
 

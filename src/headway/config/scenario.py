@@ -20,7 +20,7 @@ from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import unknown
 from headway.core.fleet import Combo, Fleet, Pool, unit_of
-from headway.perf.step import StepModel
+from headway.perf.speculation import AnyStepModel, step_model
 from headway.sim.timeline import Line
 
 Changes = Mapping[Key, tuple[str, Any]]
@@ -52,8 +52,8 @@ class StepTimes:
         scenario = self.scenario
         return coefficients_of(scenario.spec, scenario.fleet, scenario.base_dir, scenario.places)
 
-    def model(self, pool: Pool) -> StepModel:
-        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients[pool.name])
+    def model(self, pool: Pool) -> AnyStepModel:
+        return step_model(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients[pool.name])
 
     def __call__(self, pool: Pool) -> Line:
         return self.model(pool).line

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from headway.control.observe import Scrape
 from headway.control.policies import OrderingAt
-from headway.core.fleet import Fault, Handover, Network, Provisioning, RoleChange
+from headway.core.fleet import DraftMethod, Fault, Handover, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
 from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.settings import Api, Judge, Settings
@@ -16,6 +16,7 @@ from headway.metrics.latency import DefaultSlo
 from headway.workload.spec import WorkloadSpec
 
 Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
 PolicySpec = str | dict[str, Any]
 DEFAULT_ENGINE = "simulated"
@@ -26,6 +27,42 @@ class ModelFile(Struct, frozen=True, forbid_unknown_fields=True):
 
     config: str
     """A Hugging Face `config.json`."""
+
+
+class SpeculativeSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Speculative decoding of a pool's engines. The keys are those of vLLM's `--speculative-config`, where it has them.
+
+    `acceptance` is the measured one: that of a workload on these weights. Of a running vLLM, it is
+    `vllm:spec_decode_num_accepted_tokens_per_pos_total` by position, over `vllm:spec_decode_num_drafts_total`.
+    """
+
+    method: DraftMethod
+    """`ngram`: matches in the text so far; `draft_model`: a smaller model; `eagle`, `eagle3`: a head of one layer;
+    `mtp`: the model's own layer for multi-token prediction."""
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=32)]
+    """Drafted tokens of each sequence in an iteration."""
+    acceptance: Share | Annotated[tuple[Share, ...], Meta(min_length=1)]
+    """A number: the probability that a drafted token is accepted if those before it are. A list: for each position, the
+    share of drafts of which this token is accepted, so that it does not rise. The workload's `acceptance` goes before
+    it."""
+    model: str | ModelFile = ""
+    """`draft_model`: a name that `headway catalog models` lists, or `config:` and the path of a `config.json`. Else the
+    repository of the head's weights, for `headway export`."""
+    hf_id: str = ""
+    """For `headway export`: the draft model's repository. Without it: the catalog's."""
+    draft_tensor_parallel_size: Count | None = None
+    """GPUs that share the draft model: 1, or `tp`. Without it: `tp`."""
+    draft_vocab_size: Count | None = None
+    """Tokens among which a head chooses. Without it: 32000 for `eagle3`, else the model's."""
+    num_speculative_tokens_per_batch_size: tuple[tuple[Count, Count, Annotated[int, Meta(ge=0)]], ...] = ()
+    """Drafted tokens by the number of decoding sequences, as `[first, last, tokens]`; above the last entry, none. 0
+    disables drafts. Without it: always `num_speculative_tokens`. Not for SGLang."""
+    match_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """`ngram`: share of the iterations in which the last tokens have a match. `acceptance` is then that of drafts."""
+    prompt_lookup_max: Count | None = None
+    """`ngram`: longest match that is looked for, in tokens."""
+    prompt_lookup_min: Count | None = None
+    """`ngram`: shortest match that is looked for, in tokens."""
 
 
 class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,6 +90,8 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     the weights to deploy are those of `hf_id`."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Type of the KV cache: 16 bits, or what the engine's `kv_dtype_bytes` says; or 8 bits."""
+    speculative: SpeculativeSpec | None = None
+    """Speculative decoding. Without it: an iteration gives a sequence one token."""
     engine: str | dict[str, Any] = DEFAULT_ENGINE
     """A name that `headway catalog engines` lists, or `name:` and changes to the engine's settings."""
     name: str = ""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import inf
+from operator import mul
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
 Preemption = Literal["recompute", "swap"]
 Role = Literal["mixed", "prefill", "decode"]
 """The phases of a request that a replica serves: both, or one."""
+DraftMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+"""Who drafts: a match of the last tokens in the text so far, a smaller model, or a head on the model's own layers."""
+DraftSchedule = tuple[tuple[int, int, int], ...]
+"""(least batch size, largest batch size, drafted tokens): the first entry that has the batch size counts."""
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +142,74 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         return (self.name, self.hf_id, *self.aliases)
 
 
+class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Speculative decoding: how an engine drafts tokens, and how many of them it accepts.
+
+    An iteration of a decoding sequence verifies k drafted tokens and gives one token more than it accepts, so between 1
+    and k + 1. With S_i the probability that the first i drafted tokens are accepted, it gives 1 + S_1 + ... + S_k
+    tokens on average; with one rate a at each position that is (1 - a**(k + 1)) / (1 - a) (Leviathan et al., arXiv
+    2211.17192, equation 1). Names of fields are those of vLLM's `SpeculativeConfig`.
+    """
+
+    method: DraftMethod
+    num_speculative_tokens: int
+    """Drafted tokens of each sequence in an iteration."""
+    acceptance: tuple[float, ...]
+    """S_i for i = 1..k: the probability that the first i drafted tokens are accepted, as vLLM logs it by position."""
+    num_speculative_tokens_per_batch_size: DraftSchedule = ()
+    """Drafted tokens by batch size; above the last entry, none. Empty: always `num_speculative_tokens`."""
+    match_share: float = 1.0
+    """`ngram`: share of the iterations in which the last tokens have a match, without which there is no draft."""
+    model: str = ""
+    """What engines load as the draft model or head."""
+    draft: Model | None = None
+    """Shape of the draft model, or of the head as a model of one layer; None: no model drafts."""
+    draft_shares_embeddings: bool = False
+    """The head has no embeddings of its own."""
+    draft_tensor_parallel_size: int | None = None
+    """GPUs that share the draft model; None: all of the target's tensor parallel group."""
+    prompt_lookup_max: int | None = None
+    """`ngram`: longest match looked for, in tokens; None: the engine's default."""
+    prompt_lookup_min: int | None = None
+
+    def num_drafted(self, batch_size: int) -> int:
+        """Drafted tokens of each sequence in a batch of this many decoding sequences."""
+        if not self.num_speculative_tokens_per_batch_size:
+            return self.num_speculative_tokens
+        for least, largest, num in self.num_speculative_tokens_per_batch_size:
+            if least <= batch_size <= largest:
+                return num
+        return 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of a sequence in an iteration."""
+        return self.num_speculative_tokens + 1
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots of a sequence beyond those of a sequence that does not speculate.
+
+        The drafted tokens have slots while they are verified. A model that drafts writes the KV of the next draft in
+        the same iteration, for which vLLM keeps as many slots again (`num_lookahead_tokens` of its scheduler).
+        """
+        return self.num_speculative_tokens * (1 if self.draft is None else 2)
+
+    def survival(self, rate: float | None = None) -> tuple[float, ...]:
+        """S_i including the iterations without a draft; `rate`: one rate for all positions, not the setting's."""
+        kept = self.acceptance if rate is None else by_rate(rate, self.num_speculative_tokens)
+        return kept if self.match_share == 1.0 else tuple(self.match_share * each for each in kept)
+
+    def tokens_per_iteration(self, batch_size: int = 1, rate: float | None = None) -> float:
+        """Mean number of tokens that a sequence gets in an iteration of a batch of this size."""
+        return 1.0 + sum(self.survival(rate)[: self.num_drafted(batch_size)])
+
+
+def by_rate(rate: float, num_tokens: int) -> tuple[float, ...]:
+    """S_i where each drafted token is accepted with the probability `rate` if those before it are."""
+    return tuple(accumulate([rate] * num_tokens, mul))
+
+
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     """How a replica batches, and its settings. A profile from the catalog, with the user's changes."""
 
@@ -164,10 +238,17 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     response_overhead_s: float = 0.0
     """Time from the end of an iteration until the client has its tokens: sampling, detokenizing, HTTP."""
     kv_dtype_bytes: float = 2.0
+    speculative: Speculative | UnsetType = UNSET
+    """A pool's setting; profiles have none."""
     orderings: tuple[str, ...] | None = None
     """Orderings that this engine can apply at the replica; None = any (a simulated engine)."""
     version: str = ""
     source: str = ""
+
+    @property
+    def drafts(self) -> Speculative | None:
+        """The speculative decoding; None: each iteration gives a decoding sequence one token."""
+        return self.speculative or None
 
 
 class Parallel(Struct, frozen=True, forbid_unknown_fields=True):

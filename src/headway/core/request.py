@@ -57,3 +57,5 @@ class Request(Struct, frozen=True, gc=False):
     """(model, output tokens) pairs: the length of each model's answer where it is not `output_tokens`."""
     tenant: str = ""
     """Who sends the request: at a gateway, the name of its API key; "": unknown."""
+    acceptance: float | None = None
+    """Probability that a drafted token is accepted if those before it are; None: what the engine's setting says."""

@@ -27,13 +27,17 @@ class AttentionCosts(Struct, frozen=True):
     """Wasted keys per query row, half a tile."""
 
 
-def attention_costs(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels) -> AttentionCosts:
+def attention_costs(
+    model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels, queries: int = 1
+) -> AttentionCosts:
+    """`queries`: tokens of each decoding sequence in an iteration, which share its reads of the KV cache."""
     tp = parallel.tp
     flops = peak_flops(gpu, "bf16")
     copies = 1 if model.mla is not None else min(tp, model.num_kv_heads)
     read_s = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes) / copies
     read_s /= gpu.bandwidth_bytes_per_s * kernels.decode_attention.memory_efficiency
-    decode_s = max(read_s, _decode_flops(model) / tp / (flops * kernels.decode_attention.compute_efficiency))
+    query_s = _decode_flops(model) / tp / (flops * kernels.decode_attention.compute_efficiency)
+    decode_s = max(read_s, queries * query_s)
     pair_s = pair_flops(model) / tp / (flops * kernels.prefill_attention.compute_efficiency)
     up_s = _expansion_flops(model) / tp / (flops * kernels.gemm["bf16"].compute_efficiency)
     windowed = num_windowed_layers(model)

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.core.fleet import Engine, Gpu, Model, Parallel, Speculative
 from headway.perf.params import (
     kv_bytes_per_token_layer,
     linear_bytes,
@@ -56,10 +56,10 @@ def plan(
     impossible or no memory is left for the cache.
     """
     check_shape(model, parallel)
-    weights = _weights_bytes_gpu(model, parallel)
+    weights = _weights_bytes_gpu(model, parallel) + _draft_weights_bytes_gpu(engine, parallel)
     activations = _activation_bytes_gpu(model, engine, parallel)
     kept = kept_share(model, mean_sequence_tokens)
-    per_token = _kv_bytes_per_token_gpu(model, engine, parallel) * kept
+    per_token = _kv_bytes_per_token_gpu(model, engine, parallel) * kept + _draft_kv_bytes_gpu(engine, parallel)
     available = gpu.memory_bytes * engine.gpu_memory_utilization
     blocks = int((available - weights - activations) // (per_token * engine.block_size_tokens)) * parallel.dp
     if blocks < 1:
@@ -67,12 +67,13 @@ def plan(
     return MemoryPlan(
         weights_bytes=weights,
         activation_bytes=activations,
-        kv_bytes_per_token=kv_bytes_per_token(model, engine.kv_dtype_bytes),
+        kv_bytes_per_token=kv_bytes_per_token(model, engine.kv_dtype_bytes) + _draft_kv_bytes(engine),
         kv_bytes_per_token_gpu=per_token,
         kv_bytes_per_token_replica=_kv_bytes_per_token_layer_gpu(model, engine, parallel.tp)
         * parallel.tp
         * model.num_layers
-        * kept,
+        * kept
+        + _draft_kv_bytes_gpu(engine, parallel) * parallel.tp,
         kv_capacity_tokens=blocks * engine.block_size_tokens,
         kv_blocks=blocks,
     )
@@ -156,6 +157,41 @@ def _activation_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> f
     return peak + RUNTIME_BYTES + (COLLECTIVES_BYTES if parallel.num_gpus > 1 else 0.0)
 
 
+def draft_parallel(setting: Speculative, parallel: Parallel) -> Parallel:
+    """The shape in which the draft model runs: in the tensor parallel group, or on one GPU of it."""
+    return Parallel(tp=setting.draft_tensor_parallel_size or parallel.tp)
+
+
+def _draft_weights_bytes_gpu(engine: Engine, parallel: Parallel) -> float:
+    """Weights of the draft model or head on the fullest GPU; 0 without one."""
+    setting = engine.drafts
+    if setting is None or setting.draft is None:
+        return 0.0
+    own = _weights_bytes_gpu(setting.draft, shape := draft_parallel(setting, parallel))
+    if setting.draft_shares_embeddings:
+        own -= _embedding_bytes(setting.draft) / shape.tp
+    return own
+
+
+def _embedding_bytes(model: Model) -> float:
+    return 2.0 * model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
+
+
+def _draft_kv_bytes(engine: Engine) -> float:
+    """KV cache of one token in the draft model or head, unreplicated; 0 without one."""
+    setting = engine.drafts
+    if setting is None or setting.draft is None:
+        return 0.0
+    return kv_bytes_per_token(setting.draft, engine.kv_dtype_bytes)
+
+
+def _draft_kv_bytes_gpu(engine: Engine, parallel: Parallel) -> float:
+    setting = engine.drafts
+    if setting is None or setting.draft is None:
+        return 0.0
+    return _kv_bytes_per_token_gpu(setting.draft, engine, draft_parallel(setting, parallel))
+
+
 def _expert_width(model: Model) -> int:
     assert model.moe is not None
     return model.moe.intermediate_size * model.moe.experts_per_token + model.moe.shared_intermediate_size
@@ -184,5 +220,6 @@ def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) ->
 
 
 def _needed_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
-    block = _kv_bytes_per_token_gpu(model, engine, parallel) * engine.block_size_tokens
-    return _weights_bytes_gpu(model, parallel) + _activation_bytes_gpu(model, engine, parallel) + block
+    per_token = _kv_bytes_per_token_gpu(model, engine, parallel) + _draft_kv_bytes_gpu(engine, parallel)
+    weights = _weights_bytes_gpu(model, parallel) + _draft_weights_bytes_gpu(engine, parallel)
+    return weights + _activation_bytes_gpu(model, engine, parallel) + per_token * engine.block_size_tokens

@@ -49,7 +49,7 @@ class StepModel:
 
     __slots__ = (
         "_attention", "_decode", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_s", "_most_chunk_tokens",
-        "_operators", "_pp", "_rows", "_sampler", "_tokens", "_window", "calibrated",
+        "_operators", "_pp", "_queries", "_rows", "_rows_of_sequence", "_sampler", "_tokens", "_window", "calibrated",
     )  # fmt: skip
 
     def __init__(
@@ -59,19 +59,24 @@ class StepModel:
         engine: Engine,
         parallel: Parallel,
         coefficients: Coefficients | None = None,
+        queries: int = 1,
+        rows: int = 1,
     ) -> None:
+        """`queries`: tokens of each decoding sequence in an iteration, `rows` of which go through the head."""
         check_shape(model, parallel)
         used = coefficients or measured(gpu.name, engine.name)
         self.calibrated = used.calibrated
         self._operators = Operators(model, gpu, parallel, used)
-        self._attention: AttentionCosts = attention_costs(model, gpu, engine, parallel, used.kernels)
+        self._queries, self._rows_of_sequence = queries, rows
+        self._attention: AttentionCosts = attention_costs(model, gpu, engine, parallel, used.kernels, queries)
         self._window = model.sliding_window_tokens
         self._pp, self._dp = parallel.pp, parallel.dp
         self._sampler = Sampler(model, gpu, engine, used.overhead)
         waits = self._pp > 1 and is_before(engine.version, used.overhead.pipeline_waits_before)
         self._host_s = used.overhead.pipeline_step_s if waits else 0.0
         self._most_chunk_tokens = engine.max_num_batched_tokens
-        self._graph_tokens = min(2 * _on_fullest_rank(engine.max_num_seqs, parallel.dp), MOST_GRAPH_TOKENS)
+        most_seqs = _on_fullest_rank(engine.max_num_seqs, parallel.dp)
+        self._graph_tokens = min(2 * most_seqs * queries, MOST_GRAPH_TOKENS)
         self._launch_s = _launch_s(model, used.overhead)
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
@@ -118,7 +123,7 @@ class StepModel:
         """Seconds of the slowest rank and micro-batch, with chunks dealt out to all of them."""
         own = self._fullest(num_decode)
         share = own / num_decode if num_decode else 0.0
-        joint_s = self._joint_s(self._dp * ceil(own) + ceil(sum(new for new, _ in chunks) / self._pp))
+        joint_s = self._joint_s(self._dp * ceil(own) * self._queries + ceil(sum(new for new, _ in chunks) / self._pp))
         context, window = context_tokens * share, window_tokens * share
         if self._pp > 1:
             chunks = list(chain.from_iterable(_pieces(chunk, self._most_chunk_tokens) for chunk in chunks))
@@ -146,7 +151,7 @@ class StepModel:
         costs = self._attention
         pair_s, read_s, up_s, half_tile = costs.pair_s, costs.read_s, costs.up_s, costs.half_tile
         attention_s = context_tokens * costs.decode_s
-        num_tokens = num_decode
+        num_tokens = num_decode * self._queries
         for new, before in chunks:
             num_tokens += new
             computed_s = new * (before + 0.5 * new + half_tile) * pair_s
@@ -156,7 +161,7 @@ class StepModel:
             attention_s += window_tokens * costs.decode_window_s
             for new, before in chunks:
                 attention_s += (windowed_pairs(new, before, self._window) + new * half_tile) * costs.pair_window_s
-        num_rows = num_decode + len(chunks)
+        num_rows = num_decode * self._rows_of_sequence + len(chunks)
         try:
             step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s + joint_s
         except KeyError:
@@ -169,14 +174,18 @@ class StepModel:
         own = self._fullest(num_decode)
         costs, share = self._attention, own / num_decode if num_decode else 1.0
         rows = ceil(own)
-        base_s = self._tokens_s(rows) + self._rows_s(rows) + self._joint_s(self._dp * rows)
+        tokens = rows * self._queries
+        base_s = self._tokens_s(tokens) + self._rows_s(rows * self._rows_of_sequence)
+        base_s += self._joint_s(self._dp * tokens)
         self._decode[num_decode] = (base_s, costs.decode_s * share, costs.decode_window_s * share)
         return self._decode[num_decode]
 
     def _tokens_s(self, num_tokens: int) -> float:
         """Seconds that depend on the number of a rank's tokens only."""
         if num_tokens not in self._tokens:
-            computed = graph_tokens(num_tokens) if self._launch_s and num_tokens <= self._graph_tokens else num_tokens
+            computed = num_tokens
+            if self._launch_s and num_tokens <= self._graph_tokens:
+                computed = graph_tokens(num_tokens, self._queries)
             self._tokens[num_tokens] = self._operators.tokens_s(computed) + self._host_s
         return self._tokens[num_tokens]
 
@@ -205,11 +214,15 @@ def _launch_s(model: Model, overhead: Overhead) -> float:
     return num_dense_layers(model) * overhead.launch_layer_s + num_moe_layers(model) * expert_s
 
 
-def graph_tokens(num_tokens: int) -> int:
+def graph_tokens(num_tokens: int, queries: int = 1) -> int:
     """Tokens that a captured graph computes for a batch: graphs exist for some sizes, and batches are padded to them.
 
-    The sizes are vLLM's: 1, 2, 4, multiples of 8 up to 256, then multiples of 16. Padding chooses experts, too.
+    The sizes are vLLM's: 1, 2, 4, multiples of 8 up to 256, then multiples of 16. Padding chooses experts, too. With
+    several tokens of each sequence, sizes are rounded up to multiples of that number, as vLLM does
+    (`adjust_cudagraph_sizes_for_spec_decode`).
     """
+    if queries > 1:
+        return -(-graph_tokens(max(num_tokens - queries + 1, 1)) // queries) * queries
     if num_tokens <= 2:
         return num_tokens
     if num_tokens <= 4:

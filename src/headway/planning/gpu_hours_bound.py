@@ -48,7 +48,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
 from headway.metrics.latency import DefaultSlo
-from headway.perf.step import StepModel
+from headway.perf.speculation import AnyStepModel
 from headway.planning.solver import Floats, dot, minimise, new_model, reals
 from headway.sim.replica_resources import kv_blocks
 
@@ -124,7 +124,7 @@ class PaidSpan(Struct, frozen=True):
 def gpu_hours_bound(
     fleet: Fleet,
     records: Records,
-    steps: Callable[[Pool], StepModel],
+    steps: Callable[[Pool], AnyStepModel],
     *,
     warmup_s: float = 0.0,
     slo: DefaultSlo | None = None,
@@ -176,7 +176,7 @@ def serves(
     return True
 
 
-def _fluid_pools(pools: Sequence[Pool], steps: Callable[[Pool], StepModel], records: Records) -> list[FluidPool]:
+def _fluid_pools(pools: Sequence[Pool], steps: Callable[[Pool], AnyStepModel], records: Records) -> list[FluidPool]:
     longest = int(records.workload["prompt_tokens"].max(initial=1))
     peaks: dict[str, PeakRates] = {}
     fluid = []
@@ -190,7 +190,7 @@ def _fluid_pools(pools: Sequence[Pool], steps: Callable[[Pool], StepModel], reco
     return fluid
 
 
-def _peak_rates(pool: Pool, step: StepModel, longest_tokens: int, shares_prefixes: bool) -> PeakRates:
+def _peak_rates(pool: Pool, step: AnyStepModel, longest_tokens: int, shares_prefixes: bool) -> PeakRates:
     engine, ranks = pool.engine, pool.parallel.dp
     most = max(engine.max_num_batched_tokens, longest_tokens, engine.max_num_seqs) + engine.max_num_seqs
     least_s = np.array([step.least_s(num) for num in range(1, min(most, MOST_TOKENS) + 1)])

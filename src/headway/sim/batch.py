@@ -17,6 +17,7 @@ from headway.core.record import Cause, MoveOutcome
 from headway.sim.host_memory import HostMemory
 from headway.sim.kvcache import KvCache
 from headway.sim.prefixcache import PrefixCache
+from headway.sim.speculation import Speculation
 from headway.sim.stall_tracker import StallTracker
 
 
@@ -25,22 +26,30 @@ class Batch:
 
     __slots__ = (
         "_pack_segment", "_put_segment", "_window_ends", "checks", "chunk_shapes", "chunk_tokens", "chunks",
-        "context_offset", "decoding", "engine", "generated_offset", "growing", "host", "is_changed", "kv",
-        "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering", "must_recheck", "num_growing",
+        "context_offset", "decoding", "draft_slots", "engine", "generated_offset", "growing", "host", "is_changed",
+        "kv", "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering",
+        "must_recheck", "num_growing",
         "num_waiting", "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued_ordering",
-        "rank", "replica", "resident", "stall_s", "stalls", "stepped_ordering", "tick", "waiting", "window",
-        "window_tokens",
+        "rank", "replica", "resident", "speculation", "stall_s", "stalls", "stepped_ordering", "tick",
+        "ticks_are_plain", "waiting", "window", "window_tokens",
     )  # fmt: skip
 
     def __init__(
-        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, ordering: Ordering, segments: Table
-    ) -> None:
+        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, ordering: Ordering, segments: Table,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
         self.replica = replica
         self.engine: Engine = pool.engine
         self.max_num_seqs = pool.engine.max_num_seqs
         self.max_num_batched_tokens = pool.engine.max_num_batched_tokens * pool.parallel.pp
         """Of all micro-batches together."""
         self.window = pool.model.sliding_window_tokens
+        drafts = pool.engine.drafts
+        self.speculation = None if drafts is None else Speculation(drafts, seed)
+        self.draft_slots = 0 if drafts is None else drafts.num_slots
+        """KV slots that each decoding request needs in an iteration for tokens that are verified or drafted."""
+        self.ticks_are_plain = self.window is None and drafts is None
+        """Ticks pass without anything else to count."""
         self.kv_blocks_total = kv_blocks
         self.host = host
         self.rank = ordering.rank
@@ -57,7 +66,9 @@ class Batch:
     def clear(self) -> None:
         """Remove all requests and all cached content."""
         engine = self.engine
-        self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark)
+        self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark, self.draft_slots)
+        if self.speculation is not None:
+            self.speculation.clear()
         self.prefixes = PrefixCache(self.kv, self.host.prefix_tier(self.kv.block)) if engine.prefix_caching else None
         self.waiting: list[tuple[object, int, Live]] = []
         """Heap of (rank, id, request). May contain requests that no longer wait."""
@@ -209,6 +220,8 @@ class Batch:
         self.context_offset += tokens - tick
         kv = self.kv
         kv.join(tokens - live.shared_blocks * kv.block, tick)
+        if self.speculation is not None:
+            self.speculation.join(live, tick)
         if self.window is not None:
             self.window_tokens += min(tokens, self.window)
             if tokens < self.window:
@@ -235,6 +248,8 @@ class Batch:
         elif prefixes is not None and (prefixes.nodes or returns or live.output_id is not None):
             prefixes.release(live, kv.blocks(own), tick, tokens, returns)
         kv.leave(own, tick)
+        if self.speculation is not None:
+            self.speculation.leave(live)
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
         live.check_tick = -1
@@ -284,6 +299,8 @@ class Batch:
             step = self.stepped_ordering.next_change_tokens(live)
             live.turn_ends_at = 0 if step is None else generated + step
             ahead = ahead if step is None else min(ahead, step)
+        if self.speculation is not None:
+            ahead = self.speculation.ticks_until(live, self.tick, generated + ahead)
         live.check_tick = tick = self.tick + ahead
         heappush(self.checks, (tick, live.id, live))
 
@@ -294,6 +311,9 @@ class Batch:
     def advance(self, num_ticks: int) -> None:
         """Let ticks pass. Contexts grow within the sliding window; those that outgrow it stop."""
         self.tick += num_ticks
+        if self.speculation is not None:
+            self._accept(self.speculation, num_ticks)
+            return
         if self.window is None:
             return
         self.window_tokens += self.num_growing * num_ticks
@@ -307,8 +327,45 @@ class Batch:
 
     def ticks_in_window(self, most: int) -> int:
         """Ticks until a context outgrows the sliding window, at most `most`."""
+        if self.speculation is not None and self.window is not None:
+            tick, window, most_tokens = self.tick, self.window, self.speculation.setting.most_tokens
+            growing = (self.decoding[request] for request in self.growing)
+            left = (window - live.computed_tokens - tick + live.joined_tick for live in growing)
+            return min([most, *(-(-tokens // most_tokens) for tokens in left)])
         ends = self._window_ends
         return min(most, ends[0][0] - self.tick) if ends else most
+
+    def _accept(self, speculation: Speculation, num_ticks: int) -> None:
+        """Add the tokens that the last ticks gave to decoding requests beyond one a tick."""
+        tick, window = self.tick, self.window
+        for live in self.decoding.values():
+            grown = tick - live.joined_tick
+            tokens = live.computed_tokens + grown
+            accepted = speculation.accepted(live, tick, live.joined_generated + grown)
+            if window is not None and live.id in self.growing:
+                self.window_tokens += min(tokens + accepted, window) - (tokens - num_ticks)
+                if tokens + accepted >= window:
+                    del self.growing[live.id]
+                    self.num_growing -= 1
+                    self.is_changed = True
+            if speculation.counts is not None:
+                speculation.count(speculation.counts, live, tick, num_ticks)
+            if not accepted:
+                continue
+            self.kv.grow(tokens - live.shared_blocks * self.kv.block, accepted, tick)
+            live.computed_tokens += accepted
+            live.joined_generated += accepted
+            self.context_offset += accepted
+            self.generated_offset += accepted
+            if self.stalls is not None:
+                self.stalls.update(live)
+
+    def redraft(self, speculation: Speculation) -> None:
+        """Draft another number of tokens from now on: the coming iterations of all decoding requests change."""
+        for live in self.decoding.values():
+            self.sync(live)
+            speculation.join(live, self.tick)
+            self.set_check(live)
 
     # KV of requests that wait.
 
@@ -353,7 +410,10 @@ class Batch:
         kv = self.kv
         sizes = [(self._kv_tokens(other), other) for _, _, other in behind]
         gain = sum(kv.blocks(tokens) - other.shared_blocks for tokens, other in sizes)
-        growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is DECODING)
+        if self.speculation is None:
+            growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is DECODING)
+        else:
+            growing = sum(kv.needed(tokens) for tokens, other in sizes if other.stage is DECODING)
         if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick) - growing:
             return False
         self.preempt(max(behind)[2], now)

@@ -16,6 +16,8 @@ def chunked(batch: Batch, now: float) -> bool:
     if not batch.kv.can_tick(batch.tick):
         batch.make_room(now)
     budget = batch.max_num_batched_tokens - len(batch.decoding)
+    if batch.speculation is not None:
+        budget -= batch.speculation.drafted_tokens(len(batch.decoding))
     if batch.prefilling:
         budget = _continue_prefills(batch, budget, now)
     if batch.num_waiting and not batch.must_recheck:
@@ -28,6 +30,8 @@ def whole_prompt(batch: Batch, now: float) -> bool:
     batch.make_room(now)
     if batch.num_waiting and not batch.must_recheck:
         budget = batch.max_num_batched_tokens - len(batch.decoding)
+        if batch.speculation is not None:
+            budget -= batch.speculation.drafted_tokens(len(batch.decoding))
         _admit(batch, budget, now, whole=True)
     return bool(batch.decoding)
 
@@ -94,7 +98,7 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
         if live.swapped_tokens:
             chunk = 0
             own = live.swapped_tokens - live.shared_blocks * kv.block
-            blocks = kv.blocks(own + 1) - live.resident_blocks
+            blocks = kv.blocks(own + 1 + batch.draft_slots) - live.resident_blocks
         else:
             if prefixes is not None and (live.prefix or live.preemptions):
                 hit = prefixes.hit_blocks(live, tick)
@@ -104,7 +108,7 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
             chunk = left if whole or left < budget else budget
             if chunk > budget and batch.chunks:
                 return
-            blocks = -(-(cached_tokens + chunk) // kv.block) - hit
+            blocks = -(-(cached_tokens + chunk + batch.draft_slots) // kv.block) - hit
             if hit and prefixes is not None:
                 blocks += prefixes.idle_blocks(live, hit)
         num_running = len(batch.decoding) + len(batch.prefilling)

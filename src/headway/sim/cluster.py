@@ -88,7 +88,7 @@ class Cluster:
         pacer: Pacer,
         observer: DecisionObserver | None = None,
     ) -> None:
-        self._observer = observer
+        self._observer, self._seed = observer, seed
         self._kernel = Kernel()
         self._recorder = Recorder()
         self._source = source
@@ -121,7 +121,6 @@ class Cluster:
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
         self._transfers = KvTransfers(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
         self._incidents = Incidents(self._kernel, self._replicas, self._lifetimes, self._transfers, self._control)
-        self._seed = seed
         self._configure(policies, seed)
 
     def _add_unit(self, deployment: Pool | Combo, now: float) -> list[Replica]:
@@ -135,6 +134,7 @@ class Cluster:
         replica = Replica(
             len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), host_memory(pool), self._ordering(),
             self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
+            self._seed,
         )  # fmt: skip
         self._replicas.append(replica)
         self._pools.append(pool)

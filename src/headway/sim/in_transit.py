@@ -62,7 +62,8 @@ class InTransit:
 
     def kv_tokens(self, live: Live, now: float) -> int:
         """KV tokens of a decoding request, as of the last complete iteration."""
-        return live.computed_tokens + self._batch.tick + self._timeline.ticks_ahead(now) - live.joined_tick
+        ahead = self._timeline.ticks_ahead(now)
+        return live.computed_tokens + self._batch.tick + ahead - live.joined_tick
 
     def pause(self, live: Live, now: float) -> None:
         """Take a decoding request out of the batch at the next boundary, then call `paused` of its move."""

@@ -26,10 +26,13 @@ class KvCache:
     """Block counts. At tick t the `count` decoding requests have `offset + count * t` tokens of their own."""
 
     __slots__ = (
-        "_pending", "_residues", "_slack", "_slacks", "block", "count", "offset", "pinned", "total", "watermark",
+        "_draft_slots", "_pending", "_residues", "_slack", "_slacks", "block", "count", "offset", "pinned", "total",
+        "watermark",
     )  # fmt: skip
 
-    def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float) -> None:
+    def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float, draft_slots: int = 0) -> None:
+        """`draft_slots`: slots beyond one that a decoding request needs to be free in a tick."""
+        self._draft_slots = draft_slots
         self.total = total_blocks
         self.block = block_size_tokens
         self.watermark = int(watermark * total_blocks)
@@ -68,6 +71,16 @@ class KvCache:
         if len(self._pending) < self.block:
             self._pending.append(~residue)
 
+    def grow(self, own: int, tokens: int, tick: int) -> None:
+        """Give a decoding request that has `own` tokens of its own more tokens at once."""
+        offset = own - tick
+        self.offset += tokens
+        before, after = offset % self.block, (offset + tokens) % self.block
+        self._residues[before] -= 1
+        self._residues[after] += 1
+        if len(self._pending) < self.block:
+            self._pending += (~before, after)
+
     def used(self, tick: int) -> int:
         if self._pending:
             self._update_slack()
@@ -95,11 +108,19 @@ class KvCache:
 
     def needed_next(self, tick: int) -> int:
         """Blocks for the next tick: one for each decoding request whose last block is full."""
-        return self._residues[-tick % self.block]
+        if not self._draft_slots:
+            return self._residues[-tick % self.block]
+        return sum(num * self.needed(residue + tick) for residue, num in enumerate(self._residues) if num)
+
+    def needed(self, tokens: int) -> int:
+        """Further blocks that a decoding request with this many tokens of its own needs for the next tick."""
+        return self.blocks(tokens + 1 + self._draft_slots) - self.blocks(tokens)
 
     def can_tick(self, tick: int, more: int = 0) -> bool:
         """Whether the blocks for the next tick are free, and `more` besides."""
         block = self.block
+        if self._draft_slots:
+            return self.free(tick) - more >= self.needed_next(tick)
         if self.offset + self.count * (tick + block) <= (self.total - self.pinned - more) * block:
             return True
         return self.free(tick) - more >= self._residues[-tick % block]
@@ -121,3 +142,9 @@ class KvCache:
                 return ticks
             ticks += 1
         return wanted
+
+    def iterations_left(self, tick: int, wanted: int, most_tokens: int) -> int:
+        """Ticks, at most `wanted` and at least one, for which blocks suffice even if each decoding request gets
+        `most_tokens` tokens in each."""
+        spare = (self.total - self.pinned) * self.block - self.offset - self.count * (tick + self.block - 1)
+        return max(1, min(wanted, (spare // self.count - 1 - self._draft_slots) // most_tokens + 1))

@@ -68,10 +68,11 @@ class Replica:
         pacer: Pacer,
         combo: int,
         goodput_rps: float | None,
+        seed: int = 0,
     ) -> None:
         self.id = id
         self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
-        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder.segments)
+        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder.segments, seed)
         self.timeline = Timeline(self, self.batch, line, kernel, recorder.stretches)
         self.transit = InTransit(self.batch, self.timeline)
         self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
@@ -88,7 +89,8 @@ class Replica:
         self._sends_first_token = pool.handover.first_token == "sent"
         self.max_num_seqs, self.max_num_waiting = engine.max_num_seqs, engine.max_num_waiting
         self.kv_blocks_total = kv_blocks
-        self.max_request_tokens = min((kv.total - kv.watermark) * kv.block + 1, pool.model.max_context_tokens)
+        room_tokens = (kv.total - kv.watermark) * kv.block + 1 - self.batch.draft_slots
+        self.max_request_tokens = min(room_tokens, pool.model.max_context_tokens)
         """Longest request, prompt and output tokens, that runs here when it is alone."""
         self.is_up = True
         self.is_draining = False
@@ -115,7 +117,7 @@ class Replica:
         live.enqueued_s = now
         live.replica = self.id
         if batch.quantum is not None or batch.stepped_ordering is not None:
-            live.turn = batch.tick + timeline.ticks_ahead(now)
+            live.turn = timeline.ticks_ahead(now) + batch.tick
         response_s = self.response_s + delay_s
         # Tokens of a request that moved must not overtake those that are still on their way to the client.
         live.response_s = max(response_s, live.response_s) if tokenized else response_s
@@ -299,7 +301,7 @@ class Replica:
         batch = self.batch
         k = timeline.k_end
         if timeline.advances:
-            if batch.window is None:
+            if batch.ticks_are_plain:
                 batch.tick += k - timeline.k
             else:
                 batch.advance(k - timeline.k)
@@ -480,6 +482,8 @@ class Replica:
             n = self._until_ready(n)
         if self._has_moving_ranks and batch.waiting:
             n = self._until_ranks_move(n, now)
+        if batch.speculation is not None:
+            return batch.kv.iterations_left(batch.tick, n, batch.speculation.setting.most_tokens)
         return n if n == 1 else batch.kv.ticks_left(batch.tick, n)
 
     def _until_ready(self, n: int) -> int:
@@ -542,6 +546,9 @@ class Replica:
         if not batch.decoding:
             return batch.kv.pinned
         tick, t = batch.tick, self.timeline
+        if batch.speculation is not None:
+            t.ticks_ahead(self._kernel.now)
+            return batch.kv.used(batch.tick)
         if t.advances and t.k != t.k_end:  # `ticks_ahead` written out, as routers read this of every replica
             tick += completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end) - t.k
         return batch.kv.used(tick)
@@ -562,7 +569,7 @@ class Replica:
         batch = self.batch
         if not batch.decoding:
             return batch.generated_offset
-        tick = batch.tick + self.timeline.ticks_ahead(self._kernel.now)
+        tick = self.timeline.ticks_ahead(self._kernel.now) + batch.tick
         return batch.generated_offset + len(batch.decoding) * tick
 
     @property
@@ -576,12 +583,12 @@ class Replica:
             stalls = self.batch.stalls = StallTracker(self._pacer)
             for live in self.requests:
                 stalls.update(live)
-        return stalls.all_on_pace(self.batch.tick + self.timeline.ticks_ahead(now), now)
+        return stalls.all_on_pace(self.timeline.ticks_ahead(now) + self.batch.tick, now)
 
     @property
     def requests(self) -> list[Live]:
         batch, transit = self.batch, self.transit
-        tick = batch.tick + self.timeline.ticks_ahead(self._kernel.now)
+        tick = self.timeline.ticks_ahead(self._kernel.now) + batch.tick
         for live in batch.decoding.values():
             live.generated_tokens = live.joined_generated + tick - live.joined_tick
         return [

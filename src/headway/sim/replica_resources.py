@@ -6,14 +6,14 @@ from headway.catalog.costs import costs
 from headway.core.fleet import Pool
 from headway.perf import copies, memory
 from headway.perf.copies import LOCAL, cold_start_s
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.sim.host_memory import HostMemory
 from headway.sim.timeline import Line
 
 
 def calibrated_line(pool: Pool) -> Line:
     """Step times with the catalog's coefficients."""
-    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line
+    return step_model(pool.model, pool.gpu, pool.engine, pool.parallel).line
 
 
 def start_up_s(pool: Pool) -> float:

@@ -72,9 +72,14 @@ class Timeline:
         if self.advances:
             num_decode = len(batch.decoding)
             context = batch.context_offset + num_decode * tick
-        self.a_s, self.b_s, self.valid = a_s, b_s, _ = self._line(
+        a_s, b_s, self.valid = self._line(
             num_decode, context, batch.chunk_shapes, batch.window_tokens, batch.num_growing
         )
+        if batch.speculation is not None and num_decode:
+            if batch.speculation.resize(num_decode):
+                batch.redraft(batch.speculation)
+            b_s *= batch.speculation.mean_tokens() / num_decode
+        self.a_s, self.b_s = a_s, b_s
         self._opened = (
             batch.replica, tick, now, a_s, b_s, num_decode, batch.chunk_tokens, context, batch.num_waiting,
         )  # fmt: skip
@@ -87,6 +92,8 @@ class Timeline:
     def check_line(self) -> None:
         """Compare the step time of the next iteration with the epoch's line. Raises AssertionError."""
         batch = self._batch
+        if batch.speculation is not None:
+            return  # contexts grow by as many tokens as were accepted; the line has their expectation
         context = batch.context_offset + len(batch.decoding) * batch.tick
         a_s, _, _ = self._line(len(batch.decoding), context, (), batch.window_tokens, batch.num_growing)
         line = self.a_s + self.k * self.b_s
@@ -94,11 +101,19 @@ class Timeline:
             raise AssertionError(f"perf drew a line of {line} s for iteration {self.k}, which takes {a_s} s")
 
     def ticks_ahead(self, now: float) -> int:
-        """Ticks completed since the last boundary that was dealt with."""
+        """Ticks completed since the last boundary that was dealt with.
+
+        With speculative decoding they are dealt with at once, as they gave more than a token to each request: read the
+        batch after this call.
+        """
         low, high = self.k, self.k_end
         if low == high or not self.advances:
             return 0
-        return completed(self.start_s, self.a_s, self.b_s, now, low, high) - low
+        n = completed(self.start_s, self.a_s, self.b_s, now, low, high) - low
+        if n and self._batch.speculation is not None:
+            self._pass(n, now)
+            return 0
+        return n
 
     def catch_up(self, now: float) -> None:
         """Advance to the last complete iteration, before something changes in the middle of a stretch.
@@ -106,8 +121,11 @@ class Timeline:
         A boundary at this very instant ends the sleep, so that the decision there takes the change into account.
         """
         n = self.ticks_ahead(now)
-        if not n:
-            return
+        if n:
+            self._pass(n, now)
+
+    def _pass(self, n: int, now: float) -> None:
+        """Deal with n complete ticks."""
         self.k += n
         self._batch.advance(n)
         if self.k < self.k_end and boundary_s(self.start_s, self.a_s, self.b_s, self.k) == now:

@@ -261,6 +261,8 @@ def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
         rows = transform.with_slo(rows, **_objectives(spec.slo))
     if spec.timeout_s is not None:
         rows = transform.with_slo(rows, timeout_s=spec.timeout_s)
+    if spec.acceptance is not None:
+        rows = rows.with_columns({"acceptance": np.full(len(rows), spec.acceptance)})
     if isinstance(spec.tiers, tuple):  # `resolved` has replaced a mix.
         if spec.demand is None:
             rows = transform.retier(rows, {t.tier: t.share for t in spec.tiers}, seed)

@@ -275,6 +275,9 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """How requests ask for the next token to be chosen. Nothing = as the model's published `generation_config.json`
     says, which engines apply. `greedy`, or `temperature`, `top_p`, `top_k`, `repetition_penalty` and the `share` of
     the requests that ask for them. It determines the time of the engine's sampler."""
+    acceptance: float | None = None
+    """Probability that a token drafted by speculative decoding is accepted if those before it are, for every request;
+    nothing = as the pool's `speculative` says. A trace's column of this name gives each request its own."""
     concurrency: int | None = None
     """A closed loop of this many clients, each of which sends its next request when its previous one ended. Arrival
     times are ignored."""
@@ -293,6 +296,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("concurrency and sessions: expected one of them; sessions already form a closed loop")
         if self.think_s is not None and (self.concurrency is None or not 0 <= self.think_s < float("inf")):
             raise ValueError("think_s: expected 0 or more, together with concurrency")
+        if self.acceptance is not None and not 0 <= self.acceptance <= 1:
+            raise ValueError(f"acceptance: {self.acceptance}; expected 0 to 1")
         if self.trace is not None and self.builtin is not None:
             raise ValueError("trace and builtin: expected one of them")
         if self.demand is None and self.builtin is None:

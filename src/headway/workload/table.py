@@ -34,6 +34,7 @@ DTYPES: dict[str, str] = {
     "deadline_s": "f8",
     "timeout_s": "f8",
     "tenant": "i2",
+    "acceptance": "f8",
 }
 """NumPy types of the columns, in the order of `core.request.Request`.
 
@@ -57,7 +58,7 @@ FIELD_PREFIXES = {"quality": QUALITY, "lengths": LENGTH}
 
 def default_of(name: str) -> float | int:
     """The value of an absent column: NaN or -1 for none, or code 0, which is the model, region or tenant ""."""
-    if name.endswith("_s") or name.startswith(QUALITY):
+    if name.endswith("_s") or name.startswith(QUALITY) or name == "acceptance":
         return float("nan")
     return -1 if name.endswith("_id") or name.startswith(LENGTH) else 0
 
@@ -276,7 +277,7 @@ def _field_values(workload: Workload, name: str, a: int, b: int) -> Any:
         return [names[code] for code in part.tolist()]
     if name.endswith("_id"):
         return _none_where(part, part < 0)
-    if name.endswith("_s") and name != "arrival_s":
+    if (name.endswith("_s") and name != "arrival_s") or name == "acceptance":
         return _none_where(part, np.isnan(part))
     return part.tolist()
 
@@ -352,6 +353,7 @@ CHECKS: tuple[tuple[str, _Check], ...] = (
     ("tier", (lambda tiers, _: tiers >= 0, "0 (most urgent) or more")),
     ("session_id", _ID),
     ("output_id", _ID),
+    ("acceptance", (lambda rates, _: np.isnan(rates) | ((rates >= 0) & (rates <= 1)), "0 to 1, or nothing")),
 )  # fmt: skip
 """Column, or the begin of its name -> which values are valid, and what is expected."""
 

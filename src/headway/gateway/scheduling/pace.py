@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
-from headway.perf.step import StepModel
+from headway.perf.speculation import AnyStepModel, step_model
 
 _UNKNOWN_PREFILL_S, _UNKNOWN_STEP_S = 1e-4, 0.02
 """Seconds a prompt token, and an iteration, where there is no model. What is observed corrects them."""
@@ -18,7 +18,7 @@ class ExpectedPace:
         self._max_num_seqs = pool.engine.max_num_seqs
         tokens = max(pool.engine.max_num_batched_tokens, 2)
         try:
-            self._model: StepModel | None = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel)
+            self._model: AnyStepModel | None = step_model(pool.model, pool.gpu, pool.engine, pool.parallel)
             self._least_s = self._model.line(0, 0, [(1, 0)])[0]
             self._token_s = max(self._model.line(0, 0, [(tokens, 0)])[0] - self._least_s, 0.0) / tokens
         except HeadwayError:

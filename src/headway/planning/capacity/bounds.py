@@ -17,7 +17,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.perf import memory
-from headway.perf.step import StepModel
+from headway.perf.speculation import AnyStepModel, step_model
 from headway.planning.capacity.problem import LATENCY_SLOS, SLO_NAMES, CandidateBounds, Targets
 
 Floats = npt.NDArray[np.float64]
@@ -51,7 +51,7 @@ def lower_bounds(
         kv_tokens = memory.plan(
             pool.model, pool.gpu, pool.engine, pool.parallel, pool.mean_sequence_tokens or pool.model.max_context_tokens
         ).kv_capacity_tokens
-        step = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own)
+        step = step_model(pool.model, pool.gpu, pool.engine, pool.parallel, own)
     except HeadwayError as error:
         return CandidateBounds(reason=str(error))
     if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
@@ -78,7 +78,7 @@ def _tail(values: Floats) -> float:
 
 
 class _UnloadedReplica:
-    def __init__(self, pool: Pool, step: StepModel, kv_tokens: int) -> None:
+    def __init__(self, pool: Pool, step: AnyStepModel, kv_tokens: int) -> None:
         self.engine, self.line, self.kv_tokens = pool.engine, step.line, kv_tokens
         self.window = pool.model.sliding_window_tokens or 0
 

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.planning.cascade.problem import Floats, Lengths, coefficients_key, longest_request_tokens
 from headway.planning.cascade.replica_sets import ReplicaSets
 
@@ -215,7 +215,7 @@ class _ShapeBounds:
 
     def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, own: Coefficients | None) -> None:
         self.engine = engine
-        self.line = StepModel(model, gpu, engine, parallel, own).line
+        self.line = step_model(model, gpu, engine, parallel, own).line
         self.room_tokens = memory.plan(model, gpu, engine, parallel).kv_capacity_tokens
 
     @cached_property

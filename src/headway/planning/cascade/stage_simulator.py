@@ -14,7 +14,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Engine, Fleet, Gpu, Model, Parallel, Pool
 from headway.metrics.latency import distribution, sample
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.planning.cascade.bounds import StepTimeBounds
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planning_request import PlanningRequest
@@ -110,7 +110,7 @@ class StageSimulator:
         if key not in self._lines:
             other_gpu = pool.gpu.name if pool.gpu.name in self.other_gpus else ""
             own = self.coefficients.get(coefficients_key(pool.model, other_gpu))
-            self._lines[key] = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own).line
+            self._lines[key] = step_model(pool.model, pool.gpu, pool.engine, pool.parallel, own).line
         return self._lines[key]
 
 

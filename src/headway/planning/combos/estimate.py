@@ -13,7 +13,7 @@ from math import inf
 from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.planning.combos.problem import DEFAULT_NETWORK_BYTES_PER_S, GpuCombo, Group, ServiceSlo, WorkloadPattern
 
 
@@ -22,7 +22,7 @@ class InstanceSpeed:
         parallel = Parallel(tp)
         self.engine, self.model = engine, model
         self.kv_tokens = memory.plan(model, gpu, engine, parallel).kv_capacity_tokens
-        step = StepModel(model, gpu, engine, parallel, own)
+        step = step_model(model, gpu, engine, parallel, own)
         self.line, self.calibrated = step.line, step.calibrated
 
     def batch(self, pattern: WorkloadPattern) -> int:

@@ -16,7 +16,7 @@ from headway.core.record import Outcome, Records
 from headway.core.task import InlineTask
 from headway.metrics.summary import summarize
 from headway.perf.params import weights_bytes
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.planning.cascade import planners
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
@@ -144,7 +144,7 @@ def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policie
         pools = [pool for pool in pools if pool.replicas]
 
     def line(pool: Pool) -> Line:
-        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, case.coefficients[pool.model.name]).line
+        return step_model(pool.model, pool.gpu, pool.engine, pool.parallel, case.coefficients[pool.model.name]).line
 
     return simulate(Fleet(tuple(pools)), TraceSource(rows), policies, seed=seed, line=line)
 

@@ -14,7 +14,7 @@ from headway.config.fleet import coefficients_of
 from headway.config.strict_yaml import Places
 from headway.core.fleet import Pool
 from headway.core.record import Records
-from headway.perf.step import StepModel
+from headway.perf.speculation import AnyStepModel, step_model
 from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.reproduce.sageserve import measures
 from headway.reproduce.sageserve.scenes import GPUS
@@ -31,8 +31,8 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
     records = Records(table.columns, table.models, table.regions, {}, {}, {}, (), until_s)
     coefficients = coefficients_of(chosen.spec, chosen.fleet, Path(), Places())
 
-    def steps(pool: Pool) -> StepModel:
-        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients[pool.name])
+    def steps(pool: Pool) -> AnyStepModel:
+        return step_model(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients[pool.name])
 
     gpu_hours = gpu_hours_bound(chosen.fleet, records, steps, warmup_s=warmup_s, to_the_end=False)
     (model,) = table.models

@@ -1,0 +1,99 @@
+"""Step times of an engine that speculates: one pass verifies the drafted tokens, then the next ones are drafted.
+
+Verification is an iteration in which each decoding sequence has k + 1 tokens: weights and KV cache are read once for
+all of them, and each goes through the head and the sampler. A model or head that drafts runs k times: first over all
+tokens of the iteration, prompt chunks included, then over one token of each sequence at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from msgspec.structs import replace
+
+from headway.catalog.coefficients import Coefficients
+from headway.catalog.load import coefficients as measured
+from headway.core.fleet import Engine, Gpu, Model, Parallel, Speculative
+from headway.perf.memory import draft_parallel
+from headway.perf.step import Chunk, StepModel
+
+DRAFT_PASS_S = 0.17e-3
+"""Host time of each pass that drafts: inputs and attention metadata, kernels started one by one. With DRAFT_STEP_S, it
+fits the step times of EAGLE with 2 to 7 tokens at batch size 1 on H100 (vLLM issue 20780); other GPUs, batches and
+versions were not measured."""
+DRAFT_STEP_S = 0.6e-3
+"""Host time of an iteration with drafts: rejected tokens are counted and inputs prepared before the next one starts."""
+NGRAM_SEQUENCE_S = 20e-6
+"""Host time to look for a match in one sequence. Nominal."""
+
+
+class SpeculativeStepModel:
+    """Step times of one kind of replica that speculates. The same interface as `StepModel`."""
+
+    __slots__ = ("_draft_first", "_draft_next", "_setting", "_verify", "calibrated")
+
+    def __init__(
+        self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, setting: Speculative, used: Coefficients
+    ) -> None:
+        self._setting = setting
+        self._verify: dict[int, StepModel] = {}
+        self._draft_first: dict[int, StepModel] = {}
+        draft = setting.draft
+        passes = replace(used, overhead=replace(used.overhead, step_s=DRAFT_PASS_S))
+        plain = StepModel(model, gpu, engine, parallel, used)
+        self._draft_next = (
+            None if draft is None else StepModel(draft, gpu, engine, draft_parallel(setting, parallel), passes)
+        )
+        for num in {setting.num_speculative_tokens, *(n for *_, n in setting.num_speculative_tokens_per_batch_size), 0}:
+            queries = 1 + ceil(num * setting.match_share)
+            self._verify[num] = StepModel(model, gpu, engine, parallel, used, queries, queries) if num else plain
+            if draft is not None:
+                shape = draft_parallel(setting, parallel)
+                self._draft_first[num] = StepModel(draft, gpu, engine, shape, passes, queries, 1)
+        self.calibrated = False
+        """The times of drafts were not measured on this GPU and engine."""
+
+    def line(
+        self,
+        num_decode: int,
+        context_tokens: int,
+        chunks: Sequence[Chunk] = (),
+        window_tokens: int = 0,
+        num_growing: int = 0,
+    ) -> tuple[float, float, int | None]:
+        """As `StepModel.line`: `b_s` is the growth if each sequence gets one token an iteration.
+
+        A batch for which the engine drafts nothing takes as long as without speculation; what it does to keep the
+        draft's KV complete is neglected.
+        """
+        num = self._setting.num_drafted(num_decode) if num_decode else self._setting.num_speculative_tokens
+        a_s, b_s, valid = self._verify[num].line(num_decode, context_tokens, chunks, window_tokens, num_growing)
+        if not num:
+            return a_s, b_s, valid
+        if self._draft_next is None:
+            return a_s + num_decode * NGRAM_SEQUENCE_S + DRAFT_STEP_S * (num_decode > 0), b_s, valid
+        first_a_s, first_b_s, _ = self._draft_first[num].line(num_decode, context_tokens, chunks)
+        a_s, b_s = a_s + first_a_s + DRAFT_STEP_S, b_s + first_b_s
+        if num > 1:
+            next_a_s, next_b_s, _ = self._draft_next.line(num_decode + len(chunks), context_tokens)
+            a_s, b_s = a_s + (num - 1) * next_a_s, b_s + (num - 1) * next_b_s
+        return a_s, b_s, valid
+
+    def least_s(self, num_tokens: int) -> float:
+        """As `StepModel.least_s`."""
+        return self._verify[0].least_s(num_tokens)
+
+
+AnyStepModel = StepModel | SpeculativeStepModel
+
+
+def step_model(
+    model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, coefficients: Coefficients | None = None
+) -> AnyStepModel:
+    """The step times of a replica, with its speculative decoding if it has any."""
+    setting = engine.drafts
+    if setting is None:
+        return StepModel(model, gpu, engine, parallel, coefficients)
+    used = coefficients or measured(gpu.name, engine.name)
+    return SpeculativeStepModel(model, gpu, engine, parallel, setting, used)
