@@ -105,7 +105,7 @@ def _sections() -> Iterator[str]:
         info = schema.type_info(cls)
         assert isinstance(info, schema.StructType)
         yield _section(path, info)
-        for field in info.fields:
+        for field in filter(_is_key, info.fields):
             waiting += [(f"{path}.{field.encode_name}".lstrip("."), child) for child in _structs(field.type)]
         if path == "fleet":
             waiting.append(("fleet.engine", Engine))
@@ -118,9 +118,14 @@ def _section(path: str, info: schema.StructType) -> str:
     rows += [
         f"| `{field.encode_name}` | {_spell(field.type)} | {_default(field)} | "
         f"{_field_docs(info.cls).get(field.name, '')} |"
-        for field in info.fields
+        for field in filter(_is_key, info.fields)
     ]
     return "\n".join(rows) + "\n"
+
+
+def _is_key(field: schema.Field) -> bool:
+    """Whether users set it: a field that is absent unless the program sets it is no key."""
+    return field.required or field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
 
 
 def _structs(kind: schema.Type) -> Iterator[type]:

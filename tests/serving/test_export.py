@@ -373,3 +373,44 @@ def test_unsupported_fleets_are_refused(
     assert main(["export", "kubernetes", str(path), "-o", str(tmp_path / "out"), *options]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+DRAFTS = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": 0.6, "model": "acme/head"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "vllm", "sglang"),
+    [
+        (
+            DRAFTS,
+            {"method": "eagle3", "num_speculative_tokens": 3, "model": "acme/head"},
+            "--speculative-algorithm EAGLE3 --speculative-draft-model-path acme/head --speculative-num-steps 3 "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+        ),
+        (
+            {
+                "method": "draft_model",
+                "model": "meta-llama/Llama-3.2-3B-Instruct",
+                "num_speculative_tokens": 2,
+                "acceptance": 1,
+            },
+            {"method": "draft_model", "num_speculative_tokens": 2, "model": "meta-llama/Llama-3.2-3B-Instruct"},
+            "--speculative-algorithm STANDALONE --speculative-draft-model-path meta-llama/Llama-3.2-3B-Instruct "
+            "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3",
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.6, "prompt_lookup_max": 5},
+            {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5},
+            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 5",
+        ),
+    ],
+    ids=["eagle3", "draft_model", "ngram"],
+)
+def test_engines_speculate_as_the_fleet_does(
+    tmp_path: Path, setting: dict[str, Any], vllm: dict[str, Any], sglang: str
+) -> None:
+    pool = {**POOL, "speculative": setting}
+    args = _args(_export(tmp_path, {"fleet": [pool]})["StatefulSet", "chat"])
+    assert json.loads(_option(args, "--speculative-config")) == vllm
+    args = _args(_export(tmp_path, {"fleet": [{**pool, "engine": "sglang"}]})["StatefulSet", "chat"])
+    assert sglang in " ".join(args)

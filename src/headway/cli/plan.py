@@ -74,6 +74,13 @@ command.add_command(fleet)
 @click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
 @click.option("--routing", help="Routers to choose from, separated by commas.")
 @click.option("--ordering", help="Orderings to choose from, separated by commas.")
+@click.option(
+    "--speculative",
+    type=click.Choice(["on", "off", "both"]),
+    default="on",
+    show_default=True,
+    help="Use the scenario's speculative decoding, leave it out, or choose between the two.",
+)
 @click.option("--max-replicas", type=_positive, default=64, show_default=True, help="Most replicas to try.")
 @click.option("--ttft-p99", type=_above_0, help="Seconds: 99th percentile of the time to the first token.")
 @click.option("--tpot-p99", type=_above_0, help="Seconds: of the mean time per output token after the first.")
@@ -128,6 +135,7 @@ _CHOICES = (
     "ordering",
     "what_if",
     "max_replicas",
+    "speculative",
 )
 """Options of the search; the others change the scenario."""
 
@@ -151,6 +159,7 @@ def _options(flags: dict[str, Any], own_gpus: Sequence[Mapping[str, Any]]) -> Ca
         targets=Targets(**{f"{name}_s": value for name, value in limits.items()}, attainment=flags.pop("attainment")),
         situations=tuple(_situations(flags.pop("what_if"))),
         max_replicas=flags.pop("max_replicas"),
+        speculative=flags.pop("speculative"),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from headway.catalog import model_from_config
+from headway.catalog.load import repository_of
 from headway.config.own_hardware import OwnHardware
 from headway.config.spec import SpeculativeSpec
 from headway.config.strict_yaml import Key, Places
@@ -31,7 +32,7 @@ def with_speculation(
         acceptance=spec.acceptance if isinstance(spec.acceptance, tuple) else by_rate(spec.acceptance, num),
         num_speculative_tokens_per_batch_size=spec.num_speculative_tokens_per_batch_size,
         match_share=spec.match_share,
-        model=spec.hf_id or (draft.hf_id if draft and spec.method == "draft_model" else str(spec.model)),
+        model=_repository(spec, draft),
         draft=draft,
         draft_shares_embeddings=spec.method in ("eagle", "mtp"),
         draft_tensor_parallel_size=spec.draft_tensor_parallel_size,
@@ -39,6 +40,15 @@ def with_speculation(
         prompt_lookup_min=spec.prompt_lookup_min,
     )
     return replace(engine, speculative=setting)
+
+
+def _repository(spec: SpeculativeSpec, draft: Model | None) -> str:
+    """What engines load as the draft model or head."""
+    if spec.hf_id or draft is None:
+        return spec.hf_id
+    if spec.method != "draft_model":
+        return str(spec.model)
+    return repository_of(draft, spec.model) if isinstance(spec.model, str) else draft.hf_id
 
 
 def _check(spec: SpeculativeSpec, engine: Engine, parallel: Parallel, at: Key, places: Places) -> None:

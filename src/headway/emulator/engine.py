@@ -23,6 +23,7 @@ from headway.emulator.kv_exchange import KvExchange, KvGoneError, KvLink, KvSour
 from headway.sim.kernel import Kernel
 from headway.sim.replica import Replica
 from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
+from headway.sim.speculation import DraftCounts
 from headway.sim.timeline import Line
 
 
@@ -76,6 +77,8 @@ class EmulatedEngine:
             0, pool, line or calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
             _discarding_recorder(), True, Pacer(), 0, None,
         )  # fmt: skip
+        if (speculation := self._replica.batch.speculation) is not None:
+            speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
         self.kv = KvExchange(pool, link or KvLink(), self._kernel, self._replica, self._run)
 
     @property
@@ -87,6 +90,12 @@ class EmulatedEngine:
     def max_tokens(self) -> int:
         """Longest request: prompt and output tokens."""
         return self._replica.max_request_tokens
+
+    @property
+    def drafts(self) -> DraftCounts | None:
+        """What came of the drafts so far; None: the engine does not speculate."""
+        speculation = self._replica.batch.speculation
+        return None if speculation is None else speculation.counts
 
     def load(self) -> tuple[int, int, float]:
         """Running requests, waiting requests, and the share of the KV cache in use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from headway.emulator.completion import BadRequestError, Completion, SurfaceConf
 from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_exchange import KvGoneError
 from headway.emulator.vllm import CompletionsEndpoint, VllmSurface, send_answer, send_failure, send_json
+from headway.sim.speculation import DraftCounts
 
 _NO_ROOM = "Disaggregated request received without bootstrap room id."
 _HANG, _BREAK_TRANSFER = "hang", "transfer"
@@ -51,6 +52,13 @@ class SglangSurface(VllmSurface):
         self._phase = phase
         self._mode = "null" if phase is None else phase.mode
         self._port = BOOTSTRAP_PORT if phase is None else phase.bootstrap_port
+
+    def draft_metrics(self, counts: DraftCounts, labels: str) -> Iterator[str]:
+        """SGLang has gauges of its last seconds; these are of all drafts so far."""
+        length = 1.0 + counts.num_accepted / max(counts.num_drafts, 1)
+        rate = counts.num_accepted / max(counts.num_draft_tokens, 1)
+        for name, value in (("sglang:spec_accept_length", length), ("sglang:spec_accept_rate", rate)):
+            yield f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n"
 
     def completions(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> CompletionsEndpoint:
         if self._phase is None:

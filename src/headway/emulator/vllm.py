@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from headway.emulator.completion import CHAT, COMPLETIONS, BadRequestError, Comp
 from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_exchange import PATH, KvGoneError
 from headway.emulator.other_endpoints import other_routes
+from headway.sim.speculation import DraftCounts
 
 
 class TokenSource(Protocol):
@@ -34,6 +35,21 @@ class VllmSurface:
     """What an engine's surface has besides OpenAI's API: this is vLLM's."""
 
     metrics = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+
+    def draft_metrics(self, counts: DraftCounts, labels: str) -> Iterator[str]:
+        """Lines of the metrics of speculative decoding; `labels` without braces."""
+        totals = {
+            "num_drafts": counts.num_drafts,
+            "num_draft_tokens": counts.num_draft_tokens,
+            "num_accepted_tokens": counts.num_accepted,
+        }
+        for name, total in totals.items():
+            yield f"# TYPE vllm:spec_decode_{name}_total counter\n"
+            yield f"vllm:spec_decode_{name}_total{{{labels}}} {total}\n"
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        yield f"# TYPE {name} counter\n"
+        for position, num in enumerate(counts.accepted_by_position):
+            yield f'{name}{{{labels},position="{position}"}} {num}\n'
 
     def completions(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> CompletionsEndpoint:
         """Create the handler of both completions endpoints."""
@@ -254,9 +270,12 @@ def application(
         return Response()
 
     async def metrics(request: Request) -> Response:
-        label = f'{{engine="0",model_name="{config.name}"}}'
+        labels = f'engine="0",model_name="{config.name}"'
         pairs = zip(surface.metrics, engine().load(), strict=True)
-        return PlainTextResponse("".join(f"# TYPE {name} gauge\n{name}{label} {value}\n" for name, value in pairs))
+        lines = [f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n" for name, value in pairs]
+        if (drafts := engine().drafts) is not None:
+            lines += surface.draft_metrics(drafts, labels)
+        return PlainTextResponse("".join(lines))
 
     async def cache(request: Request) -> Response:
         name, kv = request.path_params["id"], engine().kv

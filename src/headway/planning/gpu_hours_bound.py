@@ -201,6 +201,8 @@ def _peak_rates(pool: Pool, step: AnyStepModel, longest_tokens: int, shares_pref
         size *= 2
     num = max(engine.max_num_seqs, ranks * pool.parallel.pp)
     context_s = (step.line(num, 1000 * num)[0] - step.line(num, 0)[0]) / (1000 * num)
+    if engine.drafts is not None:
+        context_s /= engine.drafts.most_tokens
     kv_tokens = inf if shares_prefixes else float(kv_blocks(pool) * engine.block_size_tokens)
     return PeakRates(token_s / ranks, max(context_s, 0.0), float(least_s.min()), kv_tokens, float(engine.max_num_seqs))
 

@@ -425,3 +425,35 @@ def test_own_coefficients_change_bounds_and_rehearsals(tmp_path: Path, small: Pa
         == planned(options_of(gpus=("h100",)), cache=small)[0].objective_usd_per_hour
     )
     assert plans["slow"].num_rehearsals == 0 and "TTFT p99 is 1." in plans["slow"].options[0].reason
+
+
+DRAFTS = {"method": "eagle", "num_speculative_tokens": 3, "acceptance": 0.7, "model": "acme/head"}
+
+
+def test_plans_with_and_without_speculative_decoding() -> None:
+    """A TPOT of 6.2 ms is out of reach for one H100 without drafts."""
+    made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "speculative": DRAFTS}])
+    made["workload"].update(arrivals=1, num_requests=60)
+    asked: dict[str, Any] = {"gpus": (), "tps": (1,), "targets": Targets(tpot_p99_s=0.0062)}
+    both, rehearsal = planned(options_of(**asked, speculative="both"), made)
+    assert both.choice is not None and both.choice.candidate.speculates is True
+    assert both.choice.candidate.policy == "least-loaded + speculative"
+    assert {each.candidate.speculates: each.status for each in both.options} == {True: "feasible", False: "infeasible"}
+    written = yaml.safe_load(scenario_yaml(both, rehearsal))
+    assert written["fleet"][0]["speculative"] == DRAFTS
+    alone, _ = planned(options_of(**asked), made)
+    assert alone.objective_usd_per_hour == both.objective_usd_per_hour
+    without, rehearsal = planned(options_of(**{**asked, "targets": Targets(tpot_p99_s=0.03)}, speculative="off"), made)
+    assert (
+        without.choice is not None
+        and "speculative" not in yaml.safe_load(scenario_yaml(without, rehearsal))["fleet"][0]
+    )
+    with pytest.raises(HeadwayError, match="--speculative: the scenario's first pool has no `speculative`"):
+        planned(options_of(speculative="both"))
+
+
+def test_a_plan_keeps_the_weights_that_were_asked_for() -> None:
+    made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "quantization": "fp8", "kv_cache_dtype": "fp8"}])
+    candidate = CapacityCandidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0)
+    pool = fleet_document(made, candidate, 2)["fleet"][0]
+    assert (pool["quantization"], pool["kv_cache_dtype"], pool["replicas"]) == ("fp8", "fp8", 2)

@@ -15,7 +15,7 @@ class ExpectedPace:
     the prompt's length, which is good enough for limits that are many times as long."""
 
     def __init__(self, pool: Pool) -> None:
-        self._max_num_seqs = pool.engine.max_num_seqs
+        self._max_num_seqs, self._drafts = pool.engine.max_num_seqs, pool.engine.drafts
         tokens = max(pool.engine.max_num_batched_tokens, 2)
         try:
             self._model: AnyStepModel | None = step_model(pool.model, pool.gpu, pool.engine, pool.parallel)
@@ -29,7 +29,9 @@ class ExpectedPace:
         return self._least_s + max(tokens, 0) * self._token_s
 
     def step_s(self, num_decoding: int, context_tokens: int) -> float:
-        """Seconds of an iteration that decodes so many sequences, over so many tokens in all."""
+        """Seconds in which each of so many sequences gets a token, over so many tokens in all."""
         if self._model is None:
             return _UNKNOWN_STEP_S
-        return self._model.line(min(max(num_decoding, 1), self._max_num_seqs), context_tokens)[0]
+        num = min(max(num_decoding, 1), self._max_num_seqs)
+        step_s = self._model.line(num, context_tokens)[0]
+        return step_s if self._drafts is None else step_s / self._drafts.tokens_per_iteration(num)

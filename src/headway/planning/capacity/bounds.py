@@ -81,6 +81,8 @@ class _UnloadedReplica:
     def __init__(self, pool: Pool, step: AnyStepModel, kv_tokens: int) -> None:
         self.engine, self.line, self.kv_tokens = pool.engine, step.line, kv_tokens
         self.window = pool.model.sliding_window_tokens or 0
+        self.most_tokens = 1 if pool.engine.drafts is None else pool.engine.drafts.most_tokens
+        """Of a sequence in an iteration."""
 
     def prefill_s(self, tokens: float) -> float:
         left, before, total_s = max(int(tokens), 1), 0, 0.0
@@ -96,11 +98,11 @@ class _UnloadedReplica:
         if context_tokens < 0:
             return 0.0
         context = int(context_tokens)
-        return self.line(1, context, (), min(context, self.window))[0]
+        return self.line(1, context, (), min(context, self.window))[0] / self.most_tokens
 
     def alone_s(self, requests: ArrivingRequests) -> Floats:
         """End-to-end latencies without a queue, with the shortest prompt's prefill time for all."""
-        at_0, at_1000 = self.decode_s(0), self.line(1, 1000)[0]
+        at_0, at_1000 = self.decode_s(0), self.line(1, 1000)[0] / self.most_tokens
         per_token = np.maximum(at_0 + (at_1000 - at_0) / 1000 * requests.prompt_tokens, 0.0)
         if self.window:
             per_token = np.full(len(requests.prompt_tokens), at_0)
@@ -148,7 +150,7 @@ class _UnloadedReplica:
         fixed_s = min(self.line(n, 0)[0] / n for n in sizes)
         read_s = max(0.0, (self.line(most, 1000 * most)[0] - self.line(most, 0)[0]) / (1000 * most))
         tokens = requests.output_tokens - 1
-        decode_s: Floats = tokens * (fixed_s + read_s * (requests.prompt_tokens + tokens / 2))
+        decode_s: Floats = tokens / self.most_tokens * (fixed_s + read_s * (requests.prompt_tokens + tokens / 2))
         return decode_s
 
 

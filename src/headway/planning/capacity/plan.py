@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace as with_
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from msgspec import Struct, field, structs
+from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from headway import catalog
 from headway.config import strict_yaml
@@ -50,6 +50,8 @@ class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     tps: tuple[int, ...] = (1, 2, 4, 8)
     routings: tuple[str, ...] = ()
     orderings: tuple[str, ...] = ()
+    speculative: Literal["on", "off", "both"] = "on"
+    """Whether the scenario's speculative decoding is used, or both are compared."""
     targets: Targets = field(default_factory=Targets)
     situations: tuple[Situation, ...] = (Situation(load=3.0), Situation(lost_replicas=1))
     max_replicas: int = 64
@@ -185,13 +187,23 @@ def _candidates(spec: Spec, options: CapacityOptions) -> Iterator[CapacityCandid
     routings = options.routings or _names("routing", spec.policies.routing)
     orderings = options.orderings or _names("ordering", spec.policies.ordering)
     first = spec.fleet[0]
+    drafts = _drafts(first.speculative is not None, options)
     for gpu in gpus.values():
         own_price = first.usd_per_gpu_hour if own.gpu(first.gpu).name == gpu.name else None
         price = gpu.usd_per_hour if own_price is None else own_price
         for tp in dict.fromkeys(options.tps):
             parallel = Parallel(tp, first.pp, first.ep, first.dp)
-            for routing, ordering in dict.fromkeys(product(routings, orderings)):
-                yield CapacityCandidate(gpu.name, parallel, routing, price * parallel.num_gpus, ordering)
+            for routing, ordering, each in dict.fromkeys(product(routings, orderings, drafts)):
+                yield CapacityCandidate(gpu.name, parallel, routing, price * parallel.num_gpus, ordering, each)
+
+
+def _drafts(has_drafts: bool, options: CapacityOptions) -> tuple[bool | UnsetType, ...]:
+    """With speculative decoding or without, as asked."""
+    if not has_drafts:
+        if options.speculative != "on":
+            raise HeadwayError("--speculative: the scenario's first pool has no `speculative` to compare with")
+        return (UNSET,)
+    return {"on": (True,), "off": (False,), "both": (False, True)}[options.speculative]
 
 
 def _names(key: str, policies: PolicySpec | list[PolicySpec]) -> tuple[str, ...]:

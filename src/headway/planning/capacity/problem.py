@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Literal, Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from headway.core.fleet import Parallel
 
@@ -36,11 +36,14 @@ class CapacityCandidate(Struct, frozen=True, forbid_unknown_fields=True):
     routing: str
     usd_per_replica_hour: float
     ordering: str = "fcfs"
+    speculates: bool | UnsetType = UNSET
+    """With the scenario's speculative decoding, or without; absent: the scenario has none."""
 
     @property
     def policy(self) -> str:
-        """As in "least-loaded", or "least-loaded + edf"."""
-        return self.routing if self.ordering == "fcfs" else f"{self.routing} + {self.ordering}"
+        """As in "least-loaded", "least-loaded + edf" or "least-loaded + speculative"."""
+        parts = [self.routing, *([self.ordering] if self.ordering != "fcfs" else [])]
+        return " + ".join([*parts, "speculative"] if self.speculates else parts)
 
     @property
     def label(self) -> str:

@@ -101,6 +101,8 @@ def fleet_document(
     """A scenario's document with this fleet and these policies in place of its own."""
     first = document["fleet"][0]
     common = model_keys(first)
+    if candidate.speculates is False:
+        common.pop("speculative", None)
     if candidate.gpu in (first["gpu"], _catalog_name(first["gpu"])):
         common |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
     pool = {**common, "gpu": candidate.gpu, "tp": candidate.parallel.tp}

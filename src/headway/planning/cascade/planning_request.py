@@ -132,6 +132,8 @@ def _problem(
 ) -> CascadeProblem:  # fmt: skip
     rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
+    if first.engine.drafts is not None:
+        raise chosen.places.error(("fleet", 0, "speculative"), "a cascade's plan has none; expected no such key")
     if span_s <= 0:
         raise chosen.places.error(("workload",), "expected two requests or more, at different times")
     return CascadeProblem(

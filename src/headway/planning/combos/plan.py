@@ -127,6 +127,8 @@ def service_scenario(
     if workload.arrivals is None or workload.sessions is not None or workload.concurrency is not None:
         raise places.error(("workload",), "expected arrivals at a rate, without sessions or concurrency")
     pool = scenario.fleet.pools[0]
+    if pool.engine.drafts is not None:
+        raise places.error(("fleet", 0, "speculative"), "a plan of combos has none; expected no such key")
     prompt, output, rate, num = _means(workload, spec.seed, base_dir)
     pattern, slo = WorkloadPattern(spec.name, prompt, output), ServiceSlo(spec.slo.ttft_s, spec.slo.tpot_s)
     service = ComboService(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s)

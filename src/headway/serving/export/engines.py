@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from headway.core.fleet import Pool
+from headway.core.fleet import Pool, Speculative
 from headway.gateway.settings import Api
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.perf import memory
@@ -25,6 +25,8 @@ _BOOTSTRAP_PORT = 8998
 """The port on which SGLang's decode servers ask a prefill server for KV caches."""
 _SGLANG_BACKENDS = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
 """SGLang's names of vLLM's connectors."""
+_SGLANG_ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
+"""SGLang's names of vLLM's methods; it runs an MTP layer as an EAGLE head."""
 _ROUNDED_TOKENS = 1024
 _KV_MARGIN = 0.9
 """Share of the predicted KV cache for the longest request: an engine with less memory than that does not start."""
@@ -65,11 +67,37 @@ def _vllm_arguments(pool: Pool, served_name: str, by_priority: bool, connector: 
         args += ["--kv-cache-dtype", "fp8"]
     if (longest := _longest_tokens(pool)) < pool.model.max_context_tokens:
         args += ["--max-model-len", str(longest)]
+    if engine.drafts is not None:
+        args += ["--speculative-config", json.dumps(_vllm_speculation(engine.drafts))]
     if by_priority:
         args += ["--scheduling-policy", "priority"]
     if pool.role != "mixed":
         args += ["--kv-transfer-config", json.dumps({"kv_connector": connector, "kv_role": "kv_both"})]
     return args
+
+
+def _vllm_speculation(drafts: Speculative) -> dict[str, Any]:
+    """vLLM's `SpeculativeConfig`. An MTP layer is a part of the model's own weights."""
+    config: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
+    optional = {
+        "model": drafts.model if drafts.method != "mtp" else "",
+        "draft_tensor_parallel_size": drafts.draft_tensor_parallel_size,
+        "num_speculative_tokens_per_batch_size": drafts.num_speculative_tokens_per_batch_size,
+        "prompt_lookup_max": drafts.prompt_lookup_max,
+        "prompt_lookup_min": drafts.prompt_lookup_min,
+    }
+    return config | {key: value for key, value in optional.items() if value}
+
+
+def _sglang_speculation(drafts: Speculative) -> list[str]:
+    """SGLang's options for one chain of drafts. It counts the token before the drafted ones as drafted, too."""
+    if drafts.method == "ngram":
+        return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(drafts.most_tokens)]
+    args = ["--speculative-algorithm", _SGLANG_ALGORITHMS[drafts.method]]
+    if drafts.method != "mtp":
+        args += ["--speculative-draft-model-path", drafts.model]
+    args += ["--speculative-num-steps", str(drafts.num_speculative_tokens), "--speculative-eagle-topk", "1"]
+    return [*args, "--speculative-num-draft-tokens", str(drafts.most_tokens)]
 
 
 def _vllm_environment(pool: Pool, connector: str) -> list[dict[str, Any]]:
@@ -100,6 +128,8 @@ def _sglang_arguments(pool: Pool, served_name: str, by_priority: bool, connector
         args += ["--kv-cache-dtype", "fp8_e5m2"]
     if (longest := _longest_tokens(pool)) < pool.model.max_context_tokens:
         args += ["--context-length", str(longest)]
+    if engine.drafts is not None:
+        args += _sglang_speculation(engine.drafts)
     if by_priority:
         args.append("--enable-priority-scheduling")
     if pool.role != "mixed":
