@@ -11,7 +11,7 @@ from headway.control.policies import Policies
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.record import Cause, Outcome, Records
 from headway.metrics.columns import floats, ints
-from headway.perf.step import StepModel
+from headway.perf.speculation import step_model
 from headway.planning.cascade import planners
 from headway.planning.cascade.cascadia import best_plan_of, plan
 from headway.planning.cascade.deployment import StageLatencies
@@ -216,7 +216,7 @@ def _judging_s(pool: Pool, at_s: np.ndarray, tokens: np.ndarray, policies: Polic
     )
 
     def line(each: Pool) -> Line:
-        return StepModel(each.model, each.gpu, each.engine, each.parallel).line
+        return step_model(each.model, each.gpu, each.engine, each.parallel).line
 
     records = simulate(Fleet((pool,)), TraceSource(rows), policies, seed=0, line=line)
     seconds = np.full(len(at_s), np.nan)
