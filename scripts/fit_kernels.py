@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from headway import catalog
-from headway.calibration.benchmarks import BenchmarkSettings
 from headway.calibration.calibrate import calibrate
 from headway.calibration.measurements import read
 
@@ -42,9 +41,9 @@ SOURCE = "fitted on AIConfigurator's operator tables (ai-dynamo/aiconfigurator, 
 def kernels(name: str) -> dict[str, Any]:
     """The kernels of one GPU in the format of the data file, without coefficients that no table determines."""
     gpu = catalog.gpu(name)
-    measured = read([DATA / f"aic_{table}.csv.gz" for table in TABLES], gpu, BenchmarkSettings())
+    measured = read([DATA / f"aic_{table}.csv.gz" for table in TABLES], gpu)
     software = sorted({each.software for each in measured.samples if each.software})
-    found = calibrate(measured, gpu, "vllm-v1", SOURCE.format(software=", ".join(software)))
+    found = calibrate(measured, gpu, catalog.engine("vllm-v1"), SOURCE.format(software=", ".join(software)))
     for note in found.notes:
         print(f"{name}: {note}")
     fitted = {fit.key for fit in found.fits}

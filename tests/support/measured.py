@@ -9,8 +9,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.calibration.overhead import ServedLoad, predicted_tpot_s
-from headway.core.fleet import GREEDY
+from headway.calibration.replay import replay
+from headway.calibration.runs.experiment import experiment
+from headway.calibration.runs.run import MeasuredRun, latencies_s
+from headway.calibration.serving import ServingExperiment
+from headway.core.fleet import Pool
 from headway.perf.roofline import roofline_s
 
 GPU = catalog.gpu("h100")
@@ -87,14 +90,25 @@ def all_reduce(num_gpus: int = 4, system: str = "h100_sxm") -> list[Row]:
     return rows
 
 
-def loads(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[ServedLoad]:
-    """Loads at rising rates whose times per token follow `TRUE`; greedy, as `vllm bench serve` asks for."""
+def runs(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[MeasuredRun]:
+    """Runs of `vllm bench serve` at rising rates, whose latencies follow `TRUE`; greedy, as it asks for."""
     found = []
     for name in models:
-        model = replace(catalog.model(name), sampling=GREEDY)
+        model = catalog.model(name)
         for i in range(num):
-            load = ServedLoad(f"{name} {i}", model, 1, 0.5 * 2**i, 512, 0, 256, 0.01, 8192)
-            for _ in range(30):
-                load = replace(load, tpot_s=float(predicted_tpot_s([load], GPU, "vllm-v1", TRUE)[0]))
-            found.append(load)
+            rate = 0.5 * 2**i
+            latencies = latencies_s({"ttft_mean": 0.05, "tpot_mean": 0.01}, 256)
+            run = MeasuredRun(
+                f"{name} {i}", model.hf_id, 200, rate, 512, 256, latencies, requested_rps=rate, is_greedy=True
+            )
+            pool = Pool("measured", model, GPU, catalog.engine("vllm-v1"))
+            said = replay(experiment(run, pool), (0,), coefficients=TRUE).overall
+            given = {"ttft_mean": said.ttft_ms.mean() / 1e3, "tpot_mean": said.tpot_ms.mean() / 1e3}
+            found.append(replace(run, latencies_s=latencies_s({k: float(v) for k, v in given.items()}, 256)))
     return found
+
+
+def experiments(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[ServingExperiment]:
+    """The same as experiments on one H100."""
+    pools = {name: Pool("measured", catalog.model(name), GPU, catalog.engine("vllm-v1")) for name in models}
+    return [experiment(run, pools[run.where.split()[0]]) for run in runs(models, num)]

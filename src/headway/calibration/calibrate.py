@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from headway import catalog
 from headway.calibration.fit import fit_all
 from headway.calibration.measurements import Measurements
-from headway.calibration.overhead import fit_overhead
+from headway.calibration.served_fit import Progress, fit_served
 from headway.calibration.solve import FitResult
-from headway.catalog.coefficients import CoefficientFile, Kernels
+from headway.catalog.coefficients import CoefficientFile, Coefficients, Kernels, Overhead
 from headway.catalog.load import has_measured_kernels
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Gpu
+from headway.core.fleet import Engine, Gpu
 from headway.workload.atomic_file import write_text
 
 CORE = ("gemm.bf16", "prefill_attention", "decode_attention")
@@ -27,6 +27,10 @@ REPORT_ONLY = ("host_copy",)
 DIGITS = 4
 
 
+IDENTIFIED = 0.5
+"""Largest share of the prior's width, left by served runs, with which kernels count as measured by them."""
+
+
 class Calibration(msgspec.Struct, frozen=True):
     file: CoefficientFile
     fits: tuple[FitResult, ...]
@@ -34,33 +38,45 @@ class Calibration(msgspec.Struct, frozen=True):
     """Coefficients that were not fitted, and their origin."""
 
 
-def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, version: str = "") -> Calibration:
+def calibrate(
+    measured: Measurements,
+    gpu: Gpu,
+    profile: Engine,
+    source: str,
+    version: str = "",
+    known: Coefficients | None = None,
+    progress: Progress | None = None,
+) -> Calibration:
     """Fit all coefficients that the measurements determine and take the others from the catalog.
 
-    `version` is the engine's version. HeadwayError if a fit fails (see `solve`) or nothing can be fitted.
+    `version` is the engine's version. `known` replaces the catalog's step times. HeadwayError if a fit fails (see
+    `solve`) or nothing can be fitted.
     """
-    known = catalog.coefficients(gpu.name, engine)
+    engine = profile.name
+    known = catalog.coefficients(gpu.name, engine) if known is None else known
     fits, notes = fit_all(measured.samples, gpu)
-    if not fits and not measured.loads:
+    if not fits and not measured.experiments:
         raise HeadwayError(f"nothing could be fitted for {gpu.name}: {'; '.join(notes)}")
     kernels, from_catalog = _kernels(known.kernels, fits, source)
     if from_catalog:
         origin = "measured on it" if has_measured_kernels(gpu.name) else "not measured on it"
         notes.append(f"taken from the catalog for {gpu.name} ({origin}): {', '.join(from_catalog)}")
     overheads = {}
+    complete = has_measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
     combined = replace(known, kernels=kernels, experts=known.experts if kernels.expert_table else None)
-    if measured.loads:
-        overhead, more_notes = fit_overhead(measured.loads, gpu, engine, combined)
+    if measured.experiments:
+        overhead, fitted, more_notes = fit_served(measured.experiments, gpu, profile, combined, complete, progress)
         fits.append(overhead)
         notes += more_notes
         residuals = {"median_absolute": _rounded(overhead.residual)}
-        numbers = {name: _rounded(value) for name, value in overhead.values.items()}
-        overheads[engine] = replace(known.overhead, **numbers, version=version, residuals=residuals, source=source)
+        residuals |= {key: _rounded(value / 100) for key, value in overhead.held_out.items()}
+        overheads[engine] = _rounded_overhead(fitted.overhead, version, residuals, source)
+        kernels = _rounded_kernels(fitted.kernels, complete, source)
+        complete = complete or all(overhead.width[name] < IDENTIFIED for name in ("memory", "compute"))
     else:
         notes.append(f"no served loads: the overhead of {engine} is the catalog's")
         if known.calibrated:
             overheads[engine] = known.overhead
-    complete = has_measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
     measured_gpus, like = ((gpu.name,), ()) if complete else ((), (gpu.name,))
     if not complete:
         notes.append(f"{', '.join(CORE)} are not all measured: results with this file count as uncalibrated")
@@ -99,6 +115,28 @@ def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Ke
             f"; the rest: {known.source}" if from_catalog else ""
         )
     return msgspec.convert(merged, Kernels), from_catalog
+
+
+def _rounded_overhead(fitted: Overhead, version: str, residuals: dict[str, float], source: str) -> Overhead:
+    numbers = {
+        name: _rounded(value) for name, value in msgspec.structs.asdict(fitted).items() if isinstance(value, float)
+    }
+    return replace(fitted, **numbers, version=version, residuals=residuals, source=source)
+
+
+def _rounded_kernels(fitted: Kernels, is_measured: bool, source: str) -> Kernels:
+    """The kernels with the factors of a fit to served runs; their own measurements count as such."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rounded(each) for key, each in value.items()}
+        return _rounded(value) if isinstance(value, float) else value
+
+    numbers = rounded(msgspec.to_builtins(fitted))
+    if not is_measured:
+        numbers["source"] = f"{source}: efficiencies scaled to served runs; before: {fitted.source}"
+        numbers["expert_table"] = ""
+    return msgspec.convert(numbers, Kernels)
 
 
 def _keys(kernels: dict[str, Any]) -> list[str]:

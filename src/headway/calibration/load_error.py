@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from headway.calibration.replay import replay
 from headway.calibration.serving import ServingExperiment
 from headway.catalog.coefficients import Coefficients
+from headway.workload.transform import arriving_at
 
 MOST = 2.0
 """Largest factor, and the reciprocal of the smallest."""
@@ -29,6 +30,8 @@ def load_factor(experiment: ServingExperiment, coefficients: Coefficients | None
     None if TTFT says nothing about the load: no factor up to `MOST` gives the measured one, or TTFT hardly depends on
     the rate there.
     """
+    if experiment.load is not None and experiment.load.concurrency is not None:
+        return None  # a closed loop has no rate of its own
     wanted_ms = experiment.measured.ttft_mean_ms
 
     def ttft_ms(factor: float) -> float:
@@ -58,8 +61,12 @@ def crossing(ttft_ms: Callable[[float], float], wanted_ms: float) -> float | Non
 
 def scaled(experiment: ServingExperiment, factor: float) -> ServingExperiment:
     """The experiment with `factor` times the arrival rate, and as many requests."""
+    load = experiment.load
+    if load is not None:
+        arrival_s = load.workload.arrival_s / factor
+        load = replace(load, workload=arriving_at(load.workload, arrival_s))
     stages = tuple(
         replace(stage, rate_rps=stage.rate_rps * factor, duration_s=stage.duration_s / factor)
         for stage in experiment.stages
     )
-    return replace(experiment, stages=stages)
+    return replace(experiment, stages=stages, load=load)

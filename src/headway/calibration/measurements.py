@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
 
-from headway.calibration import benchmarks, operators, serving
-from headway.calibration.benchmarks import BenchmarkSettings
+from headway.calibration import operators, serving
 from headway.calibration.operators import OperatorSamples
-from headway.calibration.overhead import ServedLoad, loads
 from headway.calibration.peaks import plausible
+from headway.calibration.runs import read as runs_read
+from headway.calibration.runs import served
+from headway.calibration.serving import ServingExperiment
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.workload.readers.csv_table import header_of
@@ -23,7 +24,7 @@ SERVING_MARKS = ("exp_id", "stage", "rate_rps", "ttft_mean_ms", "e2e_mean_ms")
 KNOWN = (
     "operator tables (gemm_dtype, m, n, k, latency_ms; isl, step, num_heads, ...; moe_dtype, ...; op_name,"
     " message_size, ...), files of headway measure, serving results (exp_id, stage, rate_rps, ...),"
-    " JSON of vLLM bench serve or guidellm"
+    " results of load generators"
 )
 
 
@@ -44,23 +45,33 @@ class Measurements(Struct, frozen=True):
     files: tuple[FileSummary, ...]
     samples: tuple[OperatorSamples, ...]
     """One entry per operator and dtype, each shape once."""
-    loads: tuple[ServedLoad, ...]
+    experiments: tuple[ServingExperiment, ...]
+    """Served runs, each once."""
 
 
-def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measurements:
-    """Read the measurements of `gpu`. HeadwayError if a file is not recognised, or no file has usable measurements."""
+Runs = Callable[[Path], tuple[Sequence[ServingExperiment], Sequence[str]]]
+"""Reads the runs of a file on the fleet that they were measured on, and the reasons for those that were skipped."""
+
+
+def read(paths: Sequence[Path], gpu: Gpu, runs: Runs | None = None) -> Measurements:
+    """Read the measurements of `gpu`. `runs` reads results of load generators and records.
+
+    HeadwayError if a file is not recognised, or no file has usable measurements.
+    """
     files: list[FileSummary] = []
     samples: list[OperatorSamples] = []
-    served: list[ServedLoad] = []
+    found: list[ServingExperiment] = []
     for path in paths:
-        if benchmarks.is_benchmark(path):
-            runs, skipped = benchmarks.read(path, settings)
-            served += runs
-            files.append(FileSummary(str(path), "benchmark", len(runs) + len(skipped), len(runs), notes=tuple(skipped)))
+        if runs is not None and (served.is_records(path) or runs_read.is_runs(path)):
+            more, skipped = runs(path)
+            own = [e for e in more if e.gpu.name == gpu.name]
+            skipped = [*skipped, *(f"{e.id}: on {e.gpu.name}" for e in more if e.gpu.name != gpu.name)]
+            found += own
+            files.append(FileSummary(str(path), "runs", len(own) + len(skipped), len(own), notes=tuple(skipped)))
         elif sum(mark in header_of(first_line(path)) for mark in SERVING_MARKS) >= 2:
-            file, stage_loads = _serving(path, gpu)
+            file, more = _serving(path, gpu)
             files.append(file)
-            served += stage_loads
+            found += more
         else:
             file, file_samples = _operators(path, gpu)
             files.append(file)
@@ -68,12 +79,12 @@ def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measur
     merged, again = _merged(samples)
     if again:
         files.append(FileSummary("all files together", "operators", 0, 0, again))
-    if not samples and not served:
+    if not samples and not found:
         raise HeadwayError(f"nothing that can be used for {gpu.name}: {'; '.join(map(_reasons, files))}")
-    once: dict[tuple[object, ...], ServedLoad] = {}  # The same numbers in several files count once.
-    for load in served:
-        key = (load.model.name, load.tp, load.rate_rps, load.prompt_tokens, load.output_tokens, load.tpot_s)
-        once.setdefault(key, load)
+    once: dict[tuple[object, ...], ServingExperiment] = {}  # The same numbers in several files count once.
+    for each in found:
+        latencies = (round(each.measured.ttft_mean_ms, 3), round(each.measured.itl_mean_ms, 3))
+        once.setdefault((each.model.name, each.tp, each.question_tokens, each.output_tokens, *latencies), each)
     return Measurements(tuple(files), tuple(merged), tuple(once.values()))
 
 
@@ -92,12 +103,14 @@ def _operators(path: Path, gpu: Gpu) -> tuple[FileSummary, list[OperatorSamples]
     return FileSummary(str(path), reading.format, reading.num_rows, used, left_out, reading.notes), samples
 
 
-def _serving(path: Path, gpu: Gpu) -> tuple[FileSummary, list[ServedLoad]]:
+def _serving(path: Path, gpu: Gpu) -> tuple[FileSummary, list[ServingExperiment]]:
     experiments, problems = serving.read(path, skip_bad=True)
-    stage_loads, skipped = loads(experiments, gpu)
+    why = {e.id: f"on {e.gpu.name}" if e.gpu.name != gpu.name else e.contradiction for e in experiments}
+    used = [e for e in experiments if not why[e.id] and e.output_tokens > 1]
     num_rows = sum(len(each.stages) for each in experiments) + len(problems)
-    notes = (*(f"left out: {each}" for each in problems), *(f"left out: {each}" for each in skipped))
-    return FileSummary(str(path), "serving", num_rows, len(stage_loads), notes=notes), stage_loads
+    skipped = [f"experiment {id}: {reason}" for id, reason in why.items() if reason]
+    notes = tuple(f"left out: {each}" for each in (*problems, *skipped))
+    return FileSummary(str(path), "serving", num_rows, sum(len(e.stages) for e in used), notes=notes), used
 
 
 def _merged(samples: Sequence[OperatorSamples]) -> tuple[list[OperatorSamples], dict[str, int]]:

@@ -22,10 +22,12 @@ from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.random_streams import stream
-from headway.workload.sources import TraceSource
+from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.table import Prefix, Workload
 
 Floats = npt.NDArray[np.float64]
+BLOCK_TOKENS = 16
+"""Of engines whose file gives no size of blocks."""
 FIRST = 100
 """Requests that count as the start of a run."""
 
@@ -36,7 +38,17 @@ class SimulatedLatencies(Struct, frozen=True):
     e2e_ms: Floats
     ttft_ms: Floats
     tpot_ms: Floats
-    """After the first token; NaN if outputs have one token."""
+    """After the first token; NaN if the output has one token."""
+    gaps: Floats | None = None
+    """Output tokens after the first; None: equally many in all requests."""
+
+    @property
+    def itl_mean_ms(self) -> float:
+        """Mean over tokens of the time between tokens; NaN without any."""
+        if self.gaps is None:
+            return float(self.tpot_ms.mean())
+        total = float(self.gaps.sum())
+        return float((self.e2e_ms - self.ttft_ms).sum()) / total if total else math.nan
 
 
 class ReplayResult(Struct, frozen=True):
@@ -56,11 +68,14 @@ def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet
         engine=engine(experiment, profile),
         parallel=Parallel(experiment.tp, experiment.pp, experiment.ep),
         replicas=experiment.dp,
+        kv_capacity_tokens=experiment.kv_capacity_tokens,
     )
     return Fleet((pool,))
 
 
 def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engine:
+    if profile is None and experiment.profile is not None:
+        return experiment.profile
     profile = profile or catalog.engine(experiment.engine)
     utilization = experiment.gpu_memory_utilization
     return replace(
@@ -68,7 +83,7 @@ def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engi
         version=experiment.engine_version or profile.version,
         max_num_seqs=experiment.max_num_seqs,
         max_num_batched_tokens=experiment.max_num_batched_tokens,
-        block_size_tokens=16,
+        block_size_tokens=BLOCK_TOKENS if experiment.profile is None else experiment.profile.block_size_tokens,
         gpu_memory_utilization=profile.gpu_memory_utilization if utilization is None else utilization,
         prefix_caching=experiment.prefix_caching,
         kv_offload_bytes=experiment.kv_offload_bytes if experiment.prefix_caching else 0.0,
@@ -76,10 +91,13 @@ def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engi
 
 
 def workload(experiment: ServingExperiment, seed: int) -> Workload:
-    """Poisson arrivals, stage after stage, that cycle through the prompts in shuffled order, or have a new one each.
+    """The requests that the experiment's file gives; the seed does not matter then.
 
+    Else Poisson arrivals, stage after stage, that cycle through the prompts in shuffled order, or have a new one each.
     Prompts form groups that share a system prompt. Lengths are constant.
     """
+    if experiment.load is not None:
+        return experiment.load.workload
     rng = stream(seed, f"replay/{experiment.id}")
     parts, start_s = [], 0.0
     for stage in experiment.stages:
@@ -118,32 +136,46 @@ def replay(
     `profile` and `coefficients` replace the catalog's engine and step times.
     """
     pools = fleet(experiment, profile)
+    if coefficients is not None:
+        pool = pools.pools[0]
+        pools = Fleet((replace(pool, engine=coefficients.overhead.on(pool.engine)),))
     bounds = np.cumsum([0.0] + [stage.duration_s for stage in experiment.stages])
     bounds[-1] = math.inf
+    seeds = seeds if experiment.load is None else seeds[:1]
     line: Callable[[Pool], Line] | None = None
     if coefficients is not None:
         line = lambda pool: step_model(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line  # noqa: E731
-    parts: list[tuple[Floats, Floats, Floats, Floats]] = []
+    parts: list[tuple[Floats, Floats, Floats, Floats, Floats]] = []
     unfinished = 0
     for seed in seeds:
         table = workload(experiment, seed)
         policies = Policies(router("least-loaded"), ordering("fcfs"))
-        requests = simulate(pools, TraceSource(table), policies, seed=seed, line=line).requests
+        source = _source(experiment, table)
+        records = simulate(pools, source, policies, seed=seed, line=line)
+        requests, table = records.requests, source.table()
         done = requests["outcome"] == Outcome.FINISHED
         unfinished += int(np.count_nonzero(~done))
         numbers = requests["request"][done].astype("i8")
         arrival_s = table.arrival_s[numbers]
         ttft_s, e2e_s = (requests[name][done] - arrival_s for name in ("first_token_s", "end_s"))
-        parts.append((arrival_s, np.asarray(ttft_s, "f8") * 1e3, np.asarray(e2e_s, "f8") * 1e3, numbers.astype("f8")))
-    arrival_s, ttft_ms, e2e_ms, number = (np.concatenate(column) for column in zip(*parts, strict=True))
-    overall = _latencies(experiment, ttft_ms, e2e_ms)
+        gaps = table.output_tokens[numbers] - 1.0
+        ttft_ms, e2e_ms = np.asarray(ttft_s, "f8") * 1e3, np.asarray(e2e_s, "f8") * 1e3
+        parts.append((arrival_s, ttft_ms, e2e_ms, gaps, numbers.astype("f8")))
+    arrival_s, ttft_ms, e2e_ms, gaps, number = (np.concatenate(column) for column in zip(*parts, strict=True))
+    overall = _latencies(experiment, ttft_ms, e2e_ms, gaps)
     masks = [(arrival_s >= low) & (arrival_s < high) for low, high in pairwise(bounds)]
-    stages = tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks)
+    stages = tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m], gaps[m]) for m in masks)
     late = number >= FIRST
-    warm = _latencies(experiment, ttft_ms[late], e2e_ms[late]) if late.any() else None
+    warm = _latencies(experiment, ttft_ms[late], e2e_ms[late], gaps[late]) if late.any() else None
     return ReplayResult(overall, stages, unfinished, warm)
 
 
-def _latencies(experiment: ServingExperiment, ttft_ms: Floats, e2e_ms: Floats) -> SimulatedLatencies:
-    gaps = experiment.output_tokens - 1
-    return SimulatedLatencies(e2e_ms, ttft_ms, (e2e_ms - ttft_ms) / gaps if gaps else np.full(len(e2e_ms), np.nan))
+def _source(experiment: ServingExperiment, table: Workload) -> RequestSource:
+    if experiment.load is None or experiment.load.concurrency is None:
+        return TraceSource(table)
+    return ClosedLoop(table, experiment.load.concurrency)
+
+
+def _latencies(experiment: ServingExperiment, ttft_ms: Floats, e2e_ms: Floats, gaps: Floats) -> SimulatedLatencies:
+    tpot_ms = np.where(gaps > 0, (e2e_ms - ttft_ms) / np.maximum(gaps, 1), np.nan)
+    return SimulatedLatencies(e2e_ms, ttft_ms, tpot_ms, None if experiment.load is None else gaps)

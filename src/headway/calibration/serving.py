@@ -6,6 +6,7 @@ Every row is checked before any is used. Errors name the line; nothing is guesse
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -17,8 +18,9 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import GREEDY, Gpu, Model, Parallel, Sampling
+from headway.core.fleet import GREEDY, Engine, Gpu, Model, Parallel, Sampling
 from headway.perf.memory import check_shape
+from headway.workload.table import Workload
 
 T = TypeVar("T")
 CsvRow = dict[str, str]
@@ -57,7 +59,7 @@ _QUANTISED = re.compile(r"[-_](fp8|w8a8|w4a16|awq|gptq|int4|quantized)([-_.].*)?
 
 
 class MeasuredLatencies(Struct, frozen=True):
-    """Latencies of one stage, or of a whole experiment, in milliseconds."""
+    """Latencies of one stage, or of a whole experiment, in milliseconds; NaN: not measured."""
 
     e2e_mean_ms: float
     e2e_p90_ms: float
@@ -66,9 +68,14 @@ class MeasuredLatencies(Struct, frozen=True):
     ttft_p90_ms: float
     ttft_p99_ms: float
     itl_mean_ms: float
+    """Over tokens."""
+    tpot_mean_ms: float = math.nan
+    """Over requests; NaN: computed from E2E and TTFT, as all outputs have the same length."""
 
     def tpot_ms(self, output_tokens: int) -> float:
-        """Time per output token after the first, computed from E2E and TTFT."""
+        """Time per output token after the first: as measured, else computed from E2E and TTFT."""
+        if self.tpot_mean_ms == self.tpot_mean_ms:
+            return self.tpot_mean_ms
         return (self.e2e_mean_ms - self.ttft_mean_ms) / max(output_tokens - 1, 1)
 
 
@@ -78,6 +85,14 @@ class LoadStage(Struct, frozen=True):
     rate_rps: float
     duration_s: float
     measured: MeasuredLatencies
+
+
+class GivenLoad(Struct, frozen=True):
+    """The requests of a run as its file gives them."""
+
+    workload: Workload
+    concurrency: int | None = None
+    """Clients of a closed loop, which replaces the times of arrival; None: requests arrive at their times."""
 
 
 class ServingExperiment(Struct, frozen=True):
@@ -110,10 +125,18 @@ class ServingExperiment(Struct, frozen=True):
     """Groups of prompts that share a system prompt."""
     prompts_per_group: int = 10
     """Prompts that are repeated in turn, in each group; 0: every prompt is a new one."""
+    profile: Engine | None = None
+    """The engine with all of its settings; None: the catalog's of that name, with those above."""
+    load: GivenLoad | None = None
+    """In place of stages with constant lengths, whose numbers are then means."""
+    kv_capacity_tokens: int | None = None
+    """Size of the KV cache; None: what the GPU's memory leaves."""
 
     @property
     def contradiction(self) -> str | None:
         """An inconsistency within the measurement, if any."""
+        if self.load is not None:  # lengths differ, so means over tokens and over requests do, too
+            return None
         ratio = self.measured.itl_mean_ms / self.measured.tpot_ms(self.output_tokens)
         if abs(ratio - 1) <= CONTRADICTION:
             return None
@@ -326,12 +349,18 @@ def _model(row: CsvRow) -> Model:
     precision = row.get("precision", "").upper()
     if precision not in DTYPES:
         raise unknown("precision", precision, [key for key in DTYPES if key])
-    model = _catalogued(catalog.model, _names(name)) or catalog.model(name)
+    model = catalogued_model(name)
     how = row.get("sampling", "").lower()
     if how not in SAMPLINGS:
         raise unknown("sampling", how, [key for key in SAMPLINGS if key])
     model = replace(model, sampling=SAMPLINGS[how] or model.sampling)
     return replace(model, dtype=DTYPES[precision]) if precision else model
+
+
+def catalogued_model(name: str) -> Model:
+    """The catalog's model of this name or path, or that of which it is a variant. HeadwayError if there is none."""
+    name = name.rstrip("/")
+    return _catalogued(catalog.model, _names(name)) or catalog.model(name.rsplit("/", 1)[-1])
 
 
 def _names(name: str) -> Iterator[str]:

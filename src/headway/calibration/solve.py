@@ -45,6 +45,12 @@ class FitResult(Struct, frozen=True):
     bias: float
     """Median relative error on held-out shapes; above 0: predictions are too slow."""
     at_bounds: tuple[str, ...] = ()
+    prior: dict[str, float] = {}
+    """Of fits to served runs: the values without any run."""
+    width: dict[str, float] = {}
+    """Of fits to served runs: the standard deviation that is left, over the prior's; 1: the runs say nothing."""
+    held_out: dict[str, float] = {}
+    """Of fits to served runs: mean absolute errors of runs that the fit has not seen, in percent."""
 
 
 def held_out(num: int, turn: int = HOLD_OUT - 1) -> Mask:
@@ -115,9 +121,18 @@ def _checked(
 
 def least_squares() -> Callable[..., Any]:
     """SciPy's least_squares. HeadwayError if SciPy, an optional dependency, is missing."""
+    return _solver("least_squares")
+
+
+def lsq_linear() -> Callable[..., Any]:
+    """SciPy's lsq_linear. HeadwayError if SciPy is missing."""
+    return _solver("lsq_linear")
+
+
+def _solver(name: str) -> Callable[..., Any]:
     try:
         from scipy import optimize
     except ImportError:
         raise HeadwayError("fitting needs SciPy: pip install 'headway[calibrate]'") from None
-    solver: Callable[..., Any] = optimize.least_squares
+    solver: Callable[..., Any] = getattr(optimize, name)
     return solver

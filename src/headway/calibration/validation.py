@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import isfinite
 
@@ -112,16 +113,22 @@ def _concurrency(experiment: ServingExperiment) -> float:
 
 
 def pairs(measured: MeasuredLatencies, simulated: SimulatedLatencies, output_tokens: int) -> dict[str, LatencyError]:
-    """Errors by the keys of `OVERALL`; none without a request. The time per token of single-token outputs is omitted.
+    """Errors by the keys of `OVERALL`, of those that were measured; none without a request.
 
-    All outputs have the same length, so the mean gap between tokens equals the mean time per token.
+    The time per token of single-token outputs is omitted.
     """
     errors = {}
     for key in OVERALL if len(simulated.e2e_ms) else ():
         real = measured.tpot_ms(output_tokens) if key == "tpot_mean" else getattr(measured, f"{key}_ms")
         kind, statistic = key.split("_")
-        values = getattr(simulated, f"{'tpot' if kind == 'itl' else kind}_ms")
-        predicted = float(values.mean() if statistic == "mean" else np.percentile(values, int(statistic[1:])))
+        if key == "itl_mean":
+            predicted = simulated.itl_mean_ms
+        else:
+            values = getattr(simulated, f"{kind}_ms")
+            values = values if simulated.gaps is None or kind != "tpot" else values[simulated.gaps > 0]
+            predicted = math.nan
+            if len(values):
+                predicted = float(values.mean() if statistic == "mean" else np.percentile(values, int(statistic[1:])))
         if isfinite(predicted) and real > 0:
             errors[key] = LatencyError(real, predicted, (predicted / real - 1) * 100)
     return errors

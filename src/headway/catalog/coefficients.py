@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from msgspec import Struct, field
+from msgspec.structs import replace
+
+from headway.core.fleet import Engine
 
 
 class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,9 +131,19 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     schedules and prepares inputs. With one stage, that is done ahead."""
     pipeline_waits_before: str = ""
     """Version of the engine from which on pipelines are scheduled ahead, too; empty: never."""
+    request_overhead_s: float | None = None
+    """As in `core.fleet.Engine`, in place of the profile's. None: the profile's. So are the next two."""
+    tokenize_s_per_token: float | None = None
+    response_overhead_s: float | None = None
     version: str = ""
     residuals: dict[str, float] = field(default_factory=dict)
     source: str = ""
+
+    def on(self, profile: Engine) -> Engine:
+        """The engine's profile with the times of a request that were measured here."""
+        names = ("request_overhead_s", "tokenize_s_per_token", "response_overhead_s")
+        measured = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(profile, **measured) if measured else profile
 
 
 class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):

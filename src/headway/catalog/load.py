@@ -128,7 +128,10 @@ def _has_speed_of(table: str, gpu_name: str) -> bool:
     """Whether the seconds in a table of experts hold for a GPU: it is the table's, or has the same peaks."""
     if not table or table == gpu_name:
         return bool(table)
-    own, other = gpu(gpu_name), gpu(table)
+    try:
+        own, other = gpu(gpu_name), gpu(table)
+    except HeadwayError:  # a GPU of the user's own
+        return False
     return own.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s and own.peak_flops == other.peak_flops
 
 

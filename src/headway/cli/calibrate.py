@@ -2,51 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from headway import catalog
-from headway.cli.output import PATH, POSITIVE, json_option, print_json, print_table
+from headway.calibration.runs.run import first_requests
+from headway.calibration.serving import ServingExperiment
+from headway.calibration.solve import FitResult
+from headway.catalog.coefficients import Coefficients
+from headway.cli import measured_fleet
+from headway.cli.flags import together
+from headway.cli.output import PATH, json_option, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Gpu
+
+MOST_REQUESTS = 5_000
+"""First requests of a run that a fit uses."""
 
 
 @click.command()
 @click.argument("measurements", nargs=-1, required=True, type=PATH)
-@click.option("--gpu", required=True, help="The measured GPU, by its name in the catalog.")
-@click.option("--engine", required=True, help="The measured engine, by its name in the catalog.")
+@together(measured_fleet.OPTIONS)
 @click.option("--engine-version", default="", help="Version of the engine, recorded in the file.")
 @click.option("--out", type=PATH, help="Write the coefficients to this file, as JSON.")
 @click.option("--source", default="", help="Who measured what, and when, recorded in the file. Required with --out.")
-@click.option("--model", help="The model, if benchmark results do not name one of the catalog.")
-@click.option("--tp", type=POSITIVE, help="Tensor parallel ranks, if benchmark results do not give them.")
-@click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of the benchmarked engine.")
+@no_progress_option
 @json_option
-def command(measurements: tuple[Path, ...], gpu: str, engine: str, out: Path | None, source: str, **flags: Any) -> None:
+def command(measurements: tuple[Path, ...], out: Path | None, source: str, **flags: Any) -> None:
     """Fit the step-time coefficients of a GPU and an engine to measurements.
 
-    MEASUREMENTS are operator tables (with AIConfigurator's columns, or written by headway measure), serving results, or
-    JSON of vLLM bench serve and guidellm. Every fifth shape is held out to compute the residual. Use the file with
-    --coefficients, or with coefficients: in a scenario's fleet. A failed fit writes nothing.
+    MEASUREMENTS are operator tables (with AIConfigurator's columns, or written by headway measure), and served runs:
+    results of vllm bench serve, guidellm, AIPerf, genai-perf and inference-perf, folders of records of headway serve,
+    or CSV files of headway validate. Give --fleet, or --gpu and --engine. Every fifth shape of a table and every
+    single run are held out to compute errors. Use the file with --coefficients, or with coefficients: in a scenario's
+    fleet. A failed fit writes nothing.
     """
-    from headway.calibration.benchmarks import BenchmarkSettings
     from headway.calibration.calibrate import calibrate, write
     from headway.calibration.measurements import read
 
     if out is not None and not source.strip():
         raise HeadwayError("--source is missing; expected who measured what, and when, to record in the file")
-    accelerator, profile = catalog.gpu(gpu), catalog.engine(engine)
-    model = None if flags["model"] is None else catalog.model(flags["model"])
-    budget = flags["max_num_batched_tokens"] or profile.max_num_batched_tokens
-    measured = read(measurements, accelerator, BenchmarkSettings(model, flags["tp"], budget))
+    gpu, profile, known = _hardware(flags)
+    used = measured_fleet.take(flags)
+
+    def runs(path: Path) -> tuple[Sequence[ServingExperiment], Sequence[str]]:
+        found, skipped = measured_fleet.found_runs(path, used, lambda run: first_requests(run, MOST_REQUESTS))
+        return [one.experiment for one in found], skipped
+
+    measured = read(measurements, gpu, runs)
     origin = source.strip() or "measurements without a source"
-    calibration = calibrate(measured, accelerator, profile.name, origin, flags["engine_version"])
+    with progress("fitting", wanted=not flags["no_progress"] and bool(measured.experiments)) as report:
+        calibration = calibrate(measured, gpu, profile, origin, flags["engine_version"], known, report)
     if out is not None:
         write(out, calibration.file)
     if flags["as_json"]:
         print_json({
-            "gpu": accelerator.name, "engine": profile.name, "files": measured.files, "fits": calibration.fits,
+            "gpu": gpu.name, "engine": profile.name, "files": measured.files, "fits": calibration.fits,
             "notes": calibration.notes, "coefficients": calibration.file, "out": None if out is None else str(out),
         })  # fmt: skip
         return
@@ -57,7 +71,20 @@ def command(measurements: tuple[Path, ...], gpu: str, engine: str, out: Path | N
     click.echo(f"wrote {out}" if out is not None else "nothing written; --out FILE.json writes the coefficients")
 
 
-def _print_fits(fits: Any) -> None:
+def _hardware(flags: dict[str, Any]) -> tuple[Gpu, Engine, Coefficients]:
+    """The GPU and the engine to be calibrated, and the step times that they have without measurements."""
+    if flags["fleet"] is None:
+        for name in ("gpu", "engine"):
+            if flags[name] is None:
+                raise HeadwayError(f"--{name} is missing; expected it, or --fleet with a pool that has one")
+        if flags["gpu_file"] is None:
+            gpu, profile = catalog.gpu(flags["gpu"]), catalog.engine(flags["engine"])
+            return gpu, profile, catalog.coefficients(gpu.name, profile.name)
+    pool, known = measured_fleet.MeasuredFleet(measured_fleet.used(flags)).any_pool()
+    return pool.gpu, pool.engine, known
+
+
+def _print_fits(fits: Sequence[FitResult]) -> None:
     rows = [
         (fit.key, fit.num_fitted, fit.num_held_out, f"{fit.residual:.1%}", f"{fit.bias:+.1%}",
          ", ".join(f"{name} {value:.3g}" for name, value in fit.values.items()))
@@ -65,6 +92,20 @@ def _print_fits(fits: Any) -> None:
     ]  # fmt: skip
     print_table(("operator", "fitted on", "held out", "median error", "bias", "coefficients"), rows)
     click.echo()
+    for fit in fits:
+        if fit.width:
+            print_table(
+                ("term", "before", "fitted", "width left"), _term_rows(fit), f"{fit.key}: what the runs determine"
+            )
+            errors = ((key.split("_")[0].upper(), value) for key, value in fit.held_out.items())
+            told = ", ".join(f"{name} {value:.1f}%" for name, value in errors)
+            click.echo(f"mean error on runs that were left out in turn: {told}")
+            click.echo()
+
+
+def _term_rows(fit: FitResult) -> Iterator[tuple[str, str, str, str]]:
+    for name, value in fit.values.items():
+        yield name, f"{fit.prior[name]:.3g}", f"{value:.3g}", f"{fit.width[name]:.0%}"
 
 
 def _print_files(files: Any) -> None:

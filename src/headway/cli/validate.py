@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +14,10 @@ from headway.calibration.replay import replay
 from headway.calibration.scorecard import page
 from headway.calibration.serving import ServingExperiment, read
 from headway.calibration.validation import OVERALL, ExperimentErrors, LatencyError, Validation, compare, validation
+from headway.catalog.coefficients import Coefficients
 from headway.catalog.load import coefficients_in
+from headway.cli import measured_fleet
+from headway.cli.flags import together
 from headway.cli.output import POSITIVE, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
 from headway.workload.atomic_file import write_text
@@ -24,7 +28,7 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
 
 
 @click.command()
-@click.argument("measurements", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("measurements", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: `overall`, and `experiments` with every pair.")
 @click.option(
     "--max-error",
@@ -55,6 +59,7 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a Markdown page of errors by file, GPU, model family, engine and load. Implies --load-error.",
 )
+@together(measured_fleet.OPTIONS)
 @no_progress_option
 def command(
     measurements: tuple[Path, ...],
@@ -66,22 +71,25 @@ def command(
     load_error: bool,
     scorecard: Path | None,
     no_progress: bool,
+    **flags: Any,
 ) -> int:
-    """Replay measured serving experiments, and print the errors of the predictions.
+    """Replay measured serving runs, and print the errors of the predictions.
 
-    MEASUREMENTS are CSV files with a row for each stage of load and a summary row for each experiment: engine
-    settings, arrival rate, lengths, and measured latencies in milliseconds. An error is the predicted latency over
-    the measured one of the summary row, minus 1; `overall` is the mean absolute error over experiments. An
-    experiment whose ITL contradicts its own E2E is marked, and the means are printed with and without it.
+    MEASUREMENTS are results of vllm bench serve, guidellm, AIPerf, genai-perf and inference-perf, folders of records
+    of headway serve, or CSV files with a row for each stage of load and a summary row for each experiment. Load
+    generators do not say what was measured: give --fleet, or --gpu and what differs from the engine's defaults.
+
+    An error is the predicted latency over the measured one, minus 1; `overall` is the mean absolute error over
+    experiments. An experiment whose ITL contradicts its own E2E is marked, and the means are printed with and
+    without it.
     """
-    files = [(path, *read(path, skip_bad)) for path in measurements]
-    experiments = [(path, experiment) for path, found, _ in files for experiment in found]
-    refused = [reason for _, _, reasons in files for reason in reasons]
+    experiments, refused = _experiments(measurements, measured_fleet.take(flags), skip_bad)
     with progress("validating", wanted=not no_progress) as report:
         compared = []
-        for i, (path, experiment) in enumerate(experiments):
+        for i, (path, experiment, own) in enumerate(experiments):
+            used = _coefficients(experiment, coefficients, own)
             try:
-                compared.append(_compared(experiment, seeds, coefficients, load_error or scorecard is not None, path))
+                compared.append(_compared(experiment, seeds, used, load_error or scorecard is not None, path))
             except HeadwayError as error:
                 refused.append(f"experiment {experiment.id}: cannot be replayed: {error}")
             if report is not None:
@@ -99,11 +107,45 @@ def command(
     return _verdict(result, max_error)
 
 
-def _compared(
-    experiment: ServingExperiment, seeds: int, coefficients: Path | None, load_error: bool, file: Path
-) -> ExperimentErrors:
+Measured = tuple[Path, ServingExperiment, Coefficients | None]
+"""A file, one of its experiments, and the step times of its fleet file; None: it has none."""
+
+
+def _experiments(
+    measurements: tuple[Path, ...], flags: Mapping[str, Any], skip_bad: bool
+) -> tuple[list[Measured], list[str]]:
+    """The experiments of all files, and what is left out of them or assumed."""
+    experiments: list[Measured] = []
+    refused: list[str] = []
+    runs: list[measured_fleet.FoundRun] = []
+    for path in measurements:
+        if not measured_fleet.is_runs(path):
+            found, reasons = read(path, skip_bad)
+            experiments += [(path, experiment, None) for experiment in found]
+            refused += reasons
+            continue
+        more, reasons = measured_fleet.found_runs(path, flags)
+        refused += reasons
+        for one in more:
+            if (same := next((known for known in runs if one.run.is_same(known.run)), None)) is not None:
+                refused.append(f"{one.run.where}: the same as {same.run.where}")
+                continue
+            runs.append(one)
+            experiments.append((path, one.experiment, one.coefficients))
+            refused += [f"{one.run.where}: {note}" for note in one.run.notes]
+    return experiments, refused
+
+
+def _coefficients(experiment: ServingExperiment, file: Path | None, own: Coefficients | None) -> Coefficients:
     gpu, engine = experiment.gpu.name, experiment.engine
-    used = catalog.coefficients(gpu, engine) if coefficients is None else coefficients_in(coefficients, gpu, engine)
+    if file is not None:
+        return coefficients_in(file, gpu, engine)
+    return own or catalog.coefficients(gpu, engine)
+
+
+def _compared(
+    experiment: ServingExperiment, seeds: int, used: Coefficients, load_error: bool, file: Path
+) -> ExperimentErrors:
     factor = load_factor(experiment, used) if load_error else None
     replayed = replay(experiment, range(seeds), coefficients=used)
     return compare(experiment, replayed, used.calibrated, factor, file.name)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.catalog import gpu, model, model_from_config
-from headway.catalog.coefficients import Coefficients
+from headway.catalog.coefficients import Coefficients, Overhead
 from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
 from headway.config.own_hardware import OwnHardware, own_hardware
@@ -158,6 +158,10 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
 def _pool_engine(spec: PoolSpec, model: Model, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Engine:
     """The engine's profile with the settings that are keys of the pool."""
     engine = _engine(spec.engine, (*at, "engine"), places, own)
+    if spec.coefficients is not None and spec.gpu:
+        with places.at(*at, "coefficients"):
+            found = coefficients_in(base_dir / spec.coefficients, own.gpu(spec.gpu).name, engine.name)
+        engine = _engine(spec.engine, (*at, "engine"), places, own, found.overhead)
     if spec.kv_cache_dtype == "fp8":
         engine = replace(engine, kv_dtype_bytes=1.0)
     if spec.speculative is not None:
@@ -224,13 +228,17 @@ def _with_distinct_names(fleet: Fleet) -> Fleet:
     return replace(fleet, pools=tuple(map(renamed, fleet.pools)), combos=combos)
 
 
-def _engine(spec: str | dict[str, Any], key: Key, places: Places, own: OwnHardware) -> Engine:
+def _engine(
+    spec: str | dict[str, Any], key: Key, places: Places, own: OwnHardware, overhead: Overhead | None = None
+) -> Engine:
+    """The profile of that name, with the times of a request of `overhead`, and the user's changes."""
     changes = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = changes.pop("name", DEFAULT_ENGINE)
     if "speculative" in changes:
         raise places.error((*key, "speculative"), "is a key of the pool; expected it beside `engine`")
     with places.at(*key):
         profile = own.engine(str(name))
+    profile = profile if overhead is None else overhead.on(profile)
     changed = strict_yaml.convert({**msgspec.to_builtins(profile), **changes}, Engine, places, key)
     if changed.max_num_batched_tokens < changed.max_num_seqs:
         at = (*key, "max_num_batched_tokens")

@@ -1,0 +1,1 @@
+"""Runs of load generators and served days: one reader a format, one description of a run."""

@@ -1,0 +1,98 @@
+"""Results of `vllm bench serve` (`benchmark_serving`): `--save-result`, with or without `--save-detailed`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from headway.calibration.runs.run import (
+    STATISTICS,
+    MeasuredRun,
+    Object,
+    RequestRows,
+    latencies_s,
+    number,
+    run_of,
+    settings_in,
+)
+from headway.core.errors import HeadwayError
+
+NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
+MARKS = ("mean_ttft_ms", "mean_tpot_ms", "model_id", "total_output_tokens", "completed")
+DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
+"""Keys of `--save-detailed`, each with an entry for each request."""
+
+
+def is_result(document: Object) -> bool:
+    return sum(mark in document for mark in MARKS) >= 1
+
+
+def read(document: Object, where: str) -> MeasuredRun:
+    """HeadwayError if required keys are missing, or details contradict each other."""
+    if missing := [name for name in NEEDED if document.get(name) is None]:
+        raise HeadwayError(f"{where}: not a whole result of vllm bench serve: missing {', '.join(missing)}")
+    load = _load(document)
+    if all(isinstance(document.get(name), list) for name in DETAILS):
+        rows, num_failed = _rows(document, where)
+        notes = (f"{num_failed} requests failed, and are left out",) if num_failed else ()
+        return run_of(rows, where, _model(document), duration_s=number(document, "duration"), notes=notes, **load)
+    num, duration_s = number(document, "completed"), number(document, "duration")
+    per_request = 1 / num if num > 0 else math.nan
+    output_tokens = number(document, "total_output_tokens") * per_request
+    given = {
+        f"{kind}_{name}": number(document, f"{name}_{key}_ms") / 1e3
+        for kind, key in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el"))
+        for name in STATISTICS
+    }
+    return MeasuredRun(
+        where=where, model=_model(document), num_requests=int(num) if num > 0 else 0,
+        rate_rps=num / duration_s if duration_s > 0 else math.nan,
+        prompt_tokens=number(document, "total_input_tokens") * per_request, output_tokens=output_tokens,
+        latencies_s=latencies_s(given, output_tokens), **load,
+    )  # fmt: skip
+
+
+def _model(document: Object) -> str:
+    name = document.get("model_id")
+    return name if isinstance(name, str) else ""
+
+
+def _load(document: Object) -> dict[str, Any]:
+    """How requests were sent. A rate of `inf` sends all at once, or as `max_concurrency` allows."""
+    rate = number(document, "request_rate")
+    burstiness = number(document, "burstiness")
+    limit = number(document, "max_concurrency")
+    temperature = document.get("temperature")
+    return {
+        "requested_rps": rate if 0 < rate < math.inf else None,
+        "burstiness": burstiness if burstiness > 0 else 1.0,
+        "concurrency": int(limit) if limit >= 1 else None,
+        # Its client asked for temperature 0 unless told otherwise, until it began to leave that to the engine.
+        "is_greedy": True if temperature is None else str(temperature) in ("0", "0.0"),
+        "settings": settings_in(document),
+    }
+
+
+def _rows(document: Object, where: str) -> tuple[RequestRows, int]:
+    """The requests that succeeded, and the number of the others."""
+    prompts, outputs, ttfts, itls = (document[name] for name in DETAILS)
+    lengths = {name: len(document[name]) for name in DETAILS}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {num}" for name, num in lengths.items())
+        raise HeadwayError(f"{where}: details of unequal length: {told}")
+    starts = document.get("start_times")
+    starts = starts if isinstance(starts, list) and len(starts) == len(prompts) else [math.nan] * len(prompts)
+    errors = document.get("errors")
+    errors = errors if isinstance(errors, list) and len(errors) == len(prompts) else [""] * len(prompts)
+    rows = []
+    for i, (start, prompt, output, ttft, gaps, error) in enumerate(
+        zip(starts, prompts, outputs, ttfts, itls, errors, strict=True)
+    ):
+        if error or not output:
+            continue
+        try:
+            rows.append((float(start), float(prompt), float(output), float(ttft), float(ttft) + sum(gaps), math.nan))
+        except (TypeError, ValueError):
+            what = "expected numbers in start_times, input_lens, output_lens and ttfts, and lists of numbers in itls"
+            raise HeadwayError(f"{where}: request {i}: {what}") from None
+    return RequestRows.of(rows), len(prompts) - len(rows)

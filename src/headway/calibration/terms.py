@@ -1,0 +1,144 @@
+"""The numbers that served runs can determine, with the catalog's values as their prior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway.calibration.serving import ServingExperiment
+from headway.catalog.coefficients import Coefficients, Kernels, Overhead
+from headway.core.fleet import Engine
+from headway.perf.params import num_dense_layers, num_moe_layers
+
+Floats = npt.NDArray[np.float64]
+MEASURED_SPREAD, OTHER_SPREAD = 0.05, 1.0
+"""Standard deviation of the logarithm of kernels' efficiencies: measured on this GPU, and taken from elsewhere."""
+UNKNOWN_HARDWARE = 100.0
+"""Factor on the prior's width of the times of an iteration where nobody measured the kernels: a processor without a GPU
+takes milliseconds for what a GPU does in microseconds."""
+LEAST_EFFICIENCY = 0.005
+SAMPLER = ("sampler_latency_s", "sort_bytes_per_logit", "cut_bytes_per_logit", "penalty_bytes_per_logit")
+
+
+class Term(Struct, frozen=True):
+    """One number, or a factor on several numbers of the catalog, with a normal prior.
+
+    A fit works with the distance from the prior in standard deviations; of a factor, with that of its logarithm.
+    """
+
+    name: str
+    prior: float
+    spread: float
+    """Standard deviation of the prior; of a factor: of its logarithm."""
+    low: float
+    high: float
+    is_factor: bool = False
+
+    def value(self, x: float) -> float:
+        """In SI units, or a factor."""
+        value = math.exp(self.spread * x) if self.is_factor else self.prior + self.spread * x
+        return min(max(value, self.low), self.high)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of the distance from the prior."""
+        if self.is_factor:
+            return math.log(self.low) / self.spread, math.log(self.high) / self.spread
+        return (self.low - self.prior) / self.spread, (self.high - self.prior) / self.spread
+
+
+def terms_of(
+    experiments: Sequence[ServingExperiment], known: Coefficients, engine: Engine, is_measured: bool
+) -> tuple[Term, ...]:
+    """The terms that can matter for these experiments. `is_measured`: the kernels were measured on this very GPU."""
+    overhead = known.overhead
+    models = [e.model for e in experiments]
+    wide = 1.0 if is_measured else UNKNOWN_HARDWARE
+    found = [
+        Term("step_s", overhead.step_s, 1e-3 * wide, 0.0, 1.0),
+        Term("layer_s", overhead.layer_s, 15e-6 * wide, min(-15e-6, overhead.layer_s), 0.1),
+        Term("sequence_s", overhead.sequence_s, 2e-5 * wide, 0.0, 0.1),
+        Term("request_s", engine.request_overhead_s + engine.response_overhead_s, 5e-3, 0.0, 1.0),
+        Term("tokenize_s_per_token", engine.tokenize_s_per_token, 1e-5 * wide, 0.0, 1e-2),
+    ]
+    if any(num_dense_layers(model) for model in models):
+        found.append(Term("launch_layer_s", overhead.launch_layer_s, 2e-4, 0.0, 0.1))
+    if any(num_moe_layers(model) for model in models):
+        found.append(Term("launch_expert_layer_s", overhead.launch_expert_layer_s, 3e-4, 0.0, 0.1))
+    cuts = [m.sampling is not None and (m.sampling.is_cut or m.sampling.is_penalised) for m in models]
+    if any(cuts) and any(getattr(overhead, name) for name in SAMPLER):
+        found.append(Term("sampler", 1.0, 0.5, 0.01, 100.0, True))
+    spread = MEASURED_SPREAD if is_measured else OTHER_SPREAD
+    for name, efficiencies in _efficiencies(known.kernels).items():
+        if is_measured and name != "memory":
+            continue  # measured better than served runs, which memory bounds, could tell
+        low, high = LEAST_EFFICIENCY / min(efficiencies), 1 / max(efficiencies)
+        found.append(Term(name, 1.0, spread, min(low, 1.0), max(high, 1.0), True))
+    return tuple(found)
+
+
+def _efficiencies(kernels: Kernels) -> dict[str, list[float]]:
+    """By factor, the efficiencies that it multiplies."""
+    products = [*kernels.gemm.values()]
+    decode, prefill = kernels.decode_attention, kernels.prefill_attention
+    return {
+        "memory": [*(one.memory_efficiency for one in products), kernels.elementwise_efficiency],
+        "compute": [one.compute_efficiency for one in products],
+        "attention": [decode.memory_efficiency, decode.compute_efficiency, prefill.compute_efficiency],
+    }
+
+
+def applied(values: dict[str, float], known: Coefficients, engine: Engine) -> Coefficients:
+    """The catalog's step times with these values of terms."""
+    plain = {name: value for name, value in values.items() if name in Overhead.__struct_fields__}
+    overhead = replace(known.overhead, **plain)
+    if "sampler" in values:
+        overhead = replace(overhead, **{name: getattr(overhead, name) * values["sampler"] for name in SAMPLER})
+    if "request_s" in values:
+        before, after = engine.request_overhead_s, engine.response_overhead_s
+        share = before / (before + after) if before + after else 0.5
+        request_s = values["request_s"]
+        overhead = replace(overhead, request_overhead_s=share * request_s, response_overhead_s=(1 - share) * request_s)
+    return replace(known, overhead=overhead, kernels=_scaled(known.kernels, values))
+
+
+def _scaled(kernels: Kernels, values: dict[str, float]) -> Kernels:
+    memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
+    gemm = {
+        dtype: replace(
+            one,
+            memory_efficiency=one.memory_efficiency * memory,
+            compute_efficiency=one.compute_efficiency * compute,
+        )
+        for dtype, one in kernels.gemm.items()
+    }
+    moe = {
+        dtype: replace(
+            one,
+            memory_efficiency=min(one.memory_efficiency * memory, 1.0),
+            compute_efficiency=min(one.compute_efficiency * compute, 1.0),
+        )
+        for dtype, one in kernels.moe.items()
+    }
+    decode, prefill = kernels.decode_attention, kernels.prefill_attention
+    return replace(
+        kernels,
+        gemm=gemm,
+        moe=moe,
+        elementwise_efficiency=kernels.elementwise_efficiency * memory,
+        decode_attention=replace(
+            decode,
+            memory_efficiency=decode.memory_efficiency * attention,
+            compute_efficiency=decode.compute_efficiency * attention,
+        ),
+        prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * attention),
+    )
+
+
+def values_at(terms: Iterable[Term], x: Floats) -> dict[str, float]:
+    return {term.name: term.value(float(each)) for term, each in zip(terms, x, strict=True)}

@@ -1,0 +1,164 @@
+"""What `validate` and `calibrate` share: measured runs, and the fleet that they were measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway.calibration.runs import read, served
+from headway.calibration.runs.experiment import experiment
+from headway.calibration.runs.run import MeasuredRun
+from headway.calibration.serving import ServingExperiment, catalogued_model
+from headway.catalog.coefficients import Coefficients
+from headway.cli.flags import changes, used_flags
+from headway.cli.output import PATH, POSITIVE
+from headway.config import scenario as scenarios
+from headway.config import strict_yaml
+from headway.config.scenario import StepTimes
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Pool
+
+OPTIONS = (
+    click.option("--fleet", type=PATH, help="A scenario or fleet file, with the pool that was measured."),
+    click.option("--pool", help="The pool of the fleet, if it has several."),
+    click.option("--model", help="The model, if a run does not name one of the catalog."),
+    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead."),
+    click.option("--gpu", help="The GPU, of the catalog or of --gpu-file."),
+    click.option("--gpu-file", type=PATH, help="A YAML file of GPUs of your own."),
+    click.option("--tp", type=POSITIVE, help="Tensor parallel ranks, if a run does not give them."),
+    click.option("--engine", help="The engine profile of the catalog."),
+    click.option("--max-num-seqs", type=POSITIVE, help="Most sequences that the engine ran at once."),
+    click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration of the engine."),
+)
+NAMES = tuple(
+    "fleet pool model model_config gpu gpu_file tp engine max_num_seqs max_num_batched_tokens".split()
+)  # fmt: skip
+DEFAULT_ENGINE = "vllm-v1"
+"""Of runs whose engine nobody names."""
+ANY_MODEL = "llama-3.1-8b"
+"""Stands for the model where only GPU and engine matter."""
+WORKLOAD = {"prompt_tokens": 1, "output_tokens": 1, "num_requests": 1, "arrivals": 1.0}
+"""Stands for the workload of a scenario that is made for its fleet only."""
+
+
+def take(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options on the fleet from a command's flags, and return those that were used."""
+    return used_flags({name: flags.pop(name) for name in NAMES})
+
+
+def used(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The options on the fleet that were used."""
+    return used_flags({name: flags[name] for name in NAMES})
+
+
+class FoundRun(Struct, frozen=True):
+    """A run as an experiment on the pool that it was measured on."""
+
+    file: Path
+    run: MeasuredRun
+    experiment: ServingExperiment
+    pool: Pool
+    coefficients: Coefficients
+    """Of the fleet file, else of the catalog."""
+
+
+def is_runs(path: Path) -> bool:
+    """Whether a path holds runs of a load generator or records, rather than a table."""
+    return served.is_records(path) or read.is_runs(path)
+
+
+def found_runs(
+    path: Path, flags: Mapping[str, Any], shortened: Callable[[MeasuredRun], MeasuredRun] = lambda run: run
+) -> tuple[list[FoundRun], list[str]]:
+    """The runs of one file or folder, each `shortened`, and those that were skipped, with reasons.
+
+    HeadwayError if the format is not known, nothing can be used, or the fleet is not given.
+    """
+    if served.is_records(path):
+        runs, skipped, text = served.read(path)
+        fleet = MeasuredFleet(flags, text, path)
+    else:
+        runs, skipped = read.read(path)
+        fleet = MeasuredFleet(flags)
+    return [fleet.found(path, shortened(run)) for run in runs], skipped
+
+
+class MeasuredFleet:
+    """The pools that runs were measured on: by options, by the runs' own files, by a fleet file, in this order."""
+
+    def __init__(self, flags: Mapping[str, Any], text: str = "", source: Path | None = None) -> None:
+        """`text`: the fleet file that records hold, used without `--fleet`; `source` is the records' place."""
+        self._flags = dict(flags)
+        path = self._flags.pop("fleet", None)
+        self._pool = self._flags.pop("pool", None)
+        self._base = Path()
+        self._document: dict[str, Any] | None = None
+        self._places = Places()
+        if path is not None:
+            self._document, self._places = scenarios.read(path)
+            self._base = path.parent
+        elif text:
+            self._document, self._places = strict_yaml.parse(text, f"{source}: its fleet file")
+            self._document = {"name": "served", **self._document}
+
+    def found(self, path: Path, run: MeasuredRun) -> FoundRun:
+        given = {name: value for name, value in run.settings.items() if name not in self._flags}
+        run = replace(run, settings=given)
+        pool, coefficients = self.pool(run)
+        return FoundRun(path, run, experiment(run, pool), pool, coefficients)
+
+    def pool(self, run: MeasuredRun) -> tuple[Pool, Coefficients]:
+        """The pool of a run, and its step times. HeadwayError if it is not clear."""
+        flags, document = dict(self._flags), self._document
+        if document is None:
+            if "gpu" not in flags:
+                raise HeadwayError(f"{run.where}: names no GPU; give --gpu, or --fleet")
+            if not flags.keys() & {"model", "model_config"}:
+                flags["model"] = _model(run)
+            document = {"name": "measured", "workload": WORKLOAD, "fleet": [{"engine": {"name": DEFAULT_ENGINE}}]}
+        pools = document.get("fleet")
+        num_pools = len(pools) if isinstance(pools, list) else 0
+        document = {**document, "workload": WORKLOAD}
+        chosen = scenarios.assemble(document, self._places, self._base, changes(flags, num_pools))
+        pool = self._chosen(chosen.fleet.all_pools, run)
+        return pool, StepTimes(chosen).coefficients[pool.name]
+
+    def any_pool(self) -> tuple[Pool, Coefficients]:
+        """The pool that options and the fleet file name, without a run. HeadwayError if it is not clear."""
+        empty = MeasuredRun("", "", 0, 0.0, 0.0, 0.0, {})
+        flags = self._flags
+        if self._document is None and not flags.keys() & {"model", "model_config"}:
+            return MeasuredFleet({**flags, "model": ANY_MODEL}).pool(empty)
+        return self.pool(empty)
+
+    def _chosen(self, pools: tuple[Pool, ...], run: MeasuredRun) -> Pool:
+        """The only pool, the named one, or the only one of the run's model."""
+        wanted = self._pool or run.pool
+        by_name = [pool for pool in pools if pool.name == wanted]
+        if by_name:
+            return by_name[0]
+        known = ", ".join(pool.name for pool in pools)
+        if self._pool:
+            raise HeadwayError(f"--pool: {self._pool!r}; expected one of {known}")
+        if len(pools) == 1:
+            return pools[0]
+        of_model = [pool for pool in pools if run.model and run.model in (pool.model.name, *pool.model.names)]
+        if len(of_model) != 1:
+            raise HeadwayError(f"{run.where}: which pool was measured? Give --pool, one of {known}")
+        return of_model[0]
+
+
+def _model(run: MeasuredRun) -> str:
+    """The catalog's name of the run's model."""
+    if not run.model:
+        raise HeadwayError(f"{run.where}: names no model; give --model")
+    try:
+        return catalogued_model(run.model).name
+    except HeadwayError as error:
+        raise HeadwayError(f"{run.where}: {error}; or give --model") from None
