@@ -89,10 +89,9 @@ def _arrivals(run: MeasuredRun, num: int) -> npt.NDArray[np.float64]:
         return np.zeros(num)
     gap_s = 1 / run.requested_rps
     if math.isinf(run.burstiness):
-        return np.arange(num) * gap_s
+        return np.arange(num, dtype=np.float64) * gap_s
     gaps_s = stream(0, f"runs/{run.where}").gamma(run.burstiness, gap_s / run.burstiness, num)
-    arrival_s: npt.NDArray[np.float64] = np.cumsum(gaps_s * (gap_s / gaps_s.mean()))
-    return arrival_s
+    return np.asarray(np.cumsum(gaps_s * (gap_s / gaps_s.mean())), dtype=np.float64)
 
 
 def _prefix(run: MeasuredRun, prompts: npt.NDArray[np.generic], rows: RequestRows | None) -> Prefix | None:

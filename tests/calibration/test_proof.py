@@ -1,0 +1,101 @@
+"""A user's own proof on a real engine: calibrate on half of its runs, and predict the other half.
+
+llama.cpp serves a model of random weights on a processor that no catalog knows; a client of these tests writes what
+`vllm bench serve --save-detailed` writes. The 10% need a processor that the engine has to itself, which HEADWAY_QUIET
+promises; elsewhere the prediction must only be much better than without the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import bench_llama
+import serving
+from bench_client import Load, run
+from engines import NO_LLAMA
+from headway.cli import main
+
+pytestmark = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")
+
+LENGTHS: dict[str, Any] = {"prompt_tokens": (16, 128), "output_tokens": (12, 32)}
+LOADS: tuple[dict[str, Any], ...] = (
+    {"num": 10, "concurrency": 1}, {"num": 14, "concurrency": 2}, {"num": 22, "concurrency": 4},
+    {"num": 16, "rate_rps": 2.5}, {"num": 20, "rate_rps": 4.0},
+)  # fmt: skip
+GPU = {
+    "name": "this-cpu", "like": "l4", "memory_bytes": 4e9, "bandwidth_bytes_per_s": 20e9, "peak_flops": {"bf16": 100e9}
+}  # fmt: skip
+"""Round numbers of a processor's datasheet; runs tell what it reaches of them."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two runs of each load, one after the other, so that what else the machine does meets both halves."""
+    place = tmp_path_factory.mktemp("proof")
+    bench_llama.write_config(place / "config.json")
+    (place / "cpu.yaml").write_text(yaml.safe_dump(GPU))
+    engine = serving.Process(bench_llama.__file__, "0")
+    with serving.closing(engine):
+        run(engine.url, "bench", Load(4, (16, 128), (12, 32), concurrency=2, seed=99), bench_llama.TOKEN_IDS)
+        for i, load in enumerate(LOADS):
+            for j, half in enumerate(("known", "unseen")):
+                found = run(engine.url, "bench", Load(seed=2 * i + j, **LENGTHS, **load), bench_llama.TOKEN_IDS)
+                assert found["failed"] == 0
+                (place / f"{half}-{i}.json").write_text(json.dumps({**found, "max_num_seqs": 4}))
+    yield place
+
+
+def options(folder: Path) -> list[str]:
+    return [
+        "--gpu-file", str(folder / "cpu.yaml"), "--gpu", "this-cpu", "--engine", "llama.cpp", "--model-config",
+        str(folder / "config.json"), "--no-progress", "--json",
+    ]  # fmt: skip
+
+
+def errors(folder: Path, capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, float]:
+    """Mean absolute errors on the runs that no fit has seen, in percent."""
+    unseen = [str(path) for path in sorted(folder.glob("unseen-*.json"))]
+    assert main(["validate", *unseen, *options(folder), *args]) == 0
+    found: dict[str, float] = json.loads(capsys.readouterr().out)["overall"]
+    return found
+
+
+def test_runs_that_were_not_seen_are_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = [str(path) for path in sorted(folder.glob("known-*.json"))]
+    out = str(folder / "this-cpu.json")
+    before = errors(folder, capsys)
+    assert main(["calibrate", *known, *options(folder), "--out", out, "--source", "this test"]) == 0
+    (fit,) = json.loads(capsys.readouterr().out)["fits"]
+    after = errors(folder, capsys, "--coefficients", out)
+    told = ", ".join(f"{key} {before[key]:.1f}% -> {after[key]:.1f}%" for key in ("e2e_mean", "itl_mean", "ttft_mean"))
+    with capsys.disabled():
+        sys.stdout.write(f"\nruns that no fit has seen: {told}; left out in turn: {fit['held_out']}\n")
+    assert after["e2e_mean"] < before["e2e_mean"] / 2 and after["itl_mean"] < before["itl_mean"] / 2
+    if "HEADWAY_QUIET" in os.environ:
+        assert after["e2e_mean"] <= 10 and after["itl_mean"] <= 10
+
+
+def test_the_coefficients_are_used_by_simulate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a fleet file, beside the GPU of the user's own."""
+    scenario = {
+        "workload": {"num_requests": 30, "arrivals": 2.0, "prompt_tokens": 70, "output_tokens": 20}, "gpus": [GPU],
+        "fleet": [{
+            "model": {"config": "config.json"}, "gpu": "this-cpu", "engine": "llama.cpp",
+            "coefficients": "this-cpu.json",
+        }],
+    }  # fmt: skip
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(scenario))
+    assert main(["simulate", str(folder / "fleet.yaml"), "--json"]) == 0
+    calibrated_s = json.loads(capsys.readouterr().out)["results"][0]["metrics"]["tpot_s.mean"]
+    del scenario["fleet"][0]["coefficients"]  # type: ignore[attr-defined]
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(scenario))
+    assert main(["simulate", str(folder / "fleet.yaml"), "--json"]) == 0
+    assert calibrated_s > 1.3 * json.loads(capsys.readouterr().out)["results"][0]["metrics"]["tpot_s.mean"]
