@@ -284,3 +284,13 @@ def test_a_reader_that_goes_away() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
     assert done.stdout.strip() in ("0", "1")
+
+
+def test_the_catalog_says_where_step_times_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalog", "coefficients", "--gpu", "h100", "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)
+    assert own["calibrated"] and own["version"] == own["measured_version"] == "0.15.1" and not own["estimated"]
+    assert main(["catalog", "coefficients", "--gpu", "h100", "--engine", "sglang", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["estimated"] == ["generic overhead of sglang"]
+    assert main(["catalog", "coefficients", "--gpu", "h100", "--version", "0.32"]) == 0
+    assert "overhead of vllm-v1 0.15.1, not 0.32" in capsys.readouterr().out

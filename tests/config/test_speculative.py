@@ -84,3 +84,21 @@ def test_what_is_refused(change: dict[str, Any], given: dict[str, Any], said: st
 def test_it_is_no_setting_of_an_engine() -> None:
     with pytest.raises(HeadwayError, match="expected it beside `engine`"):
         pool(NGRAM, engine={"name": "vllm-v1", "speculative": NGRAM})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"speculative": NGRAM}, "drafts by ngram"),
+        ({"quantization": "fp8_block"}, "8-bit products with a scale for each block as with one for all"),
+        ({"quantization": "awq"}, "4-bit products as 16-bit ones with fewer bytes"),
+        ({"engine": {"name": "vllm-v1", "version": "0.24"}}, "overhead of vllm-v1 0.15.1, not 0.24"),
+    ],
+)
+def test_what_was_not_measured_is_said(given: dict[str, Any], said: str) -> None:
+    document = {
+        "workload": {"builtin": "chat", "num_requests": 5},
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "name": "one", **given}],
+    }
+    found = StepTimes(assemble(document, Places(), Path())).coefficients["one"]
+    assert (found.calibrated, found.estimated) == (False, (said,))

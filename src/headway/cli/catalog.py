@@ -109,6 +109,32 @@ for _name, _kind in KINDS.items():
     _add(_name, _kind)
 
 
+@command.command("coefficients")
+@click.option("--gpu", required=True, help="A GPU of the catalog.")
+@click.option("--engine", default="vllm-v1", show_default=True, help="An engine profile of the catalog.")
+@click.option("--version", help="The engine's version. Default: the profile's.")
+@json_option
+def coefficients(gpu: str, engine: str, version: str | None, as_json: bool) -> None:
+    """Say which measurements the step times of an engine on a GPU come from."""
+    profile, accelerator = catalog.engine(engine), catalog.gpu(gpu)
+    used = catalog.coefficients(accelerator.name, profile.name, profile.version if version is None else version)
+    rows = {
+        "GPU": accelerator.name,
+        "engine": profile.name,
+        "version": (profile.version if version is None else version) or None,
+        "measured_version": used.overhead.version or None,
+        "calibrated": used.calibrated,
+        "estimated": list(used.estimated),
+        "kernels": used.kernels.source,
+        "overhead": used.overhead.source,
+        "experts": used.experts.source if used.experts is not None else None,
+    }
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(("key", "value"), rows.items())
+
+
 @command.command("memory")
 @click.option("--model", help="A model of the catalog.")
 @click.option("--model-config", type=PATH, help="A Hugging Face config.json instead of --model.")

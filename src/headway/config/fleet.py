@@ -42,6 +42,14 @@ WEIGHT_DTYPES = {
 """The model's `dtype` for each `quantization`."""
 
 
+_LIKE_16_BITS = "4-bit products as 16-bit ones with fewer bytes"
+UNMEASURED_WEIGHTS = {
+    "fp8_block": "8-bit products with a scale for each block as with one for all",
+    "awq": _LIKE_16_BITS, "gptq": _LIKE_16_BITS, "int4": _LIKE_16_BITS,
+}  # fmt: skip
+"""Weights whose products no table has, by `quantization`: what their step times are taken from."""
+
+
 def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     """Every pool and combo. HeadwayError where one is invalid; paths are relative to `base_dir`."""
     own = own_of(spec, places)
@@ -87,13 +95,20 @@ def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) ->
 def _coefficients(
     spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places, own: OwnHardware
 ) -> Coefficients:
-    """From the pool's own file, else from the catalog."""
+    """From the pool's own file, else from the catalog; not calibrated where the pool has what was not measured."""
     if not spec.gpu:
         raise places.error((*at, "gpu"), "missing; expected a GPU, without which replicas can be served, not simulated")
     if spec.coefficients is None:
-        return own.coefficients(pool.gpu.name, pool.engine.name, pool.engine.version)
-    with places.at(*at, "coefficients"):
-        return coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
+        found = own.coefficients(pool.gpu.name, pool.engine.name, pool.engine.version)
+    else:
+        with places.at(*at, "coefficients"):
+            found = coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
+    unmeasured = [UNMEASURED_WEIGHTS[spec.quantization]] if spec.quantization in UNMEASURED_WEIGHTS else []
+    if spec.speculative is not None:
+        unmeasured.append(f"drafts by {spec.speculative.method}")
+    if not unmeasured:
+        return found
+    return replace(found, calibrated=False, estimated=(*found.estimated, *unmeasured))
 
 
 def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Combo:
