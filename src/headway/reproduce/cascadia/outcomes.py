@@ -40,6 +40,9 @@ def findings(runner: Runner) -> Findings:
         exhibits: list[Exhibit] = [_exhibit_1(rates["deepseek", 1]), *_exhibits(cases, rates)]
         if not runner.quick:
             outcomes |= _end_to_end(cases, runner.seeds)
+            if runner.wants(*claims.ABLATIONS):
+                found = _ablations(runner, cases, rates)
+                outcomes, exhibits = outcomes | dict(found.outcomes), [*exhibits, *found.exhibits]
             if runner.wants(*claims.SARATHI):
                 outcomes |= _sarathi(runner, cases, rates)
         result += Findings(outcomes, exhibits)
@@ -65,7 +68,7 @@ def findings(runner: Runner) -> Findings:
 
 
 END_TO_END = (
-    *claims.FIGURE_1, *claims.END_TO_END, *claims.JUDGE, *claims.SARATHI, *claims.SHAPE, *claims.SIZES, *claims.DRIFT,
+    *claims.FIGURE_1, *claims.END_TO_END, *claims.ABLATIONS, *claims.JUDGE, *claims.SARATHI, *claims.SHAPE, *claims.SIZES, *claims.DRIFT,
     *claims.BUDGET, *claims.SOME,
 )  # fmt: skip
 """All that need DeepSeek's cases."""
@@ -82,10 +85,7 @@ def _deepseek(runner: Runner) -> tuple[dict[Case, Measurement], dict[tuple[str, 
     if runner.quick:
         cases, _ = _measured(runner, QUICK_CASES)
         return cases, _rates(runner, {("deepseek", trace) for trace in (1, 2, 3)})
-    with_parts, rates = _measured(runner, CASES, ablations=True)
-    others, more_rates = _measured(runner, claims.OTHER_CASES)
-    found = with_parts | others
-    return {case: found[case] for case in claims.ALL_CASES}, rates | more_rates
+    return _measured(runner, claims.ALL_CASES)
 
 
 def _rates(
@@ -97,7 +97,7 @@ def _rates(
 
 
 def _measured(
-    runner: Runner, cases: Sequence[Case], ablations: bool = False, lengths: AnswerLengths = "alike"
+    runner: Runner, cases: Sequence[Case], lengths: AnswerLengths = "alike"
 ) -> tuple[dict[Case, Measurement], dict[tuple[str, int], Measurement]]:
     """Every case, at the rate of its trace."""
     rates = _rates(runner, {(cascade, trace) for cascade, trace, _ in cases}, lengths)
@@ -114,7 +114,6 @@ def _measured(
 
 def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[str, Finding]:
     """Means over the 12 cases."""
-    table_2 = {case: cases[case] for case in CASES}
     three = {case: cases[case] for case in claims.QUALITY_90}
     margins = {case: _values(each, "cascadia", "quality") for case, each in cases.items()}
     least = [min(values[i] - case[2] for case, values in margins.items()) for i in range(len(seeds))]
@@ -143,8 +142,6 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
         "throughput-cascade-serve": throughput["cascade-serve"],
         "always-faster": Finding([_is_always_faster(cases, i) for i in range(len(seeds))], _by_case(cases, "p95_s")),
         "quality": Finding(least, f"On requests that no plan was made on: {short}."),
-        "ablation-parallelism": _times(table_2, ABLATIONS[0], "p95_s"),
-        "ablation-allocation": _times(table_2, ABLATIONS[1], "p95_s"),
         "cost-stand-alone-all": _saved(three, "stand-alone"),
         "cost-cascade-serve-all": _saved(three, "cascade-serve"),
         "plans-move": Finding([moves], f"Shares {_listed(falls[0])}, GPUs {_listed(falls[1])}."),
@@ -200,7 +197,7 @@ def _most(cases: dict[Case, Measurement], key: str) -> Finding:
 
 def _lengths(runner: Runner) -> Findings:
     """The 12 cases, where answers grow with difficulty and differ by model."""
-    cases, rates = _measured(runner, claims.ALL_CASES, lengths="by_difficulty")
+    cases, rates = _measured(runner, claims.ALL_CASES, "by_difficulty")
     three = {case: cases[case] for case in claims.QUALITY_90}
     outcomes = {
         "slo-stand-alone-lengths": _times(cases, "stand-alone", "p95_s"),
@@ -261,6 +258,26 @@ def _figure_1(rates: Any) -> dict[str, Finding]:
     rises = all(a < b for each in lone.values() for pair in pairwise(each) for a, b in zip(*pair, strict=True))
     why = "; ".join(f"trace {trace}: {_listed([s for s, _ in each])} s" for trace, each in lone.items())
     return {"size-latency": Finding([rises], f"A lone request on each model. {why}.")}
+
+
+def _ablations(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> Findings:
+    """The cases of Table 2 with one part of the search uniform."""
+    tasks = {
+        ("ablations", *case): Call(
+            runs.ablations,
+            {"cascade": case[0], "trace": case[1], "q_min": case[2], "seeds": list(runner.seeds),
+             "rate_rps": rates[case[:2]]["rate_rps"]},
+        )
+        for case in CASES
+    }  # fmt: skip
+    both = {
+        case: {"runs": {**each["runs"], "cascadia": cases[case]["runs"]["cascadia"]}}
+        for case, each in zip(CASES, runner.run(tasks).values(), strict=True)
+    }
+    chart = charts.bars([_name(case) for case in both], _scales(both, rates, ("cascadia", *ABLATIONS)), "SLO scale")
+    names = ("ablation-parallelism", "ablation-allocation")
+    outcomes = {name: _times(both, part, "p95_s") for name, part in zip(names, ABLATIONS, strict=True)}
+    return Findings(outcomes, [Figure("Figure 9", "Parts left out", "Lower is better.", chart)])
 
 
 def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
@@ -353,7 +370,6 @@ def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Exhibit]:
         ),
         Figure("Figure 6", "Throughput that lasts", "No queue grows.", charts.bars(names, rush, "requests/s")),
         Figure("Figure 8", "p95 of each stage", "As planned.", charts.bars(names, stages, "s")),
-        *_exhibit_9({case: each for case, each in cases.items() if ABLATIONS[0] in each["runs"]}, rates),
         PaperTable(
             "Table 2",
             "Thresholds, shares, GPUs",
@@ -363,15 +379,6 @@ def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Exhibit]:
         ),
         PaperTable("Table 3", "Replicas", "What was planned.", ["case", "small", "middle", "large"], shapes),
     ]
-
-
-def _exhibit_9(cases: dict[Case, Measurement], rates: Any) -> list[Exhibit]:
-    """The cases with ablations."""
-    if not cases:
-        return []
-    scales = _scales(cases, rates, ("cascadia", *ABLATIONS))
-    chart = charts.bars([_name(case) for case in cases], scales, "SLO scale")
-    return [Figure("Figure 9", "Parts left out", "Lower is better.", chart)]
 
 
 def _name(case: Case) -> str:

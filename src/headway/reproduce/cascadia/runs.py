@@ -85,14 +85,14 @@ def measure(
 ) -> Measurement:  # fmt: skip
     """Every system's plan for a case, planned once and simulated with every seed.
 
-    `ablations`: the search with one part uniform. `further`: CascadeServe's other readings.
+    `further`: CascadeServe's other readings.
     """
     case = planning_case(cascade, trace, q_min, rate_rps, lengths=lengths)
     latencies, began, began_cpu = _latencies(case), time.perf_counter(), time.process_time()
     ours = tighten_until_met(case, latencies)
     wall_s, plan_s = time.perf_counter() - began, time.process_time() - began_cpu
     systems = {name: best_or_nearest(case.problem.target, trials.run())
-               for name, trials in _systems(case, latencies, cascade, q_min, ablations, further)}  # fmt: skip
+               for name, trials in _systems(case, latencies, cascade, q_min, further)}  # fmt: skip
     systems["cascadia"] = ours
     runs = {
         name: [run(case, each.plan, seed, load_policy(each.plan) if name == "cascade-serve-load" else None)
@@ -109,7 +109,7 @@ def measure(
 
 
 def _systems(
-    case: PlanningRequest, latencies: StageLatencies, cascade: str, q_min: float, ablations: bool, further: bool
+    case: PlanningRequest, latencies: StageLatencies, cascade: str, q_min: float, further: bool
 ) -> Iterator[tuple[str, Trials]]:
     alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
     by_load = planners.single(planners.cascade_serve)
@@ -122,9 +122,19 @@ def _systems(
     if further:
         yield "cascade-serve-load", Trials(case, latencies, by_load, _rehearse_by_load)
         yield "cascade-serve-equal", trials(planners.single(partial(planners.cascade_serve, equal=True)))
-    if ablations:
-        yield "uniform parallelism", trials(SearchPlanner(planners.uniform_parallelism, "uniform parallelism"))
-        yield "uniform allocation", trials(SearchPlanner(planners.uniform_allocation, "uniform allocation"))
+
+
+def ablations(cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
+    """The search with one part uniform (4.3), planned once and simulated with every seed."""
+    case = planning_case(cascade, trace, q_min, rate_rps)
+    latencies, runs = _latencies(case), Measurement()
+    for name, make in (
+        ("uniform parallelism", planners.uniform_parallelism),
+        ("uniform allocation", planners.uniform_allocation),
+    ):
+        chosen = tighten_until_met(case, latencies, SearchPlanner(make, name)).plan
+        runs[name] = [run(case, chosen, seed) for seed in seeds]
+    return {"runs": runs}
 
 
 def load_policy(cascade_plan: CascadePlan) -> dict[str, Any]:
