@@ -104,7 +104,7 @@ def _measured(
     tasks = {}
     for cascade, trace, q_min in cases:
         arguments = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": list(runner.seeds),
-                     "lengths": lengths, "ablations": ablations and not runner.quick,
+                     "lengths": lengths,
                      "further": lengths == "alike" and not runner.quick}  # fmt: skip
         call = Call(runs.measure, arguments | {"rate_rps": rates[cascade, trace]["rate_rps"]})
         tasks["case", lengths, cascade, trace, q_min] = call
