@@ -206,8 +206,13 @@ SCALED = "}\npolicies: {scaling: reactive"
         ("quality: 80, num_gpus: 2", "thresholds", "", ":9: cascade.replan.num_gpus: 2; expected 3 or more"),
         (KEEP, "deadline-aware", "", ":8: cascade.policy: deadline-aware; expected thresholds"),
         (KEEP, "{name: thresholds, thresholds: [1, 2]}", "", ":8: cascade.policy: 2 thresholds; expected 1"),
-        (KEEP, "thresholds", "max_replicas: 4", ":5: fleet[1].max_replicas: plans set the number"),
-        (KEEP, "thresholds", "region: west", ":5: fleet[1]: large: expected the GPU, engine and region of small"),
+        (KEEP, "thresholds", "region: west", ":5: fleet[1]: large: expected the engine and region of small"),
+        (
+            "quality: 80, num_gpus: 9",
+            "thresholds",
+            f"}}\n  - {{name: old, model: {LARGE}, gpu: a100-80gb, engine: sglang, tp: 2",
+            "replan.num_gpus: h100-80gb-sxm, a100-80gb are in the fleet; expected no num_gpus",
+        ),
         (KEEP, "thresholds", LIKE, ":6: fleet[2]: pool-2: like large"),
         (KEEP, "thresholds", SCALED, "sets the number of replicas, as `scaling` does"),
     ],
@@ -218,3 +223,75 @@ def test_what_cannot_be_planned_is_refused_with_its_line(replan: str, policy: st
     with pytest.raises(HeadwayError) as told:
         scenario.assemble(data, places, Path())
     assert words in str(told.value) and str(told.value).startswith("chat.yaml")
+
+
+# Mixed fleets, combos, scaled pools.
+
+
+def changed_pools(done: Run) -> dict[str, int]:
+    """By pool: replicas that all new plans together added (below 0: removed)."""
+    changes: dict[str, int] = {}
+    for note in done.notes:
+        if note.startswith("planned anew") and "the same replicas" not in note:
+            for part in note.partition("; ")[2].split(", "):
+                name, _, num = part.rpartition(" ")
+                changes[name] = changes.get(name, 0) + int(num)
+    return changes
+
+
+@pytest.mark.slow
+def test_a_fleet_of_two_types_of_gpu_is_planned_anew_within_each() -> None:
+    made = document([4.0, 14.0])
+    made["fleet"] = [
+        {"name": "small", "model": SMALL, "replicas": 2, "engine": "sglang", "gpu": "a100-80gb"},
+        {"name": "large", "model": LARGE, "tp": 2, "replicas": 3, **GPU},
+        {"name": "large-old", "model": LARGE, "tp": 4, "replicas": 1, "engine": "sglang", "gpu": "a100-80gb"},
+    ]
+    del made["cascade"]["replan"]["num_gpus"]
+    done = run(made)
+    assert [note for note in done.notes if note.startswith("planned anew")], done.notes
+    limits = {"a100-80gb": 6, "h100-80gb-sxm": 6}
+    for gpu, most in limits.items():
+        events = sorted(
+            (at_s, sign * replica.num_gpus)
+            for replica in done.records.replicas
+            if replica.gpu == gpu
+            for at_s, sign in ((replica.up[0][0], 1), (replica.up[-1][1], -1))
+        )
+        assert max(np.cumsum([change for _, change in events])) <= most
+    assert done.summary.num_completed == done.summary.num_requests
+
+
+@pytest.mark.slow
+def test_combos_are_planned_anew_as_whole_units() -> None:
+    made = document([3.0, 14.0])
+    made["fleet"] = [made["fleet"][0]]
+    part = {"model": LARGE, "tp": 2, **GPU}
+    made["combos"] = [{"name": "large", "prefill": {**part, "replicas": 1}, "decode": {**part, "replicas": 1},
+                       "replicas": 1}]  # fmt: skip
+    made["cascade"]["replan"]["num_gpus"] = 16
+    done = run(made)
+    assert [note for note in done.notes if note.startswith("planned anew")], done.notes
+    assert changed_pools(done).get("large", 0) >= 1
+    assert done.summary.num_completed == done.summary.num_requests
+
+
+def test_the_scenarios_own_scaling_keeps_the_other_pools() -> None:
+    made = document([6.0, 12.0])
+    made["fleet"].append({"name": "chat", "model": "llama-3.1-8b", "replicas": 1, "max_replicas": 3, **GPU})
+    made["policies"] = {"scaling": {"name": "reactive"}}
+    done = run(made)
+    assert [note for note in done.notes if note.startswith("planned anew")], done.notes
+    assert "chat" not in changed_pools(done)
+
+
+def test_plans_keep_the_limits_of_pools() -> None:
+    made = document([4.0, 12.0])
+    made["fleet"][0]["max_replicas"] = 2
+    made["fleet"][1]["max_replicas"] = 3
+    chosen = scenario.assemble(made, Places(), Path())
+    planner = replanner_of(scenario.policies_of(chosen))
+    assert planner is not None and planner.expected is not None
+    found = planner.task._function(planner.expected.scores, 12.0)  # type: ignore[attr-defined]
+    counts = {(stage.model, part.tp, part.pp): part.count for stage in found.stages for part in stage.replicas}
+    assert counts.get((SMALL, 1, 1), 0) <= 2 and counts.get((LARGE, 2, 1), 0) <= 3

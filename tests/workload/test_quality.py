@@ -236,3 +236,16 @@ def test_trained_judge_is_evaluated_on_held_out_requests() -> None:
     assert 0.5 < np.abs(blind.scores - truth.scores).mean() < 10
     with pytest.raises(HeadwayError, match="not fitted"):
         LinearJudge().judge(scores)
+
+
+def test_answers_may_grow_with_difficulty_and_differ_by_model() -> None:
+    alike, grown = (generate_scores(1, 4000, lengths=lengths) for lengths in ("alike", "by_difficulty"))
+    assert np.array_equal(alike.scores, grown.scores)
+    assert grown.output_tokens.mean(axis=0) == pytest.approx([1100, 1300, 1531], rel=0.05)
+    hardest, easiest = (np.argsort(grown.scores[:, 0])[part] for part in (slice(400), slice(-400, None)))
+    for i in range(3):
+        ratio = grown.output_tokens[hardest, i].mean() / grown.output_tokens[easiest, i].mean()
+        assert (
+            2.5 < ratio < 5
+            and 0.8 < alike.output_tokens[hardest, i].mean() / alike.output_tokens[easiest, i].mean() < 1.25
+        )

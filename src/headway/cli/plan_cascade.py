@@ -40,20 +40,26 @@ _path = click.Path(path_type=Path)
     type=click.FloatRange(min=0, min_open=True),
     help="Requests per second, in place of `arrivals`.",
 )
+@click.option(
+    "--prefix-hit-rate",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    help="Share of prompt tokens that prefix caches hold, as measured on a sample of the requests.",
+)
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan for this many more qualities, low to high.")
 @click.option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
 @click.option("--no-alternatives", is_flag=True, help="Plan without alternatives to compare with.")
 @plan_options
 def cascade(
     scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: str | None,
-    gpus_per_server: int | None, combos: bool, rps: float | None, curve: int, regret: str | None,
-    no_alternatives: bool, **outputs: Any,
+    gpus_per_server: int | None, combos: bool, rps: float | None, prefix_hit_rate: float, curve: int,
+    regret: str | None, no_alternatives: bool, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
-    The SCENARIO's workload has the scores of each model's answers (`quality`); its first pool has the GPU and the
-    engine. The models are those of its `cascade`, or all with scores. Exit code 3: no plan meets the target, and the
-    printed one comes nearest.
+    The SCENARIO's workload has the scores of each model's answers (`quality`), or is the `trace` that a served cascade
+    left (`requests.parquet`); its first pool has the GPU and the engine. The models are those of its `cascade`, or all
+    with scores. Exit code 3: no plan meets the target, and the printed one comes nearest.
     """
     file = scenario_file(scenario, preset)
     if file is None:
@@ -61,7 +67,7 @@ def cascade(
     num_gpus, offers = _gpus(gpus, gpus_per_server)
     request = make_request(
         *read(file), file.parent, _target(quality, latency), Simulator(), num_gpus=num_gpus, gpus=offers,
-        gpus_per_server=gpus_per_server, rps=rps, combos=combos,
+        gpus_per_server=gpus_per_server, rps=rps, combos=combos, prefix_hit_rate=prefix_hit_rate,
     )  # fmt: skip
     errors = [_judge_error(each) for each in regret.split(",")] if regret else []
     output = PlanOutput(**outputs)

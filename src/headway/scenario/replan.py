@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,18 +15,26 @@ from headway.config.scenario import Scenario, StepTimes
 from headway.config.spec import CascadeSpec, PoolSpec, Replan, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import CascadeConfig, Policies
-from headway.core.fleet import Fleet, Parallel, Pool
+from headway.core.fleet import Combo, Fleet, Parallel, Pool, unit_of
 from headway.core.task import InlineTask, TaskFactory
 from headway.planning.cascade.bounds import StepTimeBounds
 from headway.planning.cascade.cascadia import candidates, total_latency_s
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, MAX_CANDIDATES
-from headway.planning.cascade.problem import CascadeProblem, QualityFloor
-from headway.planning.cascade.replanning import CascadeSetup, ModelShape, Period, Replanner, planning_target
-from headway.planning.cascade.replica_sets import ReplicaSets, StageSets, all_sets, feasible_shapes, with_shapes
+from headway.planning.cascade.problem import (
+    CascadeProblem,
+    ComboShapes,
+    HandoverSettings,
+    QualityFloor,
+    Replicas,
+    coefficients_key,
+)
+from headway.planning.cascade.replanning import CascadeSetup, ModelUnit, Period, Replanner, planning_target, unit
+from headway.planning.cascade.replica_sets import ReplicaSets, StageSets, Unit, all_sets, feasible_shapes, with_units
 from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import StageSimulator, num_repeats
+from headway.planning.combos.problem import Offer
 from headway.policies import resolve
 from headway.policies.cascade.replanned import ReplannedCascade
 from headway.policies.resolve import PolicyChoice
@@ -43,26 +51,30 @@ AT = ("cascade", "replan")
 def with_empty_pools(spec: Spec, fleet: Fleet, places: Places) -> Spec:
     """The specification with an empty pool for each further shape in which plans may start the cascade's models.
 
-    The pool is like the first pool of its model. HeadwayError where plans cannot be made for the fleet.
+    The pool is like the first pool of its model on its type of GPU. Combos stay as they are: plans choose their number.
+    HeadwayError where plans cannot be made for the fleet.
     """
     if spec.cascade is None or spec.cascade.replan is None:
         return spec
-    config, pools = spec.cascade.replan, _cascade_pools(spec.cascade, fleet)
-    _check(spec, fleet, config, pools, places)
+    config, own = spec.cascade.replan, _cascade_fleet(spec.cascade, fleet)
+    _check(spec, fleet, config, own, places)
     specs = [
-        replace(each, min_replicas=0) if pool in pools else each
+        replace(each, min_replicas=0) if pool in own.pools else each
         for each, pool in zip(spec.fleet, fleet.pools, strict=True)
     ]
-    existing = _by_shape(pools)
-    for pool in {pool.model.name: pool for pool in reversed(pools)}.values():
+    combos = [
+        replace(each, min_replicas=0) if combo in own.combos else each
+        for each, combo in zip(spec.combos, fleet.combos, strict=True)
+    ]
+    existing = _by_unit(own)
+    for pool in {(pool.model.name, pool.gpu.name): pool for pool in reversed(own.pools)}.values():
         like = spec.fleet[fleet.pools.index(pool)]
-        shapes = _possible_shapes(like, pool, config, pools)
-        for shape in shapes:
-            if (pool.model.name, shape.tp, shape.pp) not in existing:
+        for shape in _possible_shapes(like, pool, config, own):
+            if (pool.model.name, unit(shape.tp, shape.pp, _named(pool.gpu.name, own))) not in existing:
                 name = f"{pool.name}-tp{shape.tp}" + (f"-pp{shape.pp}" if shape.pp > 1 else "")
                 specs.append(replace(like, name=name, tp=shape.tp, pp=shape.pp, replicas=0, min_replicas=0,
                                      kv_capacity_tokens=None))  # fmt: skip
-    return replace(spec, fleet=tuple(specs))
+    return replace(spec, fleet=tuple(specs), combos=tuple(combos))
 
 
 def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | None) -> Policies:
@@ -73,31 +85,45 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
     """
     spec, places, cascade = scenario.spec, scenario.places, policies.cascade
     assert spec.cascade is not None and spec.cascade.replan is not None and cascade is not None
-    config, own = spec.cascade.replan, _cascade_pools(spec.cascade, scenario.fleet)
-    num_gpus, models = _num_gpus(config, own), {pool.model.name: pool.model for pool in own}
+    config, own = spec.cascade.replan, _cascade_fleet(spec.cascade, scenario.fleet)
+    pools, gpus = own.all_pools, _gpus(config, own)
+    models = {pool.model.name: pool.model for pool in pools}
+    by_name = {pool.gpu.name: pool.gpu for pool in pools}
+    first, *others = (Offer(by_name[name], count, None, config.gpus_per_server) for name, count in gpus.items())
     problem = partial(
-        CascadeProblem, models=tuple(models[name] for name in cascade.models), gpu=own[0].gpu, engine=own[0].engine,
-        num_gpus=num_gpus, target=planning_target(config), gpus_per_server=config.gpus_per_server,
-        judge_s=cascade.judge_s, max_kinds=1, span_s=config.every_s,
+        CascadeProblem, models=tuple(models[name] for name in cascade.models), gpu=first.gpu, engine=pools[0].engine,
+        num_gpus=first.limit or 0, target=planning_target(config), gpus_per_server=config.gpus_per_server,
+        judge_s=cascade.judge_s, max_kinds=1, span_s=config.every_s, other_offers=tuple(others),
+        combo_kinds=_combo_kinds(own),
     )  # fmt: skip
     coefficients = StepTimes(scenario).coefficients
     with places.at("workload", "quality"):
         expected = _expected(spec.workload, cascade.models, scenario.base_dir)
+    by_unit = _by_unit(own)
+    most = {deployment.name: deployment.max_replicas for deployment in _deployments(own)}
     planner = UnrehearsedPlanner(
         problem,
         replace(policies, cascade=None, scaler=None, migration=None, admission=None),
-        {pool.model.name: coefficients[pool.name] for pool in reversed(own)},
+        {
+            coefficients_key(pool.model, "" if pool.gpu.name == first.gpu.name else pool.gpu.name):
+                coefficients[pool.name]
+            for pool in reversed(pools)
+        },
         spec.seed,
-        {name: tuple(pool.parallel for pool in own if pool.model.name == name) for name in models},
-    )
-    first = CascadeSetup(
-        _thresholds(spec.cascade, places, scenario.base_dir), {pool.name: pool.replicas for pool in own}
+        {
+            name: {parts: most[pool] for (model, parts), pool in by_unit.items() if model == name}
+            for name in models
+        },
+        HandoverSettings(pools[0].network_bytes_per_s, *(part.handover for combo in own.combos[:1]
+                                                         for part in combo.parts[:1])),
     )  # fmt: skip
+    counts = {each.name: each.replicas for each in _deployments(own)}
+    setup = CascadeSetup(_thresholds(spec.cascade, places, scenario.base_dir), counts)
     replanner = Replanner(
-        cascade.models, _by_shape(own), first, expected, (tasks or InlineTask)(planner), config, spec.seed,
+        cascade.models, by_unit, setup, expected, (tasks or InlineTask)(planner), config, spec.seed,
         planning_s=0.0 if tasks else config.planning_s,
     )  # fmt: skip
-    return following(policies, cascade, replanner, num_gpus)
+    return following(policies, cascade, replanner, gpus)
 
 
 @dataclass(frozen=True)
@@ -114,20 +140,26 @@ class UnrehearsedPlanner:
     coefficients: Mapping[str, Coefficients]
     """Of step times, by model."""
     seed: int = 0
-    shapes: Mapping[str, tuple[Parallel, ...]] | None = None
-    """The shapes that replicas may have, by model; None: any."""
+    units: Mapping[str, Mapping[Unit, int | None]] | None = None
+    """What plans may start of each model, and the most of it; None: replicas of any shape."""
+    handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
 
     def __call__(self, scores: Scores, rate_rps: float) -> CascadePlan:
         problem = self.problem(scores=scores, rate_rps=rate_rps)
-        num = num_repeats(problem)
-        stage = StageSimulator(problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients)
-        bounds = StepTimeBounds(problem.gpu, problem.engine, num, self.coefficients)
+        num, others = num_repeats(problem), {offer.gpu.name: offer.gpu for offer in problem.other_offers}
+        stage = StageSimulator(
+            problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients, others,
+            self.handover_settings,
+        )  # fmt: skip
+        in_place = bool(getattr(self.policies.router(), "pairs", False))
+        bounds = StepTimeBounds(problem.gpu, problem.engine, num, self.coefficients, others, in_place=in_place)
         sets_of: StageSets | None = None
-        if (shapes := self.shapes) is not None:
+        if (units := self.units) is not None:
             every = all_sets(problem)
+            allowed = [with_units(every(i, ()), units[name]) for i, name in enumerate(problem.names)]
 
             def sets_of(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
-                return with_shapes(every(stage, used), shapes[problem.names[stage]])
+                return allowed[stage]
 
         search = Search(problem, StageLatencies(stage), bounds, EFFORT, sets_of=sets_of)
         plans = candidates(search, search.run(problem.target), "cascadia", MAX_CANDIDATES)
@@ -139,10 +171,10 @@ class UnrehearsedPlanner:
         return min(feasible, key=total_latency_s)
 
 
-def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, num_gpus: int) -> Policies:
-    """The policies with a cascade and a scaler that follow a planner."""
+def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, gpus: Mapping[str, int]) -> Policies:
+    """The policies with a cascade and a scaler that follow a planner. The policies' own scaler has the other pools."""
     accept = PolicyChoice("replanned", ReplannedCascade, {"planner": planner})
-    arguments = {"planner": planner, "num_gpus": num_gpus, "interval_s": planner.config.interval_s}
+    arguments = {"planner": planner, "gpus": gpus, "interval_s": planner.config.interval_s, "others": policies.scaler}
     scaler = PolicyChoice("replanned", ReplannedScaler, arguments)
     return structs.replace(policies, cascade=structs.replace(cascade, policy=accept), scaler=scaler)
 
@@ -171,11 +203,13 @@ def start_notes(spec: Spec, fleet: Fleet) -> list[str]:
     """What a gateway prints at its start: the target of plans, and the pools whose replicas keep their shape."""
     if spec.cascade is None or spec.cascade.replan is None:
         return []
-    config, pools = spec.cascade.replan, _cascade_pools(spec.cascade, fleet)
+    config, own = spec.cascade.replan, _cascade_fleet(spec.cascade, fleet)
     aim = f"quality {config.quality:g}" if config.quality is not None else f"a p95 latency of {config.latency_s:g} s"
-    notes = [f"planned anew every {config.every_s:g} s if need be, for {aim} on {_num_gpus(config, pools)} GPUs"]
+    by_type = _gpus(config, own)
+    gpus = " + ".join(f"{num} {name}" for name, num in by_type.items()) if len(by_type) > 1 else sum(by_type.values())
+    notes = [f"planned anew every {config.every_s:g} s if need be, for {aim} on {gpus} GPUs"]
     for pool_spec, pool in zip(spec.fleet, fleet.pools, strict=True):
-        if pool in pools and pool.replicas:
+        if pool in own.pools and pool.replicas:
             words = ("{tp}", "{pp}")
             fixed = [word for word, can in zip(words, can_reshape(pool_spec), strict=True) if not can]
             if fixed:
@@ -186,27 +220,64 @@ def start_notes(spec: Spec, fleet: Fleet) -> list[str]:
     return notes
 
 
-def _cascade_pools(cascade: CascadeSpec, fleet: Fleet) -> list[Pool]:
-    return [pool for pool in fleet.pools if not set(cascade.models).isdisjoint(pool.model.names)]
+def _cascade_fleet(cascade: CascadeSpec, fleet: Fleet) -> Fleet:
+    """The pools and combos that serve the cascade's models."""
+    models = set(cascade.models)
+    pools = tuple(pool for pool in fleet.pools if not models.isdisjoint(pool.model.names))
+    return Fleet(pools, tuple(combo for combo in fleet.combos if not models.isdisjoint(combo.parts[0].model.names)))
 
 
-def _num_gpus(config: Replan, pools: list[Pool]) -> int:
-    return config.num_gpus or sum(pool.replicas * pool.parallel.num_gpus for pool in pools)
+def _deployments(own: Fleet) -> list[Pool | Combo]:
+    return [*own.pools, *own.combos]
 
 
-def _by_shape(pools: list[Pool]) -> dict[ModelShape, str]:
-    return {(pool.model.name, pool.parallel.tp, pool.parallel.pp): pool.name for pool in pools}
+def _gpus(config: Replan, own: Fleet) -> dict[str, int]:
+    """The GPUs that plans divide, by type, that of the first pool first."""
+    counts = dict.fromkeys((pool.gpu.name for pool in own.all_pools), 0)
+    for deployment in _deployments(own):
+        for part in unit_of(deployment):
+            counts[part.gpu.name] += deployment.replicas * part.parallel.num_gpus
+    return dict.fromkeys(counts, config.num_gpus) if config.num_gpus else counts
 
 
-def _possible_shapes(spec: PoolSpec, pool: Pool, config: Replan, pools: list[Pool]) -> list[Parallel]:
+def _named(gpu: str, own: Fleet) -> str:
+    """The type of GPU as plans name it: empty where there is one type."""
+    return gpu if len({pool.gpu.name for pool in own.all_pools}) > 1 else ""
+
+
+def _by_unit(own: Fleet) -> dict[ModelUnit, str]:
+    """The name of each pool and combo by its unit."""
+    names = {(pool.model.name, unit(pool.parallel.tp, pool.parallel.pp, _named(pool.gpu.name, own))): pool.name
+             for pool in own.pools}  # fmt: skip
+    for combo in own.combos:
+        parts = tuple(
+            Replicas(part.parallel.tp, part.parallel.pp, part.replicas, _named(part.gpu.name, own), part.role)
+            for part in combo.parts
+        )
+        names[combo.parts[0].model.name, parts] = combo.name
+    return names
+
+
+def _combo_kinds(own: Fleet) -> dict[str, tuple[ComboShapes, ...]]:
+    """The kinds of the fleet's combos by model, each with its own ratio of prefill to decode replicas."""
+    kinds: dict[str, tuple[ComboShapes, ...]] = {}
+    for combo in own.combos:
+        prefill, decode = sorted(combo.parts, key=lambda part: part.role, reverse=True)
+        ratio = prefill.replicas / decode.replicas
+        kind = ComboShapes(prefill.parallel, decode.parallel, ratio, ratio, _named(prefill.gpu.name, own),
+                           _named(decode.gpu.name, own))  # fmt: skip
+        name = prefill.model.name
+        kinds[name] = (*kinds.get(name, ()), kind)
+    return kinds
+
+
+def _possible_shapes(spec: PoolSpec, pool: Pool, config: Replan, own: Fleet) -> list[Parallel]:
     """Shapes in which a replica of the pool could be started."""
     other_tp, other_pp = can_reshape(spec)
-    server = config.gpus_per_server or pool.gpu.gpus_per_node
-    shapes, _ = feasible_shapes(
-        pool.model, pool.gpu, pool.engine, _num_gpus(config, pools), server, CascadeProblem.max_pp
-    )
-    own = pool.parallel
-    return [each for each in shapes if (other_tp or each.tp == own.tp) and (other_pp or each.pp == own.pp)]
+    server, num_gpus = config.gpus_per_server or pool.gpu.gpus_per_node, _gpus(config, own)[pool.gpu.name]
+    shapes, _ = feasible_shapes(pool.model, pool.gpu, pool.engine, num_gpus, server, CascadeProblem.max_pp)
+    first = pool.parallel
+    return [each for each in shapes if (other_tp or each.tp == first.tp) and (other_pp or each.pp == first.pp)]
 
 
 def _thresholds(cascade: CascadeSpec, places: Places, base_dir: Path) -> tuple[float, ...]:
@@ -234,31 +305,40 @@ def _expected(workload: WorkloadSpec, models: tuple[str, ...], base_dir: Path) -
     return Period(constant, tuple(scores.prompt_tokens.astype("f8").tolist()), scores)
 
 
-def _check(spec: Spec, fleet: Fleet, config: Replan, pools: list[Pool], places: Places) -> None:
+def _check(spec: Spec, fleet: Fleet, config: Replan, own: Fleet, places: Places) -> None:
     """HeadwayError where plans cannot be made for the scenario."""
-    if spec.combos:
-        raise places.error(AT, "plans have pools alone; expected `fleet` without `combos`")
     scalings = [spec.policies.scaling, *(variant.scaling for variant in spec.variants)]
-    if any(scaling is not None for scaling in scalings):
-        raise places.error(AT, "sets the number of replicas, as `scaling` does; expected one of the two")
-    used = sum(pool.replicas * pool.parallel.num_gpus for pool in pools)
-    if config.num_gpus is not None and config.num_gpus < used:
+    is_all = len(own.pools) == len(fleet.pools) and len(own.combos) == len(fleet.combos)
+    if is_all and any(scaling is not None for scaling in scalings):
+        what = "sets the number of replicas, as `scaling` does; expected one of the two, as all pools are the cascade's"
+        raise places.error(AT, what)
+    gpus = _gpus(structs.replace(config, num_gpus=None), own)
+    if config.num_gpus is not None and len(gpus) > 1:
+        what = f"{', '.join(gpus)} are in the fleet; expected no num_gpus, as plans divide those of each type"
+        raise places.error((*AT, "num_gpus"), what)
+    if config.num_gpus is not None and config.num_gpus < (used := sum(gpus.values())):
         raise places.error((*AT, "num_gpus"), f"{config.num_gpus}; expected {used} or more, as many as `fleet` has")
-    seen: dict[ModelShape, str] = {}
-    for i, (pool_spec, pool) in enumerate(zip(spec.fleet, fleet.pools, strict=True)):
-        if pool in pools:
-            _check_pool(pool_spec, pool, pools[0], seen, ("fleet", i), places)
+    seen: dict[ModelUnit, str] = {}
+    first = own.all_pools[0]
+    for i, pool in enumerate(fleet.pools):
+        if pool in own.pools:
+            _check_pool(pool, first, ("fleet", i), places)
+            key = pool.model.name, unit(pool.parallel.tp, pool.parallel.pp, _named(pool.gpu.name, own))
+            if key in seen:
+                what = f"{pool.name}: like {seen[key]}; expected one pool for each model and shape"
+                raise places.error(("fleet", i), what)
+            seen[key] = pool.name
+    for i, combo in enumerate(fleet.combos):
+        if combo in own.combos:
+            if len(combo.parts) != 2:
+                raise places.error(("combos", i), f"{combo.name}: expected prefill and decode, as `replan` plans")
+            for part in combo.parts:
+                _check_pool(part, first, ("combos", i), places)
 
 
-def _check_pool(spec: PoolSpec, pool: Pool, first: Pool, seen: dict[ModelShape, str], at: Key, places: Places) -> None:
-    """HeadwayError where a pool has a shape that plans do not have, or the shape of an earlier pool."""
-    if (pool.gpu, pool.engine, pool.region) != (first.gpu, first.engine, first.region):
-        raise places.error(at, f"{pool.name}: expected the GPU, engine and region of {first.name}, as `replan` plans")
-    if spec.max_replicas is not None:
-        raise places.error((*at, "max_replicas"), "plans set the number of replicas; expected no max_replicas")
+def _check_pool(pool: Pool, first: Pool, at: Key, places: Places) -> None:
+    """HeadwayError where a pool is unlike what plans have."""
+    if (pool.engine, pool.region) != (first.engine, first.region):
+        raise places.error(at, f"{pool.name}: expected the engine and region of {first.name}, as `replan` plans")
     if pool.parallel.dp > 1 or pool.parallel.ep:
         raise places.error(at, f"{pool.name}: `dp` and `ep` are no part of what `replan` plans; expected tp and pp")
-    shape = (pool.model.name, pool.parallel.tp, pool.parallel.pp)
-    if shape in seen:
-        raise places.error(at, f"{pool.name}: like {seen[shape]}; expected one pool for each model and shape")
-    seen[shape] = pool.name

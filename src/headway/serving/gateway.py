@@ -210,16 +210,19 @@ def _is_planned(spec: Spec, each: DeclaredPool) -> bool:
 
 
 def _planned_gpus(spec: Spec, declared: Sequence[DeclaredPool], policies: Policies, places: Places) -> int | None:
-    """GPUs of this machine that plans divide. HeadwayError if a pool has fewer ports than a plan may need."""
+    """GPUs of this machine that plans divide; None: they are of several types.
+
+    HeadwayError if a pool has fewer ports than a plan may need.
+    """
     if not isinstance(policies.scaler, PolicyChoice):
         return None
-    num_gpus: int = policies.scaler.arguments["num_gpus"]
+    gpus: dict[str, int] = policies.scaler.arguments["gpus"]
     for each in declared:
-        most = num_gpus // each.pool.parallel.num_gpus
+        most = gpus.get(each.pool.gpu.name, 0) // each.pool.parallel.num_gpus
         if each.num_ports is not None and _is_planned(spec, each) and each.num_ports < most:
             what = f"{each.num_ports} of them; expected {most}, as many replicas as a plan may have"
             raise places.error((*each.at, "processes", "ports"), what)
-    return num_gpus
+    return sum(gpus.values()) if len(gpus) == 1 else None
 
 
 def _check_oracles(policies: Policies, places: Places) -> None:

@@ -31,10 +31,12 @@ from headway.planning.cascade.stage_simulator import StageSimulator, evaluator_o
 from headway.planning.combos.problem import Offer
 from headway.report.page import library_name
 from headway.scenario import Simulator
+from headway.workload.files import to_parquet
 from headway.workload.generate import generate
 from headway.workload.quality import Scores
 from headway.workload.quality_source import QualitySpec, score_table
 from headway.workload.quality_traces import generate_scores
+from headway.workload.table import Workload
 
 SCENARIO: dict[str, Any] = {
     "name": "chat",
@@ -300,3 +302,79 @@ def test_a_threshold_that_does_not_matter_is_as_low_as_can_be() -> None:
     tokens = np.ones((50, 2), "i8")
     found = confidence(Scores(("a", "b"), same, tokens, tokens[:, 0]), (90.0,))
     assert found.quality == (80.0, 80.0) and found.thresholds == ((0.0, 0.0),)
+
+
+# A served day.
+
+
+def served_day(path: Path, audited: float = 0.2, threshold: float = 75.0) -> Scores:
+    """The records of a cascade that was served: easy requests have no answer of the larger model, and that model's
+    answers are judged in audits alone. Returns the table that they were drawn from."""
+    table = generate_scores(1, 600, cascade="llama")
+    small, large = table.models
+    random = np.random.default_rng(0)
+    is_audited = random.random(len(table)) < audited
+    is_escalated = (table.scores[:, 0] < threshold) | is_audited
+    rows = Workload(
+        {
+            "arrival_s": np.sort(random.random(len(table))) * 100.0,
+            "prompt_tokens": table.prompt_tokens,
+            "output_tokens": np.where(is_escalated, table.output_tokens[:, 1], table.output_tokens[:, 0]),
+            f"quality:{small}": table.scores[:, 0],
+            f"quality:{large}": np.where(is_audited, table.scores[:, 1], np.nan),
+            f"output_tokens:{small}": table.output_tokens[:, 0].astype("i4"),
+            f"output_tokens:{large}": np.where(is_escalated, table.output_tokens[:, 1], -1).astype("i4"),
+        }
+    )
+    to_parquet(rows, path)
+    return table
+
+
+def test_a_served_day_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = served_day(tmp_path / "requests.parquet")
+    file, out = tmp_path / "day.yaml", tmp_path / "plan.yaml"
+    document = SCENARIO | {"workload": {"trace": "requests.parquet"}}
+    document["fleet"] = [{**SCENARIO["fleet"][0], "model": name, "replicas": 1} for name in table.models]
+    document["cascade"] = {"models": list(table.models)}
+    file.write_text(yaml.safe_dump(document))
+    code, answer, err = plan(capsys, file, "--quality", 78, "--no-alternatives", "-o", out)
+    assert code == 0, err
+    chosen = answer["chosen"]["plan"]
+    assert 0 < chosen["stages"][-1]["rate_rps"] < 6.0 == pytest.approx(chosen["stages"][0]["rate_rps"], rel=0.05)
+    thresholds = [stage["threshold"] for stage in chosen["stages"][:-1]]
+    assert table.quality(thresholds) == pytest.approx(78, abs=3), "on all answers, which the records do not have"
+    assert scenario.run(scenario.load(out)).summary.num_completed > 0
+
+
+def test_a_table_of_a_served_day_has_the_first_scores_of_all_requests(tmp_path: Path) -> None:
+    table = served_day(tmp_path / "requests.parquet")
+    found = score_table(QualitySpec(path="requests.parquet", models=table.models), tmp_path)
+    assert not np.isnan(found.scores).any() and 80 < len(found) < 160
+    assert found.scores[:, 0].mean() == pytest.approx(table.scores[:, 0].mean(), abs=1.5)
+    assert "600 requests have a score of every model" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("workload", "audited", "words"),
+    [
+        ({"trace": "requests.parquet"}, 0.0, "audit_share"),
+        ({"trace": {"path": "requests.parquet", "from_s": 5}}, 0.2, "from_s: a day's records are planned for as"),
+        ({"trace": "requests.parquet", "seed": 2}, 0.2, "workload"),
+    ],
+)
+def test_a_served_day_that_cannot_be_planned_for_is_refused(
+    workload: dict[str, Any], audited: float, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served_day(tmp_path / "requests.parquet", audited)
+    (tmp_path / "day.yaml").write_text(yaml.safe_dump(SCENARIO | {"workload": workload}))
+    code, _, err = plan(capsys, tmp_path / "day.yaml", "--quality", 78)
+    assert code == 2 and err.count("\n") == 1 and words in err
+
+
+def test_prefix_caches_shorten_prompts_in_plans(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def p95_s(rate: float) -> float:
+        code, answer, err = plan(capsys, file, "--quality", 78, "--no-alternatives", "--prefix-hit-rate", rate)
+        assert code == 0, err
+        return max(stage["p95_latency_s"] for stage in answer["chosen"]["plan"]["stages"])
+
+    assert p95_s(0.9) < p95_s(0.0)

@@ -21,7 +21,15 @@ from headway.metrics.summary import summarize
 from headway.planning.cascade import replanning
 from headway.planning.cascade.plan import CascadePlan, StagePlan
 from headway.planning.cascade.problem import QualityFloor, Replicas
-from headway.planning.cascade.replanning import CascadeSetup, Period, Replanner, detect_shift, replica_changes, setup_of
+from headway.planning.cascade.replanning import (
+    CascadeSetup,
+    Period,
+    Replanner,
+    detect_shift,
+    replica_changes,
+    setup_of,
+    unit,
+)
 from headway.policies.cascade.replanned import ReplannedCascade
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.resolve import PolicyChoice
@@ -61,7 +69,8 @@ def pool_of(model: str, tp: int, pp: int = 1) -> str:
     return f"{model} tp {tp}"
 
 
-POOLS = {(name, tp, 1): pool_of(name, tp) for name in MODELS for tp in (1, 2, 4)}
+GPU = "h100-80gb-sxm"
+POOLS = {(name, unit(tp)): pool_of(name, tp) for name in MODELS for tp in (1, 2, 4)}
 CONFIG = Replan(quality=80)
 
 
@@ -227,7 +236,7 @@ def test_the_pair_keeps_to_what_every_policy_must() -> None:
         return Replanner(tuple("mnopq"), {}, wanted, None, InlineTask(_no_plan), config)
 
     check_cascade(lambda: ReplannedCascade(planner()))
-    check_scaler(lambda: ReplannedScaler(planner(), num_gpus=1000))
+    check_scaler(lambda: ReplannedScaler(planner(), gpus={"h100": 1000}))
 
 
 def _no_plan(found: Scores, rate_rps: float) -> CascadePlan:
@@ -256,9 +265,9 @@ def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
     gpu, engine = catalog.gpu("h100-80gb-sxm"), catalog.engine("vllm")
     there = replicas_of(LIGHT)
     pools = tuple(
-        Pool(pool, catalog.model(name), gpu, engine, Parallel(tp), there[pool], min_replicas=0, start_s=5.0)
-        for (name, tp, _), pool in POOLS.items()
-        if (name, tp) != ("llama-3-70b", 1)
+        Pool(pool, catalog.model(name), gpu, engine, Parallel(part.tp), there[pool], min_replicas=0, start_s=5.0)
+        for (name, (part,)), pool in POOLS.items()
+        if (name, part.tp) != ("llama-3-70b", 1)
     )
     hard, num = scores(2000, harder=20.0, seed=4), 2000
     rows = Workload(
@@ -272,7 +281,7 @@ def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
     )
     planner = replanner(lambda found, rate_rps: after, period(scores(), 10.0), every_s=100.0)
     cascade = CascadeConfig("cascade", MODELS, PolicyChoice("following", ReplannedCascade, {"planner": planner}))
-    scaler = PolicyChoice("rollout", Watched, {"planner": planner, "num_gpus": 8})
+    scaler = PolicyChoice("rollout", Watched, {"planner": planner, "gpus": {GPU: 8}})
     Watched.most = 0
     done = summarize(
         simulate(

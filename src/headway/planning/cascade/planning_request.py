@@ -21,9 +21,11 @@ from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, T
 from headway.planning.cascade.replica_sets import combo_kinds_of
 from headway.planning.combos.problem import Offer
 from headway.planning.rehearsals import Simulator
+from headway.workload.files import read_parquet
 from headway.workload.generate import generate
 from headway.workload.quality import Scores
 from headway.workload.quality_source import score_table
+from headway.workload.readers.shared import ReadOptions
 
 HELD_OUT = 0.5
 """The share of the score table that plans are not made on."""
@@ -64,11 +66,15 @@ def make_request(
     gpus_per_server: int | None = None,
     rps: float | None = None,
     combos: bool = False,
+    prefix_hit_rate: float = 0.0,
 ) -> PlanningRequest:
     """The planning request of a document. HeadwayError where its workload has no scores or its fleet no pool.
 
     GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models may have combos.
+    `prefix_hit_rate`: the share of prompt tokens that prefix caches hold (appendix M). Stages are planned with it;
+    rehearsals compute whole prompts. A workload that is the `trace` of a served day has that day's scores and rate.
     """
+    document = _with_served_day(document, places, base_dir)
     cascade, replan = document.get("cascade"), None
     if isinstance(cascade, dict):
         replan = cascade.get("replan")
@@ -90,6 +96,7 @@ def make_request(
             if pool.gpu.name in prices:
                 entries[i] = {**entries[i], "usd_per_gpu_hour": prices[pool.gpu.name]}
     problem = _problem(chosen, scores, offers, target, gpus_per_server, pools[0])
+    problem = replace(problem, prefix_hit_rate=prefix_hit_rate)
     templates = _template_pools(problem, pools)
     by_pool = StepTimes(chosen).coefficients
     coefficients = {name: by_pool[pools[i].name] for name, i in templates.items()}
@@ -110,6 +117,27 @@ def make_request(
         handover_settings=HandoverSettings(pools[0].network_bytes_per_s, *handovers[:1]),
         replan=replan,
     )  # fmt: skip
+
+
+def _with_served_day(document: Mapping[str, Any], places: Places, base_dir: Path) -> Mapping[str, Any]:
+    """The document, with a `trace` that a served cascade left replaced by its scores and its mean rate."""
+    workload = document.get("workload")
+    trace = workload.get("trace") if isinstance(workload, dict) else None
+    path = trace.get("path") if isinstance(trace, dict) else trace
+    if not isinstance(workload, dict) or not isinstance(path, str) or not path.endswith(".parquet"):
+        return document
+    others = [
+        name for name in (*workload, *(trace if isinstance(trace, dict) else ())) if name not in ("trace", "path")
+    ]
+    if others:
+        what = f"{', '.join(others)}: a day's records are planned for as they are; expected `trace` with a path alone"
+        raise places.error(("workload",), what)
+    rows = read_parquet(base_dir / path, ReadOptions(sort=True))
+    span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
+    if span_s <= 0:
+        raise places.error(("workload", "trace"), f"{path}: expected two requests or more, at different times")
+    as_scores = {"arrivals": (len(rows) - 1) / span_s, "num_requests": len(rows), "quality": {"path": path}}
+    return {**document, "workload": as_scores}
 
 
 def _score_tables(chosen: Scenario) -> tuple[Scores, Scores]:

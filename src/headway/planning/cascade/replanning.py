@@ -25,7 +25,8 @@ from headway.core.record import Ended
 from headway.core.task import BackgroundTask
 from headway.core.view import RequestView
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import LatencyBudget, QualityFloor, Target
+from headway.planning.cascade.problem import LatencyBudget, QualityFloor, Replicas, Target
+from headway.planning.cascade.replica_sets import Unit
 from headway.workload.quality import Scores
 
 SURE = 1.95
@@ -38,8 +39,8 @@ PATIENCE = 12
 """Periods after which an audited request that not all models have answered is dropped."""
 MOST_KEPT = 1 << 18
 """Requests of a period whose lengths and first scores are kept. A period goes on while too little is known."""
-ModelShape = tuple[str, int, int]
-"""A model, and the tensor and pipeline parallelism of a replica."""
+ModelUnit = tuple[str, Unit]
+"""A model, and what starts and stops as one."""
 _Sample = Sequence[float] | npt.NDArray[np.generic]
 
 
@@ -171,10 +172,32 @@ class CascadeSetup(Struct, frozen=True):
     """By pool, of every pool that plans may use."""
 
 
-def setup_of(plan: CascadePlan, pools: Mapping[ModelShape, str]) -> CascadeSetup:
-    """A plan's setup of these pools."""
-    planned = {pools[stage.model, part.tp, part.pp]: part.count for stage in plan.stages for part in stage.replicas}
-    return CascadeSetup(plan.thresholds, {name: planned.get(name, 0) for name in pools.values()})
+def unit(tp: int, pp: int = 1, gpu: str = "") -> Unit:
+    """One replica that does both phases. `gpu`: empty where there is one type."""
+    return (Replicas(tp, pp, 1, gpu),)
+
+
+def setup_of(plan: CascadePlan, pools: Mapping[ModelUnit, str]) -> CascadeSetup:
+    """A plan's setup of these pools. HeadwayError for replicas that no whole units of the pools make up."""
+    planned = dict.fromkeys(pools.values(), 0)
+    for stage in plan.stages:
+        mixed = [part for part in stage.replicas if part.role == "mixed"]
+        for part in mixed:
+            planned[pools[stage.model, (structs.replace(part, count=1),)]] += part.count
+        if split := tuple(part for part in stage.replicas if part.role != "mixed"):
+            name, num = _combos(stage.model, split, pools)
+            planned[name] += num
+    return CascadeSetup(plan.thresholds, planned)
+
+
+def _combos(model: str, split: Unit, pools: Mapping[ModelUnit, str]) -> tuple[str, int]:
+    """The combos that these replicas are: their name and number."""
+    for (name, parts), pool in pools.items():
+        num = split[0].count // max(parts[0].count, 1)
+        whole = {structs.replace(part, count=num * part.count) for part in parts}
+        if name == model and num and whole == set(split):
+            return pool, num
+    raise HeadwayError(f"{model}: {', '.join(part.label for part in split)}: no whole combos of the fleet")
 
 
 def replica_changes(before: CascadeSetup, after: CascadeSetup) -> dict[str, int]:
@@ -214,7 +237,7 @@ class Replanner:
 
     models: tuple[str, ...]
     """The smallest first."""
-    pools: Mapping[ModelShape, str]
+    pools: Mapping[ModelUnit, str]
     """The pools that plans may use."""
     first: CascadeSetup
     expected: Period | None

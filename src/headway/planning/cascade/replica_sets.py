@@ -99,6 +99,8 @@ class ReplicaSets:
         )
 
 
+Unit = tuple[Replicas, ...]
+"""What starts and stops as one: a replica, or the prefill and decode replicas of one combo."""
 NO_SETS = ReplicaSets((), np.zeros((0, 0), "i8"))
 StageSets = Callable[[int, tuple[bool, ...]], ReplicaSets]
 """The replica sets of a stage, given which stages get any requests."""
@@ -189,10 +191,25 @@ def uniform_sets(shapes: Sequence[Parallel], num_gpus: int, server: int) -> Repl
     return ReplicaSets(tuple(shapes), np.array(list(rows), "i8").reshape(len(rows), len(shapes)))
 
 
-def with_shapes(sets: ReplicaSets, shapes: Sequence[Parallel]) -> ReplicaSets:
-    """The sets whose replicas all have one of these shapes."""
-    excluded = [i for i, each in enumerate(sets.shapes) if each not in shapes]
-    return sets.select(~sets.counts[:, excluded].any(axis=1))
+def with_units(sets: ReplicaSets, units: Mapping[Unit, int | None]) -> ReplicaSets:
+    """The sets that whole units make up: replicas of pools, and combos. By unit: the most of it; None: any number."""
+    columns = {(sets.gpu_of(j), shape, sets.role(j)): j for j, shape in enumerate(sets.shapes)}
+    counts, most = sets.counts, np.zeros(len(sets.shapes), "i8")
+    is_split, is_whole = sets.are_split, np.zeros(len(sets), np.bool_)
+    split = [j for j in range(len(sets.shapes)) if sets.role(j) != "mixed"]
+    for unit, limit in units.items():
+        own = {columns.get((part.gpu, part.parallel, part.role)): part.count for part in unit}
+        if None in own:
+            continue
+        bound = int(counts.max(initial=0)) if limit is None else limit
+        if len(unit) == 1:
+            most[next(iter(own))] = bound
+            continue
+        num = np.min([counts[:, j] // count for j, count in own.items()], axis=0)
+        same = [counts[:, j] == num * own.get(j, 0) for j in split]
+        is_whole |= np.logical_and.reduce(same) & (num >= 1) & (num <= bound)
+    mixed = [j for j in range(len(sets.shapes)) if sets.role(j) == "mixed"]
+    return sets.select((counts[:, mixed] <= most[mixed]).all(axis=1) & (~is_split | is_whole))
 
 
 def across_types(

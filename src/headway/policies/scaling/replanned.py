@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from headway.core.policy import CascadeReplanner
+from headway.core.policy import CascadeReplanner, Scaler
 from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import require_above, require_at_least
 
@@ -13,15 +13,23 @@ from headway.policies.arguments import require_above, require_at_least
 class ReplannedScaler:
     """Follows a planner (Cascadia, section 4.4, appendix G): replicas common to both plans stay.
 
-    The others change one after the other. An added replica starts as soon as there are GPUs for it. A dropped replica
-    drains when the next addition needs its GPUs, and the last replica of a model not before another one serves.
+    The others change one after the other. An added replica starts as soon as there are GPUs of its types for it. A
+    dropped replica drains when the next addition needs its GPUs, and the last replica of a model not before another
+    one serves. A combo counts as one replica. `gpus`: by type, those that plans divide. `others`: makes the scaler of
+    the pools that plans leave alone; without one they stay.
     """
 
-    def __init__(self, planner: CascadeReplanner, num_gpus: int, interval_s: float = 2.0) -> None:
-        require_at_least(1, num_gpus=num_gpus)
+    def __init__(
+        self, planner: CascadeReplanner, gpus: Mapping[str, int], interval_s: float = 2.0,
+        others: Callable[[], Scaler] | None = None,
+    ) -> None:  # fmt: skip
+        for count in gpus.values():
+            require_at_least(1, gpus=count)
         require_above(0, interval_s=interval_s)
-        self.interval_s = interval_s
-        self._planner, self._num_gpus = planner, num_gpus
+        self._others = None if others is None else others()
+        self._others_next_s = 0.0
+        self.interval_s = interval_s if self._others is None else min(interval_s, self._others.interval_s)
+        self._planner, self._gpus = planner, dict(gpus)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         planned = self._planner.replicas(view.now)
@@ -31,42 +39,48 @@ class ReplannedScaler:
         needed = {pool.model for pool in pools if wanted[pool.name]}
         if needed <= {pool.model for pool in pools if pool.num_serving}:
             self._planner.adopt()
-        free = self._num_gpus - sum(_gpus(pool) * (_num_up(pool) + pool.num_starting + pool.num_down) for pool in pools)
+        free = Counter(self._gpus)
+        for pool in pools:
+            _take(free, pool, _num_up(pool) + pool.num_starting + pool.num_down)
         missing = [pool for pool in pools if counts[pool.name] < wanted[pool.name]]
         staying: Counter[str] = Counter()
         for pool in pools:
             staying[pool.model] += min(counts[pool.name], wanted[pool.name])
-        for pool in sorted(missing, key=lambda each: (staying[each.model] > 0, _gpus(each))):
-            while counts[pool.name] < wanted[pool.name] and _gpus(pool) <= free:
+        for pool in sorted(missing, key=lambda each: (staying[each.model] > 0, _num_gpus(each))):
+            while counts[pool.name] < wanted[pool.name] and _has_room(free, [pool]):
                 counts[pool.name] += 1
-                free -= _gpus(pool)
-        short = min((_gpus(pool) for pool in missing if counts[pool.name] < wanted[pool.name]), default=None)
-        self._drop(pools, wanted, counts, needed, free, short)
-        return counts
+                _take(free, pool, 1)
+        pending = [pool for pool in missing if counts[pool.name] < wanted[pool.name]]
+        self._drop(pools, wanted, counts, needed, free, pending)
+        return {**self._of_others(view, planned), **counts}
+
+    def _of_others(self, view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
+        """Replicas of the other pools, if their scaler is due."""
+        if self._others is None or view.now < self._others_next_s:
+            return {}
+        self._others_next_s = view.now + self._others.interval_s
+        return {name: num for name, num in self._others.scale(view).items() if name not in planned}
 
     def _drop(
-        self,
-        pools: Sequence[PoolView],
-        wanted: Mapping[str, int],
-        counts: dict[str, int],
-        needed: set[str],
-        free: int,
-        short: int | None,
-    ) -> None:
-        """Drain replicas until the next addition has room; without a pending addition, drain all redundant ones."""
-        coming = free + sum(_gpus(pool) * (_num_up(pool) - pool.num_serving) for pool in pools)
+        self, pools: Sequence[PoolView], wanted: Mapping[str, int], counts: dict[str, int], needed: set[str],
+        free: Counter[str], pending: Sequence[PoolView],
+    ) -> None:  # fmt: skip
+        """Drain replicas until a pending addition has room; without one, drain all redundant ones."""
+        coming = Counter(free)
+        for pool in pools:
+            _take(coming, pool, pool.num_serving - _num_up(pool))
         serving = {model: sum(pool.num_serving for pool in pools if pool.model == model) for model in needed}
         surplus = [pool for pool in pools if counts[pool.name] > wanted[pool.name]]
-        changing = coming > free or any(counts[pool.name] > pool.num_serving for pool in pools)
+        changing = coming != free or any(counts[pool.name] > pool.num_serving for pool in pools)
         for last in (False,) if changing else (False, True):
             for pool in surplus:
-                while counts[pool.name] > wanted[pool.name] and (short is None or coming < short):
+                while counts[pool.name] > wanted[pool.name] and not (pending and _has_room(coming, pending)):
                     if not last and serving.get(pool.model, 2) < 2:
                         break
                     counts[pool.name] -= 1
                     serving[pool.model] = serving.get(pool.model, 1) - 1
-                    coming += _gpus(pool)
-            if short is None:
+                    _take(coming, pool, -1)
+            if not pending:
                 return
 
 
@@ -75,5 +89,16 @@ def _num_up(pool: PoolView) -> int:
     return len({replica.combo for replica in pool.replicas})
 
 
-def _gpus(pool: PoolView) -> int:
+def _num_gpus(pool: PoolView) -> int:
     return sum(pool.gpus.values())
+
+
+def _take(free: Counter[str], pool: PoolView, num: int) -> None:
+    """Take the GPUs of so many replicas from those that are free; below 0: give them back."""
+    for gpu, count in pool.gpus.items():
+        free[gpu] -= num * count
+
+
+def _has_room(free: Mapping[str, int], pools: Iterable[PoolView]) -> bool:
+    """Whether one more replica of one of the pools has room."""
+    return any(all(free.get(gpu, 0) >= count for gpu, count in pool.gpus.items()) for pool in pools)

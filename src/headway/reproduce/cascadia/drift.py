@@ -24,7 +24,7 @@ from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.rehearsal import simulated, tighten_until_met
-from headway.planning.cascade.replanning import ModelShape, NewPlan, Period, Replanner, planning_target, setup_of
+from headway.planning.cascade.replanning import ModelUnit, NewPlan, Period, Replanner, planning_target, setup_of, unit
 from headway.planning.cascade.replica_sets import feasible_shapes
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.policies.cascade.thresholds import ThresholdsCascade
@@ -133,12 +133,12 @@ def _following(case: PlanningRequest, planner: Replanner) -> Policies:
     cascade = CascadeConfig(
         "cascade", DEEPSEEK, PolicyChoice("thresholds", ThresholdsCascade, {}), case.problem.judge_s
     )
-    return following(case.policies, cascade, planner, case.problem.num_gpus)
+    return following(case.policies, cascade, planner, {case.problem.gpu.name: case.problem.num_gpus})
 
 
 def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
     """Simulate the plan's replicas; with a scaler, also empty pools for every other shape."""
-    counts = {(stage.model, part.tp, part.pp): part.count for stage in plan.stages for part in stage.replicas}
+    counts = {(stage.model, unit(part.tp, part.pp)): part.count for stage in plan.stages for part in stage.replicas}
     pools = list(_pools(case, counts).values())
     if policies.scaler is None:
         pools = [pool for pool in pools if pool.replicas]
@@ -149,15 +149,15 @@ def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policie
     return simulate(Fleet(tuple(pools)), TraceSource(rows), policies, seed=seed, line=line)
 
 
-def _pools(case: PlanningRequest, counts: Mapping[ModelShape, int]) -> dict[ModelShape, Pool]:
+def _pools(case: PlanningRequest, counts: Mapping[ModelUnit, int]) -> dict[ModelUnit, Pool]:
     """A pool for every shape, with the given numbers of initial replicas."""
-    problem, pools = case.problem, dict[ModelShape, Pool]()
+    problem, pools = case.problem, dict[ModelUnit, Pool]()
     for model in problem.models:
         shapes, _ = feasible_shapes(
             model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp
         )
         for shape in shapes:
-            at, name = (model.name, shape.tp, shape.pp), f"{model.name} tp {shape.tp} pp {shape.pp}"
+            at, name = (model.name, unit(shape.tp, shape.pp)), f"{model.name} tp {shape.tp} pp {shape.pp}"
             loading_s = weights_bytes(model) / shape.num_gpus / LOADED_BYTES_PER_S
             pools[at] = Pool(
                 name, model, problem.gpu, problem.engine, shape, counts.get(at, 0), min_replicas=0,

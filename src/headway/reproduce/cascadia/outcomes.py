@@ -68,8 +68,8 @@ def findings(runner: Runner) -> Findings:
 
 
 END_TO_END = (
-    *claims.FIGURE_1, *claims.END_TO_END, *claims.ABLATIONS, *claims.JUDGE, *claims.SARATHI, *claims.SHAPE, *claims.SIZES, *claims.DRIFT,
-    *claims.BUDGET, *claims.SOME,
+    *claims.FIGURE_1, *claims.END_TO_END, *claims.ABLATIONS, *claims.JUDGE, *claims.SARATHI, *claims.SHAPE,
+    *claims.SIZES, *claims.DRIFT, *claims.BUDGET, *claims.SOME,
 )  # fmt: skip
 """All that need DeepSeek's cases."""
 
