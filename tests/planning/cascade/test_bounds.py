@@ -9,14 +9,14 @@ import pytest
 
 from headway import catalog
 from headway.control.policies import Policies
-from headway.core.fleet import Fleet, Model, Parallel, Pool
+from headway.core.fleet import Fleet, Model, Pool
 from headway.core.record import Outcome
 from headway.perf.step import StepModel
 from headway.planning.cascade.bounds import StepTimeBounds
 from headway.planning.cascade.cascadia import plan
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.problem import CascadeProblem, Lengths, QualityFloor, ReplicaSet
-from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets, with_shapes
+from headway.planning.cascade.problem import CascadeProblem, Lengths, QualityFloor, Replicas, ReplicaSet
+from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets, with_units
 from headway.planning.cascade.search import Effort
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.least_loaded import LeastLoadedRouter
@@ -98,7 +98,9 @@ def test_bounds_fall_with_replicas_and_rise_with_load() -> None:
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
     tokens = table.prompt_tokens.astype("f8")
     lengths = Lengths(tokens, tokens, table.output_tokens[:, 1].astype("f8"))
-    sets = with_shapes(replica_sets(feasible_shapes(model, gpu, engine, 16, 8, 1)[0], 16, 1), [Parallel(2)])
+    sets = with_units(
+        replica_sets(feasible_shapes(model, gpu, engine, 16, 8, 1)[0], 16, 1), {(Replicas(2, 1, 1),): None}
+    )
     bounds = StepTimeBounds(gpu, engine, 10)
     by_rate = [bounds.estimate(model, sets, rate, lengths)[0] for rate in (0.5, 5.0, 50.0)]
     for lower in by_rate:

@@ -10,9 +10,10 @@ from headway import catalog
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.perf import memory
-from headway.planning.cascade.problem import Replicas, ReplicaSet
-from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets, uniform_sets, with_shapes
+from headway.planning.cascade.problem import ComboShapes, Replicas, ReplicaSet
+from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets, uniform_sets, with_combos, with_units
 from headway.planning.cascade.search import Effort
+from headway.planning.combos.problem import Offer
 from headway.workload.quality_traces import generate_scores
 
 ALL = Effort(stable_rounds=None, gap=0.0)
@@ -78,7 +79,22 @@ def test_uniform_parallelism_fills_servers() -> None:
     found = uniform_sets(of, 32, 8)
     by_gpus = {found[i].num_gpus: found[i].label for i in range(len(found))}
     assert by_gpus[4] == "1 x tp 4" and by_gpus[32] == "4 x tp 8" and by_gpus[20] == "1 x tp 4, 2 x tp 8"
-    only = with_shapes(replica_sets(of, 8, 2), [Parallel(2)])
+    only = with_units(replica_sets(of, 8, 2), {(Replicas(2, 1, 1),): None})
     assert [only[i].label for i in range(len(only))] == ["1 x tp 2", "2 x tp 2", "3 x tp 2", "4 x tp 2"]
+    few = with_units(replica_sets(of, 8, 2), {(Replicas(2, 1, 1),): 2, (Replicas(4, 1, 1),): None})
+    assert {few[i].label for i in range(len(few))} == {
+        "1 x tp 2", "2 x tp 2", "1 x tp 4", "2 x tp 4", "1 x tp 2, 1 x tp 4", "2 x tp 2, 1 x tp 4",
+    }  # fmt: skip
     spread_over = uniform_sets((Parallel(2, 3), Parallel(4, 2)), 14, 4)
     assert spread_over[len(spread_over) - 1].label == "1 x tp 2 pp 3, 1 x tp 4 pp 2"
+
+
+def test_combos_of_a_fleet_are_taken_whole() -> None:
+    mixed, one = replica_sets((Parallel(1),), 12, 1), Parallel(1)
+    offers = (Offer(catalog.gpu("h100"), 12),)
+    both = with_combos(mixed, (ComboShapes(one, one, 0.5, 0.5),), offers, 1)
+    combo = (Replicas(1, 1, 1, role="prefill"), Replicas(1, 1, 2, role="decode"))
+    found = with_units(both, {combo: 3})
+    assert [found[i].label for i in range(len(found))] == [
+        f"{k} x tp 1 prefill, {2 * k} x tp 1 decode" for k in (1, 2, 3)
+    ]
