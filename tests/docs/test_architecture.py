@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -59,36 +58,10 @@ def _chunk(text: str) -> bytes:
 
 def test_a_streamed_request_and_its_tokens_take_the_listed_steps(tmp_path: Path) -> None:
     pytest.importorskip("httptools")
-    import uvicorn
-    from uvicorn.server import ServerState
+    from traced_requests import traced_answer
 
-    import serving
-    from asgi import Inside
-    from headway.gateway.server.http_protocol import LimitedHttpProtocol
-
-    inside = Inside(tmp_path, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0})
-    inside.engines[0].says = [STREAM_HEAD + _chunk("so"), _chunk(" it"), _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
-
-    async def stream() -> bytes:
-        config = uvicorn.Config(inside.app, access_log=False, lifespan="off", proxy_headers=False)
-        config.load()
-        server = await asyncio.get_running_loop().create_server(
-            lambda: LimitedHttpProtocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
-        )
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        message = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
-        body = json.dumps(message).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        received = b""
-        while b"[DONE]" not in received:
-            received += await reader.read(1 << 16)
-        writer.close()
-        server.close()
-        return received
-
-    with traced() as calls:
-        received = inside.run(stream())
-    inside.close()
+    says = [STREAM_HEAD + _chunk("so"), _chunk(" it"), _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
+    received, calls = traced_answer(tmp_path, says, stream=True, end=b"[DONE]")
     assert b" it" in received
     assert missing_step(steps("request"), calls) is None
     sent = calls.index(steps("request")[-1])

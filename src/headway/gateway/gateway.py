@@ -444,9 +444,8 @@ class Gateway:
         # Messages of two workers may come in another order than their requests did.
         self._last_arrival_s = now = max(features.arrival_s, self._last_arrival_s)
         live = Live(
-            id=next(self._ids), arrival_s=now, prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens, model=model, tier=features.tier, region=features.region,
-            session_id=features.session_id, prefix=features.prefix, slo_ttft_s=features.slo_ttft_s,
+            next(self._ids), now, prompt_tokens, output_tokens, model, features.tier, 0, features.region,
+            features.session_id, features.prefix, slo_ttft_s=features.slo_ttft_s,
             slo_tpot_s=features.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
             deadline_s=None if deadline_s is None else now + deadline_s, tenant=tenant,
         )  # fmt: skip

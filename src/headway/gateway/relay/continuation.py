@@ -30,9 +30,20 @@ class CannotResumeError(Exception):
 class PartialResponse:
     """The answer so far: everything that another engine needs to continue it."""
 
+    # What an answer starts with is set in the class: most answers leave it as it is.
+    tokens = 0
+    reasoning_key = "reasoning_content"
+    finish_reason: str | None = None
+    has_usage = False
+    """The engine has reported the usage."""
+    prompt_tokens = 0
+    seen_tokens = 0
+    """Tokens of prompt and answer by the engine's own count; 0: not reported."""
+    last_text = ""
+    """The last chunk's text."""
+
     def __init__(self, request: ClientRequest) -> None:
         self._request = request
-        self.tokens = 0
         self.head: dict[str, Any] = {}
         """`id`, `created` and `model` of the first engine's chunks, used for the whole stream."""
         self.prompt_ids = request.prompt_ids
@@ -44,15 +55,6 @@ class PartialResponse:
         self.reasoning: list[str] = []
         self.tool_calls: list[str] = []
         """Deltas of tool calls, as JSON."""
-        self.reasoning_key = "reasoning_content"
-        self.finish_reason: str | None = None
-        self.has_usage = False
-        """The engine has reported the usage."""
-        self.prompt_tokens = 0
-        self.seen_tokens = 0
-        """Tokens of prompt and answer by the engine's own count; 0: not reported."""
-        self.last_text = ""
-        """The last chunk's text."""
 
     def add(self, chunk: sse.Chunk, tokens: int) -> None:
         """Add an engine's chunk, which has this many tokens."""

@@ -27,6 +27,15 @@ class ResponseMeter:
     Counts go to `live` and to the reservation, text goes to `partial`.
     """
 
+    tokens_before = 0
+    """Tokens of the answer from replicas before the present one."""
+    prompt_tokens: int | None = None
+    """The engine's own count."""
+    is_beyond_limit = False
+    """The engine has generated more than it may."""
+    _limit: float = inf
+    _is_in_think_tags = False
+
     def __init__(
         self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler, needs_score: bool = False
     ) -> None:
@@ -36,14 +45,6 @@ class ResponseMeter:
         self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if needs_score else None
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
         """The gateway asked for log probabilities, and the client did not."""
-        self.tokens_before = 0
-        """Tokens of the answer from replicas before the present one."""
-        self.prompt_tokens: int | None = None
-        """The engine's own count."""
-        self._limit: float = inf
-        self.is_beyond_limit = False
-        """The engine has generated more than it may."""
-        self._is_in_think_tags = False
 
     def limit(self, max_tokens: int, is_exact: bool) -> None:
         """Set how many tokens the answer may have in all. Where chunks are counted, a token may be several of them."""

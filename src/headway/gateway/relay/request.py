@@ -46,7 +46,6 @@ _JSON_TYPES = {
     "model": "string", "prompt_cache_key": "string", "stream": "boolean", "stream_options": "object",
 }  # fmt: skip
 """Types of the checked fields; the others are integers."""
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _SLO_HEADERS = frozenset(f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot"))
 Prompt = tuple[str, list[int] | None]
 """The prompt's text, and its token ids if it was given as such."""
@@ -234,14 +233,18 @@ def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -
 
 
 def _max_tokens(fields: _Fields) -> int | None:
-    given = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
-    for name, value in zip(_LIMITS, given, strict=True):
-        if value is not None:
-            tokens = value if type(value) is int else _whole(name, value)
-            if not 0 < tokens <= MAX_TOKENS:
-                raise ApiError(400, f"{name!r} must be 1 or more, not {tokens}", "invalid_value", name)
-            return tokens
-    return None
+    if (value := fields.max_completion_tokens) is not None:
+        name = "max_completion_tokens"
+    elif (value := fields.max_tokens) is not None:
+        name = "max_tokens"
+    elif (value := fields.max_output_tokens) is not None:
+        name = "max_output_tokens"
+    else:
+        return None
+    tokens = value if type(value) is int else _whole(name, value)
+    if not 0 < tokens <= MAX_TOKENS:
+        raise ApiError(400, f"{name!r} must be 1 or more, not {tokens}", "invalid_value", name)
+    return tokens
 
 
 def _chat_prompt(body: dict[str, Any]) -> Prompt:

@@ -247,14 +247,18 @@ class LiveReplica(EngineEndpoint):
     @property
     def num_running(self) -> int:
         """As scraped; if unknown, our requests up to the engine's limit."""
-        running = self.load.running
-        return min(len(self._reservations), self.max_num_seqs) if running is None else running
+        running = self._load.running
+        if running is None or self._clock.now - self.seen_s > self._stale_s:
+            return min(len(self._reservations), self.max_num_seqs)
+        return running
 
     @property
     def num_waiting(self) -> int:
         """As scraped; if unknown, our requests beyond the engine's limit."""
-        waiting = self.load.waiting
-        return max(len(self._reservations) - self.max_num_seqs, 0) if waiting is None else waiting
+        waiting = self._load.waiting
+        if waiting is None or self._clock.now - self.seen_s > self._stale_s:
+            return max(len(self._reservations) - self.max_num_seqs, 0)
+        return waiting
 
     @property
     def kv_blocks_used(self) -> int:

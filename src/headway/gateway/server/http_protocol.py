@@ -24,6 +24,7 @@ from headway.gateway.server.hosts import ExpectedHosts
 
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _MAX_HEADERS = 256
+_HEADER_LINE = b"%b: %b\r\n"
 _HEAD_TIMEOUT_S = 30.0
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 _SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
@@ -67,7 +68,9 @@ class TransportWriter:
         cycle = self._cycle
         if cycle.more_body or cycle.waiting_for_100_continue:
             return None
-        self._protocol.flow.resume_reading()  # stopped by a long body; a disconnect would go unseen
+        flow = self._protocol.flow
+        if flow.read_paused:
+            flow.resume_reading()  # stopped by a long body; a disconnect would go unseen
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
 
@@ -95,7 +98,7 @@ class TransportWriter:
         cycle.begin_response(status)
         if not cycle.keep_alive:
             lines.append((b"connection", b"close"))
-        head = b"".join([b"%b: %b\r\n" % line for line in lines])
+        head = b"".join(map(_HEADER_LINE.__mod__, lines))
         is_text = len(head.translate(None, _NOT_IN_HEADERS)) == len(head)
         if not is_text or not head.count(b"\n") == head.count(b"\r") == len(lines):
             raise ValueError("a response header is not a line of text")
@@ -126,7 +129,9 @@ class TransportWriter:
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` if the client disconnects before its response is complete."""
         self._on_disconnect = gone
-        self._protocol.flow.resume_reading()  # stopped by the end of a long body
+        flow = self._protocol.flow
+        if flow.read_paused:
+            flow.resume_reading()  # stopped by the end of a long body
         if self._is_gone:
             gone()
 
@@ -274,12 +279,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refusal = self._begin_body(found, version)
         if self._refusal is not None:
             return
-        self.cycle = cycle = _Cycle(
-            scope=scope, transport=self._cycle_transport, flow=self.flow, logger=self.logger,
-            access_logger=self.access_logger, access_log=self.access_log, message_event=asyncio.Event(),
-            default_headers=self.server_state.default_headers,
-            expect_100_continue=found.get(b"expect", b"").lower() == b"100-continue",
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(), on_response=self.on_response_complete,
+        expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
+        keeps_alive = version != "1.0" and self.parser.should_keep_alive()
+        self.cycle = cycle = _Cycle(  # by position, as names take longer than all else here
+            scope, self._cycle_transport, self.flow, self.logger, self.access_logger, self.access_log,
+            self.server_state.default_headers, asyncio.Event(), expects_100_continue, keeps_alive,
+            self.on_response_complete,
         )  # fmt: skip
         self._start_asgi_task(cycle, self.app)
 

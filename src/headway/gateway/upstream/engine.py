@@ -61,6 +61,8 @@ class EngineEndpoint:
         client: Client | None = None, api_key: str = "",
     ) -> None:  # fmt: skip
         self.id, self.pool, self.model = id, pool, model
+        self.name = f"{pool}/{id}"
+        """The name in logs and headers."""
         self.url, self.adapter = url, adapter
         self.client = client or Client(url, api_key=api_key)
         self.api_key = api_key
@@ -73,11 +75,6 @@ class EngineEndpoint:
         """The shared folder for saved KV caches (llama.cpp)."""
         self.bootstrap_port = 0
         """The port for KV transfers of a prefill engine (SGLang)."""
-
-    @property
-    def name(self) -> str:
-        """The name in logs and headers."""
-        return f"{self.pool}/{self.id}"
 
     @property
     def max_request_tokens(self) -> int:

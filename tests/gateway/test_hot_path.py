@@ -1,0 +1,43 @@
+"""The number of calls that a request takes: what is done for each request is noticed, whatever the machine's load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from traced_requests import traced_answer
+
+MOST_CALLS, MOST_CALLS_A_TOKEN = 180, 14
+"""Of Headway's functions: a few more than it takes. A check of each request costs about half a microsecond a call."""
+
+
+def _chunk(text: str) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}}
+    event = b"data: " + json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode() + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def _stream(num_tokens: int) -> list[bytes]:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return [head + b"".join([_chunk("a") for _ in range(num_tokens)]) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"]
+
+
+def test_a_whole_answer_takes_a_bounded_number_of_calls(tmp_path: Path) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    body = json.dumps({"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    received, calls = traced_answer(tmp_path, [head + body], stream=False, end=body, num=3)
+    assert received.startswith(b"HTTP/1.1 200") and len(calls) <= MOST_CALLS
+
+
+def test_a_token_takes_a_bounded_number_of_calls(tmp_path: Path) -> None:
+    calls = {}
+    for num in (10, 60):
+        (folder := tmp_path / str(num)).mkdir()
+        calls[num] = len(traced_answer(folder, _stream(num), stream=True, end=b"[DONE]", num=3)[1])
+    assert (calls[60] - calls[10]) / 50 <= MOST_CALLS_A_TOKEN

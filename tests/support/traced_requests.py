@@ -1,0 +1,54 @@
+"""Requests to a gateway of this process by its own HTTP protocol, whose calls can be traced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+import serving
+from asgi import Inside
+from headway.gateway.server.http_protocol import LimitedHttpProtocol
+from hops import Call, traced
+
+
+async def _ask(inside: Inside, stream: bool, end: bytes, num: int) -> tuple[bytes, list[Call]]:
+    """Ask one after the other on one connection: the last answer, and the calls during it."""
+    config = uvicorn.Config(inside.app, access_log=False, lifespan="off", proxy_headers=False)
+    config.load()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: LimitedHttpProtocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+    )
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    message = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": stream}
+    body = json.dumps(message).encode()
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    received, calls = b"", list[Call]()
+    for number in range(num):
+        received = b""
+        context: Any = traced() if number == num - 1 else nullcontext(calls)
+        with context as calls:
+            writer.write(request)
+            while end not in received:
+                received += await reader.read(1 << 16)
+            await asyncio.sleep(0.02)  # until its task has ended
+    writer.close()
+    server.close()
+    return received, calls
+
+
+def traced_answer(folder: Path, says: list[bytes], stream: bool, end: bytes, num: int = 1) -> tuple[bytes, list[Call]]:
+    """What a client receives of an engine's answer `says`, up to `end`, and the calls of Headway's functions meanwhile:
+    of the last of `num` requests on one connection."""
+    inside = Inside(folder, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0})
+    inside.engines[0].says = says
+    try:
+        answer: tuple[bytes, list[Call]] = inside.run(_ask(inside, stream, end, num))
+    finally:
+        inside.close()
+    return answer
