@@ -21,20 +21,25 @@ from lived import lived
 from serving import MODEL
 
 URL = "http://127.0.0.1:10001"
-QUIET_RPS, FLOOD = 2.5, 20
-PROMPT, ANSWER = {"kind": "lognormal", "mean": 40, "cv": 0.5}, {"kind": "lognormal", "mean": 100, "cv": 0.7}
+FLOOD = 20
+SMALL = {"name": "vllm-v1", "max_num_seqs": 32}
+"""An engine that runs 32 requests at a time, some 40 a second."""
 
 
-def served(folder: Path, seconds: float, tenants: dict[str, int]) -> Records:
-    """A replica that runs 32 requests at a time, some 40 a second."""
-    engine = {"name": "vllm-v1", "max_num_seqs": 32}
+def served(
+    folder: Path, tenants: dict[str, int], quiet_rps: float, seconds: float, tokens: tuple[int, int], cv: float = 0.5,
+    engine: Any = "vllm-v1", **policies: Any,
+) -> Records:  # fmt: skip
+    """A replica with requests of these mean prompts and answers."""
+    prompts, answers = ({"kind": "lognormal", "mean": mean, "cv": cv} for mean in tokens)
     data = {
         "fleet": [{"name": "pool", "model": MODEL, "gpu": "h100", "engine": engine, "endpoints": [URL]}],
         "gateway": {"api_keys": [{"sha256": digest(tenant), "name": tenant} for tenant in ("quiet", "flood")]},
         "workload": {
-            "arrivals": QUIET_RPS * sum(tenants.values()), "duration_s": seconds, "prompt_tokens": PROMPT,
-            "output_tokens": ANSWER, "tenants": tenants,
+            "arrivals": quiet_rps * sum(tenants.values()), "duration_s": seconds, "prompt_tokens": prompts,
+            "output_tokens": answers, "tenants": tenants,
         },
+        "policies": policies,
     }  # fmt: skip
     return lived(data, folder)
 
@@ -46,10 +51,29 @@ def ttft_s(ran: Records, tenant: str) -> np.ndarray[Any, Any]:
     return np.asarray(waits[is_of])
 
 
-def test_a_flood_of_one_key_leaves_the_latency_of_another(tmp_path: Path) -> None:
-    """The default with keys: TTFT p99 of the quiet key stays within 1.5 times that without a flood."""
-    alone = ttft_s(served(tmp_path, 20, {"quiet": 1}), "quiet")
-    ran = served(tmp_path, 8, {"quiet": 1, "flood": FLOOD})
+FEW_PROMPTS = {"ordering": {"name": "fair", "prompt_window": 512}, "ordering_at": "gateway"}
+
+
+@pytest.mark.parametrize(
+    ("quiet_rps", "tokens", "seconds", "most", "setting"),
+    [
+        pytest.param(2.5, (40, 100), (20, 8), 1.5, {"engine": SMALL, "cv": 0.7}, id="few at a time"),
+        pytest.param(2.5, (200, 100), (16, 8), 1.5, {}, id="an engine with room"),
+        pytest.param(1.5, (2000, 100), (30, 15), 2.0, {}, id="long prompts"),
+        pytest.param(7.5, (200, 100), (10, 3), 1.5, FEW_PROMPTS, id="short iterations"),
+    ],
+)
+def test_a_flood_of_one_key_leaves_the_latency_of_another(
+    quiet_rps: float,
+    tokens: tuple[int, int],
+    seconds: tuple[int, int],
+    most: float,
+    setting: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """TTFT p99 of the quiet key stays within a multiple of that without a flood, by default but for the last case."""
+    alone = ttft_s(served(tmp_path, {"quiet": 1}, quiet_rps, seconds[0], tokens, **setting), "quiet")
+    ran = served(tmp_path, {"quiet": 1, "flood": FLOOD}, quiet_rps, seconds[1], tokens, **setting)
     shared, flood = ttft_s(ran, "quiet"), ttft_s(ran, "flood")
-    assert len(shared) > 10 and np.max(flood) > 1.0
-    assert np.quantile(shared, 0.99) < 1.5 * np.quantile(alone, 0.99), (shared, alone)
+    assert len(shared) > 10 and (np.max(flood) > 1.0 or tokens == (200, 100))
+    assert np.quantile(shared, 0.99) < most * np.quantile(alone, 0.99), (shared, alone)

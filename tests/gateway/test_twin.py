@@ -64,9 +64,12 @@ STRICT = {"name": "cauchy", "within": "strict"}
 TENANTS = {"flood": 10, "quiet": 1}
 
 
-def tenants(num_requests: int = 100, **policies: Any) -> dict[str, Any]:
+def tenants(
+    num_requests: int = 100, room_tokens: int = 100_000, prompt_window: int | None = None, **policies: Any
+) -> dict[str, Any]:
     """Requests of two keys, one of which sends many more than three replicas can serve."""
-    day = pool("least-loaded", ordering={"name": "fair", "weights": {"quiet": 2}}, ordering_at="gateway", **policies)
+    ordering = {"name": "fair", "weights": {"quiet": 2}, "prompt_window": prompt_window}
+    day = pool("least-loaded", room_tokens=room_tokens, ordering=ordering, ordering_at="gateway", **policies)
     keys = [{"sha256": digest(tenant), "name": tenant} for tenant in TENANTS]
     load = {**workload(200.0, 100), "num_requests": num_requests, "tenants": TENANTS}
     return {**day, "gateway": {**STALE["gateway"], "api_keys": keys}, "workload": load}
@@ -77,6 +80,8 @@ DAYS = {
     "little room": pool("least-kv", room_tokens=3_000),
     "held": pool("least-loaded", ordering="priority", **HELD),
     "shared": tenants(window=2),
+    "shared, few prompts": tenants(prompt_window=3000),
+    "shared, little room": tenants(room_tokens=16_000),
     "urgent": pool("least-loaded", room_tokens=3_000, ordering={"name": "priority", "preemptive": False}),
     "patient": pool("least-kv", admission={"name": "queue-manager", "interval_s": 0.05}),
     "pair": combos(STRICT),

@@ -203,19 +203,97 @@ def test_headroom_is_for_tenants_below_their_share() -> None:
     assert [live.stage is HELD for live in quiet] == [False, False, True]
 
 
-def test_unfinished_prompts_hold_up_the_flood_and_nobody_else() -> None:
-    """A replica with a queue of its own and an iteration's prompt tokens to compute gets no more of them."""
-    run = Fleet([FakeReplica(0, model="llama")], window=64, ordering=FairOrdering, ordering_at="gateway",
-                prompt_window=1000)  # fmt: skip
-    flood = [run.arrive(0, tenant="flood")]
-    replica = run.effects.replicas[0]
-    replica.prefill_tokens_left, replica.num_waiting = 5000, 3
-    flood.append(run.arrive(1, tenant="flood"))
-    quiet = run.arrive(2, tenant="quiet")
-    assert flood[1].stage is HELD and quiet.stage is not HELD
-    replica.prefill_tokens_left = 10
+def crowded(**given: Any) -> Fleet:
+    """One replica whose iterations compute 1,000 prompt tokens."""
+    replica = FakeReplica(0, model="llama", **given)
+    return Fleet([replica], window=64, ordering=FairOrdering, ordering_at="gateway", prompt_window=1000)
+
+
+def test_prompts_that_have_not_started_hold_up_the_flood_and_nobody_else() -> None:
+    """Whatever the engine's metrics say, which are old."""
+    run = crowded(num_waiting=0, kv_blocks_total=10**6)
+    flood = [run.arrive(i, tenant="flood", prompt=400) for i in range(4)]
+    assert [live.stage is HELD for live in flood] == [False, False, True, True]
+    quiet = run.arrive(4, tenant="quiet", prompt=400)
+    assert quiet.stage is not HELD
     run.control.on_prompt_computed(flood[0], 1.0)
-    assert flood[1].stage is not HELD
+    assert flood[2].stage is HELD  # the quiet tenant's prompt is as much work as the flood's
+    run.control.on_prompt_computed(quiet, 2.0)
+    run.control.on_prompt_computed(quiet, 2.0)  # again, after a preemption
+    assert (flood[2].stage is HELD, flood[3].stage is HELD) == (False, True)
+    run.finish(flood[1], 3.0)
+    assert flood[3].stage is not HELD
+
+
+def test_a_replica_that_has_started_all_it_has_gets_one_request_of_any_length() -> None:
+    run = crowded(kv_blocks_total=10**6)
+    long = [run.arrive(i, tenant="flood", prompt=900, output=5) for i in range(2)]
+    assert [live.stage is HELD for live in long] == [False, True]
+    run.control.on_prompt_computed(long[0], 1.0)
+    assert long[1].stage is not HELD
+
+
+def test_answers_that_are_not_streamed_count_while_the_engine_has_requests_waiting() -> None:
+    """Their first token comes with the last: nobody sees whether they have started."""
+    run = crowded(kv_blocks_total=10**6)
+    flood = [run.arrive(i, tenant="flood", prompt=400, is_streamed=False) for i in range(5)]
+    assert not any(live.stage is HELD for live in flood)
+    run.effects.replicas[0].num_waiting = 1
+    flood.append(run.arrive(5, tenant="flood", prompt=400, is_streamed=False))
+    assert flood[5].stage is HELD
+    run.effects.replicas[0].num_waiting = 0
+    run.control.on_views_refreshed(1.0)
+    assert flood[5].stage is not HELD
+
+
+def test_a_full_kv_cache_holds_up_the_flood() -> None:
+    """Full by control's own count, which knows of no shared prefixes, and by the engine's, which is old."""
+    run = crowded(kv_blocks_total=100)  # 1,600 tokens, of which a sixteenth is for others
+    replica = run.effects.replicas[0]
+    first = run.arrive(0, tenant="flood", prompt=700)
+    run.control.on_prompt_computed(first, 0.5)
+    replica.tokens_generated, replica.kv_blocks_used = 100, 60
+    second = run.arrive(1, tenant="flood", prompt=800)
+    assert second.stage is not HELD  # 1,600 tokens by control's count, but the engine has room
+    run.control.on_prompt_computed(second, 1.0)
+    replica.kv_blocks_used = 95
+    held, quiet = run.arrive(2, tenant="flood", prompt=100), run.arrive(3, tenant="quiet", prompt=100)
+    assert held.stage is HELD and quiet.stage is not HELD
+    run.finish(second, 2.0)
+    assert held.stage is not HELD
+
+
+def test_requests_leave_the_counts_of_prompts_on_every_path() -> None:
+    run = Fleet([FakeReplica(i, model="llama", kv_blocks_total=10**6) for i in range(2)], window=64,
+                ordering=FairOrdering, ordering_at="gateway", prompt_window=1000)  # fmt: skip
+    lives = [run.arrive(i, tenant="a", prompt=300) for i in range(7)]
+    sent = run.service.sent
+    assert sent is not None and [sent._at[i].unstarted for i in (0, 1)] == [900, 900]
+    moved, crashed = lives[0], [live for live in lives if live.replica == 1 and live.stage is not HELD]
+    moved.replica = 1
+    run.control.on_moved(moved, 1.0)
+    assert sent._at[1].unstarted == 1200 and sent._at[0].unstarted == 900  # the held one has taken its place
+    run.control.on_crashed(1, [moved, *crashed], 2.0)
+    assert sent._at[1].all == sent._at[1].unstarted == 0
+    for live in lives:
+        if live.stage is HELD:
+            run.control.on_timeout(3.0, live)
+        else:
+            run.control.on_cancelled(live, 3.0)
+    assert not sent._sent and sent._at[0].all == sent._at[0].unstarted == 0
+
+
+def test_a_tenant_below_its_share_is_offered_the_replicas_that_are_soonest() -> None:
+    """Those of its pool where no more is to be computed first than at another one and its own prompt."""
+    run = Fleet([FakeReplica(i, model="llama", kv_blocks_total=10**6) for i in range(3)], window=64,
+                ordering=FairOrdering, ordering_at="gateway", prompt_window=1000)  # fmt: skip
+    for i, prompt in enumerate((500, 400)):  # the first replica is offered first
+        run.arrive(i, tenant="flood", prompt=prompt)
+    assert [run.arrive(2 + i, tenant=f"quiet {i}", prompt=prompt).replica for i, prompt in enumerate((950, 100))] == [
+        0,
+        1,
+    ]
+    assert run.arrive(4, tenant="flood", prompt=100).replica == 1  # others have room or not, and the router chooses
 
 
 def test_a_full_queue_has_room_for_a_tenant_with_a_short_line() -> None:
@@ -231,37 +309,79 @@ def test_a_full_queue_has_room_for_a_tenant_with_a_short_line() -> None:
 # In a simulated fleet.
 
 
-def simulated(folder: Path, tenants: dict[str, float], arrivals: float, **policies: Any) -> Any:
-    lengths = {"kind": "lognormal", "mean": 20, "cv": 0.7}, {"kind": "lognormal", "mean": 400, "cv": 0.7}
+def simulated(
+    folder: Path, tenants: dict[str, float], quiet_rps: float, tokens: tuple[int, int], seconds: float = 90,
+    engine: dict[str, Any] | None = None, **policies: Any,
+) -> Any:  # fmt: skip
+    """A run of two H100 with prompts and answers of lognormal lengths with these means."""
+    prompts, answers = ({"kind": "lognormal", "mean": mean, "cv": 0.7} for mean in tokens)
     data = {
         "workload": {
-            "arrivals": arrivals, "duration_s": 90, "prompt_tokens": lengths[0], "output_tokens": lengths[1],
-            "tenants": tenants,
+            "arrivals": quiet_rps * sum(tenants.values()), "duration_s": seconds, "prompt_tokens": prompts,
+            "output_tokens": answers, "tenants": tenants,
         },
-        "fleet": [
-            {"model": "qwen3-8b", "gpu": "h100", "engine": {"name": "vllm-v1", "max_num_seqs": 64}, "replicas": 2}
-        ],
+        "fleet": [{"model": "qwen3-8b", "gpu": "h100", "engine": {"name": "vllm-v1", **(engine or {})}, "replicas": 2}],
         "policies": {"routing": "least-loaded", **policies},
-        "simulation": {"warmup_s": 10, "until_s": 90}, "observe": {"period_s": 1},
+        "simulation": {"warmup_s": 10, "until_s": seconds}, "observe": {"period_s": 1},
     }  # fmt: skip
     path = folder / "flood.yaml"
     path.write_text(yaml.safe_dump(data))
-    return scenario.run(scenario.load(path)).summary
+    return scenario.run(scenario.load(path))
+
+
+def p99_s(ran: Any, tenant: str = "") -> float:
+    """Of the TTFT of one tenant, or of all."""
+    metrics = ran.summary.tenants[tenant] if tenant else ran.summary
+    assert metrics.ttft_s is not None and metrics.num_completed > 100
+    return float(metrics.ttft_s.p99)
+
+
+def num_finished(ran: Any) -> int:
+    """Requests that ended after the warm-up, whenever they arrived."""
+    rows = ran.records.requests
+    return int(((rows["outcome"] == Outcome.FINISHED) & (rows["end_s"] > ran.summary.warmup_s)).sum())
+
+
+TWENTY = {"quiet": 1, "flood": 20}
+FAIR = {"ordering": "fair", "ordering_at": "gateway"}
 
 
 def test_a_quiet_tenant_hardly_notices_a_flood(tmp_path: Path) -> None:
     """Behind a flood of 20 times its requests, three times what the replicas can serve."""
-    alone = simulated(tmp_path, {"quiet": 1}, 5).ttft_s.p99
-    tenants = {"flood": 20, "quiet": 1}
-    behind = simulated(tmp_path, tenants, 105, ordering="fcfs").tenants["quiet"]
-    shared = simulated(tmp_path, tenants, 105, ordering="fair", ordering_at="gateway").tenants["quiet"]
+    few = {"max_num_seqs": 64}
+    alone = simulated(tmp_path, {"quiet": 1}, 5, (20, 400), engine=few)
+    behind = simulated(tmp_path, TWENTY, 5, (20, 400), engine=few, ordering="fcfs").summary.tenants["quiet"]
+    shared = simulated(tmp_path, TWENTY, 5, (20, 400), engine=few, **FAIR)
     assert behind.ttft_s is None or behind.ttft_s.p50 > 5
-    assert shared.ttft_s.p99 < 1.5 * alone and shared.num_unfinished < 50
+    assert p99_s(shared, "quiet") < 1.5 * p99_s(alone) and shared.summary.tenants["quiet"].num_unfinished < 50
+
+
+@pytest.mark.parametrize(
+    ("tokens", "quiet_rps", "limit"),
+    [((2000, 100), 3.0, 2.0), ((2000, 400), 2.0, 2.3), ((1000, 1000), 1.5, 2.3), ((200, 100), 15.0, 2.7)],
+)
+def test_a_flood_costs_a_quiet_tenant_no_more_than_longer_iterations(
+    tmp_path: Path, tokens: tuple[int, int], quiet_rps: float, limit: float
+) -> None:
+    """Its prompts wait neither for those of the flood nor for KV cache, and the fleet serves as many requests."""
+    seconds = 200 if tokens[0] > 500 else 60
+    alone = simulated(tmp_path, {"quiet": 1}, quiet_rps, tokens, seconds)
+    shared = simulated(tmp_path, TWENTY, quiet_rps, tokens, seconds, **FAIR)
+    fcfs = simulated(tmp_path, TWENTY, quiet_rps, tokens, seconds, ordering="fcfs")
+    assert p99_s(shared, "quiet") < limit * p99_s(alone)
+    assert shared.summary.tenants["flood"].ttft_s.p50 > 5
+    assert num_finished(shared) > 0.95 * num_finished(fcfs)
+
+
+def test_fewer_prompts_at_a_time_make_iterations_short(tmp_path: Path) -> None:
+    few = {"ordering": {"name": "fair", "prompt_window": 512}, "ordering_at": "gateway"}
+    shared = simulated(tmp_path, TWENTY, 15, (200, 100), 60, **few)
+    assert p99_s(shared, "quiet") < 1.5 * p99_s(simulated(tmp_path, {"quiet": 1}, 15, (200, 100), 60))
 
 
 def test_it_orders_the_gateways_queue_only(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match=r"cannot order by fair at the replica.* with ordering_at gateway"):
-        simulated(tmp_path, {"quiet": 1}, 1.0, ordering="fair")
+        simulated(tmp_path, {"quiet": 1}, 1.0, (20, 400), ordering="fair")
     data: dict[str, Any] = {"workload": {"builtin": "chat"}, "fleet": [{"model": "qwen3-8b", "gpu": "h100"}]}
     data["policies"] = {"ordering": "fair"}
     (tmp_path / "any.yaml").write_text(yaml.safe_dump(data))

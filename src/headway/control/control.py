@@ -58,7 +58,7 @@ class Control:
         self.scaling: Scaling | None = None
         self.cascade: CascadeStages | None = None
         self._only: Service | None = None
-        self._has_entry_steps = self._has_prompt_window = False
+        self._has_entry_steps = self._has_shares = False
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
 
@@ -81,8 +81,8 @@ class Control:
             service.hold(live, now)
             self.release_held(service, now)
         elif (replica := service.choose(live, now, exclude)) is not None:
-            if service.sharing is not None:
-                service.hold_queue.started(live, now)
+            if service.sent is not None:
+                service.started(live, replica, now)
             self.effects.start(live, replica, now)
         elif service.should_reject(live, now, exclude):
             self.end(live, now, Outcome.REJECTED)
@@ -97,7 +97,7 @@ class Control:
             if replica is None:
                 return
             queue.pop(now)
-            queue.started(live, now)
+            service.started(live, replica, now)
             self.effects.start(live, replica, now)
 
     def on_finished(self, live: Live, now: float) -> None:
@@ -110,6 +110,8 @@ class Control:
         self.last_s = max(self.last_s, now)
         self._judged[live.id] = live
         service = self.service_of(live)
+        if service.sent is not None:
+            service.sent.discard(live)
         self._teach(service, live, now, _FINISHED)
         self.on_room(service, now)
         self.effects.judge(live, now)
@@ -126,6 +128,8 @@ class Control:
         if end_s > self.last_s:
             self.last_s = end_s
         self._write(live, end_s, outcome)
+        if service.sent is not None:
+            service.sent.discard(live)
         if service.learners and not is_learned:
             self._teach(service, live, end_s, outcome)
         if self._notify:
@@ -229,14 +233,22 @@ class Control:
             self.effects.hand_over(live, chosen, now)
 
     def on_prompt_computed(self, live: Live, now: float) -> None:
-        """A replica has computed a prompt: it may have room for a request that was held for unfinished prompts."""
-        if self._has_prompt_window and (service := self.service_of(live)).hold_queue:
-            self.release_held(service, now)
+        """A replica has computed a prompt: it may have room for a request that was held for prompts not computed."""
+        if not self._has_shares:
+            return
+        service = self.service_of(live)
+        if service.sent is not None:
+            service.sent.start(live)
+            if service.hold_queue:
+                self.release_held(service, now)
 
     def on_moved(self, live: Live, now: float) -> None:
         """A request has moved to another replica."""
         live.moves += 1
-        self.on_room(self.service_of(live), now)
+        service = self.service_of(live)
+        if service.sent is not None:
+            service.sent.move(live, live.replica)
+        self.on_room(service, now)
 
     def on_cancelled(self, live: Live, now: float) -> None:
         """The driver has aborted a request."""
@@ -346,7 +358,6 @@ class Control:
 
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
-        self._has_prompt_window = policies.prompt_window is not None
         for model in members:
             self.add_service(policies, model, members[model], names[model], seed, observer)
         self.scaling = scaling(self.by_model)
@@ -370,6 +381,7 @@ class Control:
 
     def note_parts(self) -> None:
         """Note which steps the parts that exist need."""
+        self._has_shares = any(service.sent is not None for service in self.services)
         self._only = self.services[0] if len(self.services) == 1 else None
         self._has_entry_steps = self.cascade is not None or bool(self.admissions) or self.scaling is not None
 

@@ -76,7 +76,11 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
 
     move: Any = None
     """The driver's migration object while the request is being moved."""
+    is_streamed: bool = True
+    """Whether the driver sees the first token when it is out, and not with the whole answer."""
     enqueued_s: float = NEVER
+    num_before: int = 0
+    """Requests that the replica had received before this one."""
     ready_s: float = NEVER
     """Earliest time at which the engine's scheduler sees the request."""
     response_s: float = 0.0

@@ -40,8 +40,8 @@ class Policies(Struct, frozen=True):
     window: int | None = None
     """Most requests in flight at one replica; the others are held. None = no limit."""
     prompt_window: int | None = None
-    """Where the hold queue shares service: tokens of unfinished prompts, from which a replica with a queue of its own
-    gets no more requests of shares that have their part. None = no limit."""
+    """Where the hold queue shares service: most prompt tokens at a replica of requests without a first token, beyond
+    which shares that have their part wait. None = no limit. The ordering may set another."""
     migration: Callable[[], Migration] | None = None
     """One policy per model; None = no migration."""
     admission: Callable[[], Admission] | None = None

@@ -9,13 +9,11 @@ from headway.control.decisions import DecisionObserver
 from headway.control.hold_queue import hold_queue
 from headway.control.live import HELD, Live
 from headway.control.observe import MutableFleetView
+from headway.control.sent_prompts import SentPrompts
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Role
 from headway.core.policy import Learner, Ordering, Router, SharingOrdering
 from headway.core.view import ReplicaView
-
-Limits = tuple[int | None, int | None]
-"""Requests in flight at a replica, and tokens of unfinished prompts while requests wait there; None = no limit."""
 
 
 class Member:
@@ -138,7 +136,11 @@ class Service:
         """The hold queue's ordering, if it counts the service of all requests, also of those that never waited."""
         self.hold_ordering = hold_ordering
         self.add_learner(hold_ordering)
-        self.window, self.prompt_window = window, prompt_window
+        self.sent: SentPrompts | None = None
+        """What the replicas were sent, where the hold queue shares service."""
+        if self.sharing is not None:
+            self.sent = SentPrompts(self.sharing.prompt_window or prompt_window, self.sharing.headroom)
+        self.window = window
         self.hold_queue = hold_queue(hold_ordering)
         self.refresh()
 
@@ -199,7 +201,7 @@ class Service:
         opened = self._open if exclude is None else self._open_without(exclude)
         candidates, ids = opened.views, opened.ids
         if self._is_limited or tokens > self._shortest_tokens:
-            candidates = self._with_room(opened, tokens, self._limits(live))
+            candidates = self._with_room(opened, tokens, live)
             ids = {candidate.id for candidate in candidates}
         if live.release_region:
             candidates, ids = _in_region(candidates, ids, live.release_region)
@@ -250,29 +252,30 @@ class Service:
     def _open_without(self, exclude: int) -> _OpenMembers:
         return _OpenMembers([m for m in self.members if m.view.id != exclude], self.names_decoder)
 
-    def _limits(self, live: Live) -> Limits:
-        """The limits of a replica's load for this request."""
-        window, sharing = self.window, self.sharing
-        if window is None or sharing is None or sharing.is_below_share(live):
-            return window, None
-        return window - int(sharing.headroom * window), self.prompt_window
-
-    def _with_room(self, opened: _OpenMembers, tokens: int, limits: Limits) -> Sequence[ReplicaView]:
+    def _with_room(self, opened: _OpenMembers, tokens: int, live: Live) -> Sequence[ReplicaView]:
         """Replicas that have room for a request of this length now."""
         fitting = opened.start if tokens <= self._shortest_tokens else opened.fitting(tokens)
-        able = [member for member in fitting if self._has_room(member, limits)]
+        window, sharing, sent = self.window, self.sharing, self.sent
+        if sharing is None or sent is None or window is None:
+            able = [member for member in fitting if self._has_room(member, window)]
+        elif sharing.is_below_share(live):
+            able = [member for member in fitting if self._has_room(member, window)]
+            if len(able) > 1 and not opened.has_roles:
+                return sent.soonest([member.view for member in able], live)
+        else:
+            window -= int(sharing.headroom * window)
+            able = [m for m in fitting if self._has_room(m, window) and sent.has_room(m.view, live)]
         if opened.has_single_phase:
-            complete = _complete([m for m in opened.all if tokens <= m.max_tokens and self._has_room(m, limits)])
+            complete = _complete([m for m in opened.all if tokens <= m.max_tokens and self._has_room(m, window)])
             able = [member for member in able if member in complete]
         return [member.view for member in able]
 
-    def _has_room(self, member: Member, limits: Limits) -> bool:
-        view, (window, prompt_window) = member.view, limits
+    @staticmethod
+    def _has_room(member: Member, window: int | None) -> bool:
+        view = member.view
         if window is not None and view.num_in_flight >= window:
             return False
         if member.window is not None and view.num_in_flight >= member.window:
-            return False
-        if prompt_window is not None and view.prefill_tokens_left >= prompt_window and view.num_waiting:
             return False
         return member.max_num_waiting is None or view.num_waiting < member.max_num_waiting
 
@@ -325,8 +328,16 @@ class Service:
 
     # The hold queue.
 
+    def started(self, live: Live, replica: int, now: float) -> None:
+        """Count a request that starts at a replica, from the hold queue or without having waited."""
+        if self.sent is not None:
+            self.sent.add(live, replica)
+            self.hold_queue.started(live, now)
+
     def hold(self, live: Live, now: float, exclude: int | None = None) -> None:
         """Put a request into the hold queue."""
+        if self.sent is not None:
+            self.sent.discard(live)
         if self._observer is not None:
             self._observer.note_hold(live, now, self._hold_reason(exclude))
         live.enter(HELD)

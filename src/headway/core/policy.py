@@ -88,7 +88,11 @@ class SharingOrdering(Protocol):
     """
 
     headroom: float
-    """Part of a replica's window that only requests of shares below their part of those in flight may use."""
+    """Part of a replica's window and KV cache that only shares with less than their part of the requests in flight may
+    use."""
+    prompt_window: int | None
+    """Most prompt tokens at a replica of requests without a first token, beyond which only such shares are sent there.
+    None = as many as an iteration of the engine computes."""
 
     def share(self, request: RequestView) -> Hashable:
         """The share that the request belongs to."""

@@ -22,6 +22,7 @@ from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
+from headway.core.policy import Ordering, SharingOrdering
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.perf import memory
 from headway.policies.ordering.fcfs import FcfsOrdering
@@ -30,7 +31,7 @@ from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.lifetime import Lifetime
 from headway.sim.provisioning import InstanceSources
-from headway.sim.replica import Replica
+from headway.sim.replica import OrderReceived, Replica
 from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
 from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
@@ -99,7 +100,7 @@ class Cluster:
         self._last_s = 0.0
         """Time of the last arrival, or of the last request for a replica."""
         self._until_s: float | None = None
-        self._ordering = policies.ordering if policies.ordering_at != "gateway" else FcfsOrdering
+        self._ordering = _replicas_ordering(policies)
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
         self._pacer, self._exact = pacer, step == "exact"
         self._control = Control(self, self._recorder, source.reactive)
@@ -348,3 +349,10 @@ class Cluster:
             lifetime.up(end_s), lifetime.down(end_s), *self._instance_sources.origin(replica.id),
             lifetime.with_role("prefill", end_s), lifetime.with_role("decode", end_s),
         )  # fmt: skip
+
+
+def _replicas_ordering(policies: Policies) -> Callable[[], Ordering]:
+    """The ordering of the replicas' own queues."""
+    if policies.ordering_at != "gateway":
+        return policies.ordering
+    return OrderReceived if isinstance(policies.ordering(), SharingOrdering) else FcfsOrdering

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heapify, heappop
 from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, cast
 
 from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
@@ -23,6 +23,7 @@ from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.record import Cause, MoveOutcome, boundary_s
 from headway.core.request import Phase
+from headway.core.view import RequestView
 from headway.sim.batch import Batch
 from headway.sim.batching import BATCHING_RULES
 from headway.sim.host_memory import HostMemory
@@ -42,15 +43,28 @@ class Listener(Protocol):
     def on_prompt_computed(self, live: Live, now: float) -> None: ...
 
 
+class OrderReceived:
+    """An engine's own order: as it has received the requests, whatever order they arrived in at the gateway.
+
+    A preempted request keeps its place.
+    """
+
+    quantum: int | None = None
+    preemptive = False
+
+    def rank(self, request: RequestView, now: float) -> int:
+        return cast(Live, request).num_before
+
+
 class Replica:
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
         "_batching_rule", "_cancelling", "_events", "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel",
-        "_lag", "_listener", "_makes_first_token", "_output_tokens", "_pacer", "_queue_lengths", "_sends_first_token",
-        "_undecided", "batch", "combo", "goodput_rps", "gpu", "id", "is_draining", "is_up", "kv_blocks_total",
-        "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier", "num_in_flight", "pool",
-        "region", "request_s", "response_s", "role", "timeline", "tokenize_s", "transit",
+        "_lag", "_listener", "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_queue_lengths",
+        "_sends_first_token", "_undecided", "batch", "combo", "goodput_rps", "gpu", "id", "is_draining", "is_up",
+        "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier",
+        "num_in_flight", "pool", "region", "request_s", "response_s", "role", "timeline", "tokenize_s", "transit",
     )  # fmt: skip
 
     def __init__(
@@ -103,7 +117,7 @@ class Replica:
         """Requests on their way to the scheduler."""
         self._cancelling: list[Live] = []
         """Running requests that leave at the next boundary."""
-        self.num_in_flight = self._output_tokens = 0
+        self.num_in_flight = self._output_tokens = self._num_received = 0
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         queued = self.batch.queued_ordering
         self._queue_lengths = [0] * (0 if queued is None else queued.num_queues)
@@ -114,7 +128,8 @@ class Replica:
         """Add a request that was placed here; `delay_s` is the latency to its client, each way."""
         batch, timeline = self.batch, self.timeline
         self.count(live)
-        live.enqueued_s = now
+        live.enqueued_s, live.num_before = now, self._num_received
+        self._num_received += 1
         live.replica = self.id
         if batch.quantum is not None or batch.stepped_ordering is not None:
             live.turn = timeline.ticks_ahead(now) + batch.tick

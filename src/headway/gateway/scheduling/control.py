@@ -65,7 +65,6 @@ class LiveControl(Control):
         `in_flight` are the requests at replicas.
         """
         made = [self._new_parts(service, before, after, seed, observer) for service in self.services]
-        self._has_prompt_window = after.prompt_window is not None
         for service, new in zip(self.services, made, strict=True):
             held, kept = service.hold_queue.requests(), self.admissions.get(service)
             service.use(new.router, new.ordering, after.window, after.prompt_window)
@@ -73,10 +72,12 @@ class LiveControl(Control):
             self.admissions.pop(service, None)
             self._add_parts(service, new.migrations, new.admissions)
             self._add_learners(service)
-            if service.sharing is not None:
+            if service.sent is not None:
                 for live in in_flight:
                     if self.service_of(live) is service:
-                        service.hold_queue.started(live, now)
+                        service.started(live, live.replica, now)
+                        if live.generated_tokens:
+                            service.sent.start(live)
             for live in held:
                 service.hold_queue.push(live, now)
             if kept is not None and kept is not new.admissions:

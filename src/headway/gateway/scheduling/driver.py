@@ -109,6 +109,7 @@ class Driver:
     def arrived(self, request: InFlightRequest) -> None:
         """Hand a new request to control. If a policy fails, the request is rejected and the error raised."""
         self.requests[request.live.id] = request
+        request.live.is_streamed = request.is_streamed
         try:
             self.control.on_arrival(request.live, self._clock.now)
         except BaseException:
@@ -249,6 +250,7 @@ class Driver:
         leg.close(live)
         self._metrics.count_prefill(live.model, "handed over")
         self._write_segment(live, self.now, Cause.MOVED, leg.replica.id)
+        self.control.on_prompt_computed(live, self.now)
         self.control.on_moved(live, self.now)
 
     def _prefill_leg_failed(self, request: InFlightRequest) -> None:

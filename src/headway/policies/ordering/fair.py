@@ -51,8 +51,13 @@ class FairOrdering:
     at most one request whose virtual start is later, so none starves. Tiers are strict: requests of a lower tier wait
     as long as there are others.
 
-    A share `headroom` of each replica's window is kept for tenants that have less than their share of the requests in
-    flight, so that these need not wait for a place. With 0, no place is free while a request waits.
+    What an engine was sent is started in order of arrival, so that all of it is in front of the next tenant's request.
+    A tenant that has its share of the requests in flight is therefore sent on only while a replica's prompts without a
+    first token have no more than `prompt_window` tokens; by default as many as an iteration of the engine computes.
+    Less shortens the engine's iterations, which all tenants then wait for less, and lowers its throughput.
+
+    A share `headroom` of each replica's window and KV cache is kept for tenants that have less than their share of the
+    requests in flight, so that these need not wait for a place. With 0, no place is free while a request waits.
 
     It orders the gateway's queue only. Without tenants it is `priority`.
     """
@@ -65,17 +70,20 @@ class FairOrdering:
         weights: Mapping[str, float] | None = None,
         prompt_weight: float = 1.0,
         output_weight: float = 2.0,
-        burst_tokens: float = 8192.0,
+        burst_tokens: float = 32768.0,
         headroom: float = 1 / 16,
+        prompt_window: int | None = None,
     ) -> None:
         require_above(0, prompt_weight=prompt_weight)
+        if prompt_window is not None:
+            require_at_least(1, prompt_window=prompt_window)
         require_at_least(0, output_weight=output_weight, burst_tokens=burst_tokens)
         require_between(0, 0.5, headroom=headroom)
         self._weights = dict(weights or {})
         for tenant, weight in self._weights.items():
             require_above(0, **{f"weights: {tenant}": weight})
         self._prompt_weight, self._output_weight, self._burst_tokens = prompt_weight, output_weight, burst_tokens
-        self.headroom = headroom
+        self.headroom, self.prompt_window = headroom, prompt_window
         self._tenants: dict[_Share, _Tenant] = {}
         self._idle: OrderedDict[_Share, None] = OrderedDict()
         """Tenants without a request in flight, the one idle for longest first."""
