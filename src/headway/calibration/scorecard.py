@@ -9,6 +9,7 @@ from statistics import median
 from headway.calibration.validation import ExperimentErrors
 
 COLUMNS = ("e2e_mean", "tpot_mean", "itl_mean", "ttft_mean", "ttft_p99")
+KS_KINDS = ("ttft", "tpot", "e2e")
 BANDS = ((0.25, "low: under a quarter of the sequences"), (0.75, "medium"), (float("inf"), "high: over three quarters"))
 """(up to this share of `max_num_seqs` in use, by Little's law from the measured rate and E2E; name)."""
 
@@ -58,8 +59,10 @@ def _lines(compared: Sequence[ExperimentErrors], command: str) -> Iterator[str]:
     yield ""
     yield "## By experiment"
     yield ""
-    yield f"| experiment | {' | '.join(COLUMNS)} | load factor | first requests' share of TTFT |"
-    yield f"|---|{'---|' * len(COLUMNS)}---|---|"
+    kinds = KS_KINDS if any(one.ks_distance for one in compared) else ()
+    distances = "".join(f" K-S {kind} |" for kind in kinds)
+    yield f"| experiment | {' | '.join(COLUMNS)} | load factor | first requests' share of TTFT |{distances}"
+    yield f"|---|{'---|' * len(COLUMNS)}---|---|{'---|' * len(kinds)}"
     for one in compared:
         shape = f"tp{one.tp}" + (f" pp{one.pp}" if one.pp > 1 else "") + (f" dp{one.dp}" if one.dp > 1 else "")
         cells = [_signed(one, column) for column in COLUMNS]
@@ -67,7 +70,13 @@ def _lines(compared: Sequence[ExperimentErrors], command: str) -> Iterator[str]:
         cold = "-" if one.first_share_of_ttft is None else f"{one.first_share_of_ttft:.0%}"
         mark = " \\*" if one.contradiction else ""
         name = f"{one.id}{mark} {one.model} {shape} {one.gpu} {one.workload}"
-        yield f"| {name} | {' | '.join(cells)} | {factor} | {cold} |"
+        own = one.ks_distance or {}
+        distances = "".join(f" {own[kind]:.2f} |" if kind in own else " - |" for kind in kinds)
+        yield f"| {name} | {' | '.join(cells)} | {factor} | {cold} |{distances}"
+    if kinds:
+        yield ""
+        yield "K-S is the Kolmogorov-Smirnov distance between the predicted and the measured latencies of the requests,"
+        yield "the largest difference between the shares of requests below any latency. 0: the same distribution."
     if any(one.contradiction for one in compared):
         yield ""
         yield "\\* The measurement contradicts itself: its ITL is not the time per token that its E2E and TTFT leave."

@@ -20,7 +20,7 @@ from headway import catalog
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import GREEDY, Engine, Gpu, Model, Parallel, Sampling
 from headway.perf.memory import check_shape
-from headway.workload.table import Workload
+from headway.workload.table import Floats, Workload
 
 T = TypeVar("T")
 CsvRow = dict[str, str]
@@ -79,6 +79,14 @@ class MeasuredLatencies(Struct, frozen=True):
         return (self.e2e_mean_ms - self.ttft_mean_ms) / max(output_tokens - 1, 1)
 
 
+class MeasuredRequests(Struct, frozen=True):
+    """Latencies of the requests of a run, one value each, in milliseconds; NaN: not measured."""
+
+    ttft_ms: Floats
+    tpot_ms: Floats
+    e2e_ms: Floats
+
+
 class LoadStage(Struct, frozen=True):
     """Poisson arrivals at one rate for a duration, and the measured latencies."""
 
@@ -131,6 +139,8 @@ class ServingExperiment(Struct, frozen=True):
     """In place of stages with constant lengths, whose numbers are then means."""
     kv_capacity_tokens: int | None = None
     """Size of the KV cache; None: what the GPU's memory leaves."""
+    requests: MeasuredRequests | None = None
+    """None: the file has means and percentiles only."""
 
     @property
     def contradiction(self) -> str | None:

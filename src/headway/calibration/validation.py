@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import isfinite
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
-from headway.calibration.replay import ReplayResult, SimulatedLatencies
-from headway.calibration.serving import MeasuredLatencies, ServingExperiment
+from headway.calibration.replay import Floats, ReplayResult, SimulatedLatencies
+from headway.calibration.serving import MeasuredLatencies, MeasuredRequests, ServingExperiment
 
 OVERALL = ("e2e_mean", "itl_mean", "tpot_mean", "ttft_mean", "e2e_p90", "e2e_p99", "ttft_p90", "ttft_p99")
 """Keys of the errors. `tpot` is the time per token computed from E2E and TTFT."""
@@ -47,6 +47,10 @@ class ExperimentErrors(Struct, frozen=True):
     engine: str = ""
     engine_version: str = ""
     file: str = ""
+    ks_distance: dict[str, float] | UnsetType = UNSET
+    """Kolmogorov-Smirnov distance between predicted and measured latencies of the requests, by `ttft`, `tpot`, `e2e`:
+    the largest difference between the shares of requests below any latency, 0 to 1. Absent: the file has no
+    requests."""
 
 
 class Validation(Struct, frozen=True):
@@ -96,7 +100,27 @@ def compare(
         engine=experiment.engine,
         engine_version=experiment.engine_version,
         file=file,
+        ks_distance=UNSET if experiment.requests is None else _ks_distances(experiment.requests, replayed.overall),
     )
+
+
+def _ks_distances(measured: MeasuredRequests, simulated: SimulatedLatencies) -> dict[str, float]:
+    """By kind of latency, of those that were measured."""
+    found = {}
+    for kind in ("ttft", "tpot", "e2e"):
+        real, predicted = getattr(measured, f"{kind}_ms"), getattr(simulated, f"{kind}_ms")
+        real, predicted = real[np.isfinite(real)], predicted[np.isfinite(predicted)]
+        if len(real) and len(predicted):
+            found[kind] = ks_distance(real, predicted)
+    return found
+
+
+def ks_distance(one: Floats, other: Floats) -> float:
+    """The largest difference between two empirical distribution functions, 0 to 1 (Kolmogorov and Smirnov)."""
+    one, other = np.sort(one), np.sort(other)
+    at = np.concatenate([one, other])
+    below = (np.searchsorted(each, at, side="right") / len(each) for each in (one, other))
+    return float(np.abs(np.subtract(*below)).max())
 
 
 def _first_share_of_ttft(replayed: ReplayResult) -> float | None:

@@ -170,6 +170,9 @@ def _print(result: Validation) -> None:
     for one in result.experiments:
         if one.load_factor is not None:
             click.echo(f"experiment {one.id}: the measured TTFT is predicted at {one.load_factor:.2f} times its rate")
+        if one.ks_distance:
+            distances = ", ".join(f"{kind} {distance:.2f}" for kind, distance in one.ks_distance.items())
+            click.echo(f"experiment {one.id}: Kolmogorov-Smirnov distance of the requests' latencies: {distances}")
     for line in _notes(result):
         click.echo(line)
 

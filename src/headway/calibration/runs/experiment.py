@@ -9,7 +9,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from headway.calibration.runs.run import MeasuredRun, RequestRows
-from headway.calibration.serving import GivenLoad, LoadStage, MeasuredLatencies, ServingExperiment
+from headway.calibration.serving import GivenLoad, LoadStage, MeasuredLatencies, MeasuredRequests, ServingExperiment
 from headway.core.errors import HeadwayError
 from headway.core.fleet import GREEDY, Pool
 from headway.perf.memory import check_shape
@@ -63,7 +63,13 @@ def experiment(run: MeasuredRun, pool: Pool) -> ServingExperiment:
         stages=(LoadStage(run.rate_rps, len(load.workload) / run.rate_rps, measured),), measured=measured,
         pp=one.parallel.pp, ep=one.parallel.ep, max_num_seqs=engine.max_num_seqs,
         prefix_caching=engine.prefix_caching, profile=engine, load=load, kv_capacity_tokens=one.kv_capacity_tokens,
+        requests=None if run.rows is None else _requests(run.rows),
     )  # fmt: skip
+
+
+def _requests(rows: RequestRows) -> MeasuredRequests:
+    gaps = np.where(rows.output_tokens > 1, rows.output_tokens - 1, np.nan)
+    return MeasuredRequests(1e3 * rows.ttft_s, 1e3 * (rows.e2e_s - rows.ttft_s) / gaps, 1e3 * rows.e2e_s)
 
 
 def _workload(run: MeasuredRun) -> Workload:
