@@ -93,6 +93,8 @@ def _arguments(cls: type[Any]) -> str:
 
 
 def _yaml(value: object) -> str:
+    if isinstance(value, type):
+        return next(name for name, cls in ROUTERS.items() if cls is value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -75,6 +75,17 @@ def tenants(
     return {**day, "gateway": {**STALE["gateway"], "api_keys": keys}, "workload": load}
 
 
+def adapters(routing: Any, max_loras: int = 2) -> dict[str, Any]:
+    """Requests for the model and for five adapters, for which three replicas have too few slots."""
+    day = pool(routing)
+    lora = {"adapters": [{"name": f"adapter-{i}", "rank": 16 * (i + 1)} for i in range(5)], "max_loras": max_loras}
+    return {
+        **day,
+        "fleet": [{**day["fleet"][0], "lora": lora}],
+        "workload": {**day["workload"], "loras": {"count": 5, "base_share": 0.2}},
+    }
+
+
 DAYS = {
     **{routing: pool(routing) for routing in ("least-loaded", "power-of-two", "headway")},
     "little room": pool("least-kv", room_tokens=3_000),
@@ -88,6 +99,8 @@ DAYS = {
     "in place": combos({"name": "cauchy", "within": "opportunistic"}),
     "two combos": combos("headway", replicas=2),
     "changing": {**combos({"name": "cauchy"}), "roles": [{"at_s": 9, "replica": 1, "role": "prefill"}]},
+    "adapters": adapters({"name": "lora-affinity", "among": "least-kv"}),
+    "adapters, crowded": adapters("lora-affinity", max_loras=1),
     "pool, with overheads": pool("round-robin", engine="vllm-v1"),
     "pair, with overheads": combos(STRICT, engine="vllm-v1"),
 }

@@ -38,6 +38,7 @@ class FakeRequest:
     output_tokens: int = 100
     reasoning_tokens: int = 0
     tenant: str = ""
+    lora: str = ""
 
 
 @dataclass
@@ -80,6 +81,9 @@ class FakeReplica:
     role: str = "mixed"
     combo: int = 0
     goodput_rps: float | None = None
+    loras: Sequence[str] = ()
+    loras_waiting: Sequence[str] = ()
+    max_loras: int = 0
 
 
 @dataclass

@@ -106,12 +106,13 @@ async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: s
 
 
 async def _ask(
-    app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int, tenant: str
+    app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int, tenant: str,
+    lora: str,
 ) -> None:  # fmt: skip
     """One request, in time."""
     await asyncio.sleep(arrival_s - asyncio.get_running_loop().time())
     prompt = [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens)]
-    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "stream": True, "priority": tier}
+    body = {"model": lora or model, "prompt": prompt, "max_tokens": output_tokens, "stream": True, "priority": tier}
     reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
 
     async def receive() -> Any:
@@ -147,12 +148,13 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     return gateways[0].records(), told
 
 
-def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str]]:
-    """Arrival, prompt, answer, tier, and the tenant, whose key is its name."""
+def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str, str]]:
+    """Arrival, prompt, answer, tier, the tenant, whose key is its name, and the adapter."""
     columns = [ran.workload[name].tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")]
     tiers = ran.workload["tier"].tolist() if "tier" in ran.workload else [0] * len(columns[0])
     tenants = [ran.tenants[code] for code in ran.workload["tenant"]] if ran.tenants else [""] * len(tiers)
-    return zip(*columns, tiers, tenants, strict=True)
+    loras = [ran.loras[code] for code in ran.workload["lora"]] if ran.loras else [""] * len(tiers)
+    return zip(*columns, tiers, tenants, loras, strict=True)
 
 
 def lived(data: dict[str, Any], folder: Path) -> Records:

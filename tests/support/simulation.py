@@ -138,7 +138,8 @@ def workload(requests: Sequence[Request]) -> Workload:
     models = tuple(dict.fromkeys(r.model for r in requests))
     regions = tuple(dict.fromkeys(r.region for r in requests))
     tenants = tuple(dict.fromkeys(r.tenant for r in requests))
-    codes: dict[str, tuple[str, ...]] = {"model": models, "region": regions, "tenant": tenants}
+    loras = tuple(dict.fromkeys(r.lora for r in requests))
+    codes: dict[str, tuple[str, ...]] = {"model": models, "region": regions, "tenant": tenants, "lora": loras}
     columns: dict[str, Any] = {}
     for name in FIELDS[1:]:
         values = [getattr(r, name) for r in requests]
@@ -154,7 +155,7 @@ def workload(requests: Sequence[Request]) -> Workload:
     offsets = np.cumsum([0, *(len(r.prefix) for r in requests)])
     ids, tokens = [segment.id for segment in segments], [segment.tokens for segment in segments]
     prefix = Prefix(offsets.astype("i8"), np.array(ids, "i8"), np.array(tokens, "i4"))
-    return Workload(columns, models, regions, prefix, tenants=tenants)
+    return Workload(columns, models, regions, prefix, tenants=tenants, loras=loras)
 
 
 # A run.

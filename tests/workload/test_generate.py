@@ -158,3 +158,32 @@ def test_invalid_parts_are_errors(text: str, message: str) -> None:
 def test_a_mix_without_shares_is_an_error() -> None:
     with pytest.raises(HeadwayError, match="mix: shares"):
         made("{num_requests: 5, arrivals: 8, mix: [{share: 0, builtin: chat}]}")
+
+
+# LoRA adapters.
+
+
+def test_adapters_are_drawn_by_their_shares_and_leave_all_else_as_it_was() -> None:
+    spec = {"arrivals": 10.0, "num_requests": 4000, "prompt_tokens": 10, "output_tokens": 5}
+    plain = generate(msgspec.convert(spec, WorkloadSpec), 1)
+    for mix, expected in (
+        ({"shares": {"sql": 3, "law": 1}, "base_share": 0.2}, {"": 0.2, "sql": 0.6, "law": 0.2}),
+        ({"count": 3, "skew": 1.0}, {"": 0.0, "adapter-0": 6 / 11, "adapter-1": 3 / 11, "adapter-2": 2 / 11}),
+        ({"count": 2, "skew": 0}, {"": 0.0, "adapter-0": 0.5, "adapter-1": 0.5}),
+    ):
+        rows = generate(msgspec.convert({**spec, "loras": mix}, WorkloadSpec), 1)
+        found = np.bincount(rows.columns["lora"], minlength=len(rows.loras)) / len(rows)
+        assert dict(zip(rows.loras, found.tolist(), strict=True)) == pytest.approx(expected, abs=0.03)
+        np.testing.assert_array_equal(rows.arrival_s, plain.arrival_s)
+
+
+@pytest.mark.parametrize(
+    ("mix", "said"),
+    [
+        ({}, "shares or count"), ({"count": 2, "shares": {"a": 1}}, "shares or count"), ({"shares": {}}, "shares"),
+        ({"shares": {"a": -1}}, "from 0"), ({"count": 0}, "count"), ({"count": 2, "base_share": 2}, "base_share"),
+    ],
+)  # fmt: skip
+def test_mixes_of_adapters_that_make_no_sense(mix: dict[str, Any], said: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=said):
+        msgspec.convert({"arrivals": 1.0, "num_requests": 1, "prompt_tokens": 1, "output_tokens": 1, "loras": mix}, WorkloadSpec)

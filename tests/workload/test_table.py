@@ -51,22 +51,23 @@ def full() -> Workload:
         "deadline_s": [NONE, 5.0, NONE],
         "timeout_s": [60.0, NONE, NONE],
         "tenant": [1, 0, 1],
+        "lora": [0, 1, 1],
         "quality:big": [0.9, NONE, 0.5],
         "quality:small": [0.1, 0.2, NONE],
         "output_tokens:big": [12, -1, 90],
     }
     prefix = prefixed([[(7, 40), (8, 60)], [], [(7, 40)]])
     arrays = {n: np.asarray(c) for n, c in columns.items()}
-    return Workload(arrays, ("a", "b"), ("eu, west",), prefix, ("a note",), ("ann", "bob"))
+    return Workload(arrays, ("a", "b"), ("eu, west",), prefix, ("a note",), ("ann", "bob"), ("", "sql"))
 
 
 EXPECTED = [
     Request(0, 0.1, 100, 10, "b", 2, 3, "eu, west", None, (Segment(7, 40), Segment(8, 60)), 9,
-            1.0, None, 1.0, None, 60.0, (("big", 0.9), ("small", 0.1)), (("big", 12),), "bob"),
+            1.0, None, 1.0, None, 60.0, (("big", 0.9), ("small", 0.1)), (("big", 12),), "bob", ""),
     Request(1, 0.1, 50, 20, "a", 0, 0, "eu, west", 4, (), None,
-            None, None, 2.0, 5.0, None, (("small", 0.2),), (), "ann"),
+            None, None, 2.0, 5.0, None, (("small", 0.2),), (), "ann", "sql"),
     Request(2, 1 / 3, 60, 30, "a", 1, 30, "eu, west", None, (Segment(7, 40),), 11,
-            2.5, None, 3.0, None, None, (("big", 0.5),), (("big", 90),), "bob"),
+            2.5, None, 3.0, None, None, (("big", 0.5),), (("big", 90),), "bob", "sql"),
 ]  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from headway.catalog import engine, gpu, model
 from headway.cli.output import ABOVE_0, PATH, PORT, POSITIVE
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Parallel, Pool
+from headway.core.fleet import LoraAdapter, LoraConfig, Parallel, Pool
 from headway.gateway.server import web_server
 from headway.gateway.upstream.dialects import api_of
 from headway.perf import memory
+from headway.perf.lora import slots_bytes
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.tiers import PriorityOrdering
 from headway.sim.timeline import Line
@@ -90,13 +91,16 @@ class _Confidence(click.ParamType[tuple[float, float]]):
     show_default=True,
     help="SGLang only: seconds that one half of a request waits for the other.",
 )
+@click.option("--lora", "loras", multiple=True, help="Name of a LoRA adapter of the engine; may be repeated.")
+@click.option("--max-loras", type=POSITIVE, help="Slots for LoRA adapters. Default: the pool's, or 1 with --lora.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
     scenario: Path | None, pool_name: str | None, model_name: str | None, gpu_name: str | None, tp: int | None,
     engine_name: str | None, max_num_seqs: int | None, port: int, host: str, speed: float, output_tokens: int,
     reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
     kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
-    disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, scheduling_policy: str,
+    disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, loras: tuple[str, ...],
+    max_loras: int | None, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Emulate an engine with vLLM's HTTP API (with --engine sglang: SGLang's), in real time, without a GPU.
 
@@ -114,7 +118,8 @@ def command(
     pool, line = _of_flags(flags, pool_name) if scenario is None else _of_scenario(scenario, pool_name, flags)
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
-    memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    pool = _with_adapters(pool, loras, max_loras)
+    memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
     ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
     bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
@@ -147,6 +152,19 @@ def command(
     web_server.serve(
         application(lambda: EmulatedEngine(pool, ordering, speed, link, line), config, surface), listener, shutdown_s=1
     )
+
+
+def _with_adapters(pool: Pool, loras: tuple[str, ...], max_loras: int | None) -> Pool:
+    """The pool with further LoRA adapters, and another number of slots."""
+    if not loras and max_loras is None:
+        return pool
+    known = pool.lora or LoraConfig()
+    adapters = (*known.adapters, *(LoraAdapter(name=name) for name in loras))
+    try:
+        chosen = replace(known, adapters=adapters, max_loras=max_loras or known.max_loras)
+    except ValueError as error:
+        raise HeadwayError(f"--lora: {error}") from None
+    return replace(pool, lora=chosen)
 
 
 def _of_flags(flags: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:

@@ -21,6 +21,7 @@ from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Gpu, Model, Parallel, Pool, Role, Sampling
 from headway.perf import memory
+from headway.perf.lora import slots_bytes
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """A Hugging Face repository: organisation and name."""
@@ -162,9 +163,10 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
         min_replicas=spec.min_replicas,
         max_replicas=spec.max_replicas,
         start_s=spec.start_s,
+        lora=spec.lora,
     )
     with places.at(*at):
-        memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+        memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
     if spec.gpu:
         _coefficients(spec, pool, at, base_dir, places, own)
     return pool

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from headway.control.observe import Scrape
 from headway.control.policies import OrderingAt
-from headway.core.fleet import DraftMethod, Fault, Handover, Network, Provisioning, RoleChange
+from headway.core.fleet import DraftMethod, Fault, Handover, LoraConfig, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
 from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.settings import Api, Judge, Settings
@@ -136,6 +136,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway export`: the engines' image, before that of `--image`."""
     engine_args: tuple[str, ...] = ()
     """For `headway export`: further words of the engines' command line; they replace options that Headway would set."""
+    lora: LoraConfig | None = None
+    """The LoRA adapters that the replicas serve, and their slots for them. `headway serve` needs it only for engines
+    that do not list their adapters at /v1/models."""
     slots: str = ""
     """For `headway serve`: the folder that llama.cpp's servers share (`--slot-save-path`), by which requests that
     migrate keep their KV cache."""

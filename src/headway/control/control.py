@@ -68,6 +68,8 @@ class Control:
         """A request arrives: it enters the cascade and the demand counts, and is placed unless admission holds it."""
         if live.reasoning_tokens:
             live.phase = Phase.REASONING
+        if live.lora:
+            live.name_kv_by_adapter()
         if live.timeout_s is not None:
             self.effects.call_at(live.arrival_s + live.timeout_s, self.on_timeout, live)
         if self._has_entry_steps and self._is_held_on_entry(live, now):
@@ -92,13 +94,20 @@ class Control:
     def release_held(self, service: Service, now: float) -> None:
         """Place held requests in the order of their ranks while a replica has room."""
         queue = service.hold_queue
+        refused: list[Live] = []
         while (live := queue.first(now)) is not None:
             replica = service.choose(live, now)
-            if replica is None:
-                return
-            queue.pop(now)
-            service.started(live, replica, now)
-            self.effects.start(live, replica, now)
+            if replica is not None:
+                queue.pop(now)
+                service.started(live, replica, now)
+                self.effects.start(live, replica, now)
+            elif service.is_without_adapter(live):
+                queue.pop(now)
+                refused.append(live)
+            else:
+                break
+        for live in refused:
+            self.end(live, now, Outcome.REJECTED)
 
     def on_finished(self, live: Live, now: float) -> None:
         """All tokens of a request are out: it ends, unless a cascade has its answer judged."""
@@ -225,7 +234,7 @@ class Control:
             not service.names_decoder
             or target is None
             or target.view.role == "prefill"
-            or not target.can_serve(tokens)
+            or not target.can_serve(tokens, live.lora)
         ):  # fmt: skip
             chosen = service.choose_decoder(live, live.replica)
         live.decode_replica = -1

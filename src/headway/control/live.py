@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import IntEnum
 from typing import Any
 
-from headway.core.request import Phase, Request
+from headway.core.request import Phase, Request, Segment
 
 NEVER = float("nan")
 """A time of an event that has not happened: NaN, as in the record's columns."""
@@ -112,6 +113,13 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     def enter(self, stage: Stage) -> None:
         """Change the stage: the only place that does."""
         self.stage = stage
+
+    def name_kv_by_adapter(self) -> None:
+        """Give the segments ids of the adapter's own: the KV of a prompt differs from adapter to adapter."""
+        key = int.from_bytes(hashlib.sha1(self.lora.encode(), usedforsecurity=False).digest()[:8]) >> 1
+        self.prefix = tuple(Segment(segment.id ^ key, segment.tokens) for segment in self.prefix)  # type: ignore[misc]
+        if self.output_id is not None:
+            self.output_id ^= key  # type: ignore[misc]
 
     @property
     def answer_tokens(self) -> int:

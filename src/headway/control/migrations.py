@@ -35,7 +35,7 @@ class Migrations:
     def at_phase(self, live: Live, now: float) -> None:
         """Ask whether a request that has ended its reasoning moves, and begin that move."""
         tokens = live.prompt_tokens + live.output_tokens
-        able = [m.view for m in self.service.members if m.can_serve(tokens) or m.view.id == live.replica]
+        able = [m.view for m in self.service.members if m.can_serve(tokens, live.lora) or m.view.id == live.replica]
         move = self.policy.at_phase(live, self._fill_view(able, now))
         if move is not None:
             self._try_move(live, move, now)
@@ -66,7 +66,7 @@ class Migrations:
             raise HeadwayError(f"migration {name} chose replica {move.target!r}, which {self.service.model} has not")
         if live is None or live.move is not None or live.stage not in (DECODING, WAITING):
             return
-        if not target.can_serve(live.prompt_tokens + live.output_tokens) or move.target == live.replica:
+        if not target.can_serve(live.prompt_tokens + live.output_tokens, live.lora) or move.target == live.replica:
             return
         if self._observer is not None:
             self._observer.record_migration(live, move, self.service.up_views(), now)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
+from headway.control.recent_adapters import RecentAdapters
 from headway.core.errors import HeadwayError
 from headway.core.view import OracleReplicaView, PoolView, ReplicaView
 
@@ -16,6 +17,8 @@ _ENGINE_METRICS = (
     "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "output_tokens_left",
 )  # fmt: skip
 """What engines report. Everything else is the gateway's own count and always fresh."""
+_LORA_METRICS = (*_ENGINE_METRICS, "loras_running", "loras_waiting")
+"""What engines with slots for LoRA adapters report."""
 
 
 class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,10 +59,20 @@ class MutablePoolsView:
         self.arrived: dict[tuple[str, str, int], tuple[int, int]] = {}
 
 
+class ObservedReplica(OracleReplicaView, Protocol):
+    """A replica, with the parts of `loras`: one is the gateway's own, one the engine's."""
+
+    @property
+    def recent_loras(self) -> RecentAdapters: ...
+    @property
+    def loras_running(self) -> Collection[str]:
+        """Adapters of requests in the engine's batch."""
+
+
 class ScrapedReplica:
     """A replica whose engine metrics are those of the last scrape. Satisfies `core.view.OracleReplicaView`."""
 
-    def __init__(self, replica: OracleReplicaView) -> None:
+    def __init__(self, replica: ObservedReplica) -> None:
         self._replica = replica
         self.id, self.pool, self.model = replica.id, replica.pool, replica.model
         self.gpu, self.region = replica.gpu, replica.region
@@ -68,6 +81,10 @@ class ScrapedReplica:
         self.block_size_tokens = replica.block_size_tokens
         self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
         self.output_tokens_left = 0
+        self.max_loras = replica.max_loras
+        self.loras_running: Collection[str] = ()
+        self.loras_waiting: Collection[str] = ()
+        self._metrics = _LORA_METRICS if self.max_loras else _ENGINE_METRICS
         self.seen_s = float("-inf")
         """Time of the scrape."""
 
@@ -83,9 +100,13 @@ class ScrapedReplica:
     tokens_generated = property(attrgetter("_replica.tokens_generated"))
     answers_on_pace = property(attrgetter("_replica.answers_on_pace"))
 
+    @property
+    def loras(self) -> Collection[str]:
+        return {*self._replica.recent_loras.names, *self.loras_running}
+
     def sample(self, now: float) -> dict[str, Any]:
         """The engine's metrics at present, with the time `now`."""
-        return {name: getattr(self._replica, name) for name in _ENGINE_METRICS} | {"seen_s": now}
+        return {name: getattr(self._replica, name) for name in self._metrics} | {"seen_s": now}
 
     def show(self, sample: dict[str, Any]) -> None:
         """Make a sample visible to policies."""
@@ -96,7 +117,7 @@ class ScrapedReplica:
 class ReplicaViews:
     """The views of a fleet's replicas. With a scrape period, the driver calls `scrape` and `show` on every tick."""
 
-    def __init__(self, replicas: Sequence[OracleReplicaView], scrape: Scrape, random: Random) -> None:
+    def __init__(self, replicas: Sequence[ObservedReplica], scrape: Scrape, random: Random) -> None:
         self.scrape_config = scrape
         self._random = random
         self._scraped: list[ScrapedReplica] = []
@@ -104,9 +125,9 @@ class ReplicaViews:
         for replica in replicas:
             self.add(replica)
 
-    def add(self, replica: OracleReplicaView) -> OracleReplicaView:
+    def add(self, replica: ObservedReplica) -> OracleReplicaView:
         """Create and return the view of one more replica."""
-        view = replica
+        view: OracleReplicaView = replica
         if self.scrape_config.period_s:
             view = ScrapedReplica(replica)
             self._scraped.append(view)

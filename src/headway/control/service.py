@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headway.control.decisions import DecisionObserver
 from headway.control.hold_queue import hold_queue
@@ -20,11 +20,18 @@ class Member:
     """One replica of a service, as control knows it."""
 
     __slots__ = (
-        "deployment", "is_draining", "is_gone", "is_single_phase", "is_up", "max_num_waiting", "max_tokens",
+        "deployment", "is_draining", "is_gone", "is_single_phase", "is_up", "loras", "max_num_waiting", "max_tokens",
         "num_switches", "role", "view", "window",
     )  # fmt: skip
 
-    def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None, deployment: str = "") -> None:
+    def __init__(
+        self,
+        view: ReplicaView,
+        max_tokens: int,
+        max_num_waiting: int | None,
+        deployment: str = "",
+        loras: Collection[str] = (),
+    ) -> None:
         self.view = view
         self.role = view.role
         """The intended role. `view.role` is `mixed` while the replica covers for a lost phase of its combo."""
@@ -33,6 +40,8 @@ class Member:
         self.max_tokens = max_tokens
         """Longest request that the replica can hold: prompt and output tokens."""
         self.max_num_waiting = max_num_waiting
+        self.loras: Collection[str] = loras
+        """LoRA adapters that the replica can load."""
         self.window: int | None = None
         """Most requests at the replica, besides the service's own window."""
         self.is_up = True
@@ -49,9 +58,10 @@ class Member:
         """Whether the replica is up and not changing its role."""
         return self.is_up and not self.num_switches
 
-    def can_serve(self, tokens: int) -> bool:
-        """Whether the replica takes new requests of this length, with or without room at present."""
-        return self.is_ready and not self.is_draining and tokens <= self.max_tokens
+    def can_serve(self, tokens: int, lora: str = "") -> bool:
+        """Whether the replica takes new requests of this length and adapter, with or without room at present."""
+        is_open = self.is_ready and not self.is_draining and tokens <= self.max_tokens
+        return is_open and (not lora or lora in self.loras)
 
 
 class SlowStart:
@@ -152,6 +162,7 @@ class Service:
     def refresh(self) -> None:
         """Recompute what depends on the members. Call after a member was added, removed, changed or began to drain."""
         self._open = _OpenMembers(self.members, self.names_decoder)
+        self._open_by_lora: dict[str, _OpenMembers] = {}
         self._by_id = {member.view.id: member for member in self.members}
         if self.members:
             self.longest_tokens = max(self._max_tokens(member) for member in self.members)
@@ -198,7 +209,7 @@ class Service:
     def choose(self, live: Live, now: float, exclude: int | None = None) -> int | None:
         """Ask the router for a replica other than `exclude`; None if no replica can take the request now."""
         tokens = live.prompt_tokens + live.output_tokens
-        opened = self._open if exclude is None else self._open_without(exclude)
+        opened = self._open if exclude is None and not live.lora else self._opened(live.lora, exclude)
         candidates, ids = opened.views, opened.ids
         if self._is_limited or tokens > self._shortest_tokens:
             candidates = self._with_room(opened, tokens, live)
@@ -249,8 +260,16 @@ class Service:
             return candidates, ids
         return [candidate for candidate in candidates if candidate.id not in hidden], ids - hidden
 
-    def _open_without(self, exclude: int) -> _OpenMembers:
-        return _OpenMembers([m for m in self.members if m.view.id != exclude], self.names_decoder)
+    def _opened(self, lora: str, exclude: int | None) -> _OpenMembers:
+        """The members that may be given new requests for an adapter, or for the model itself (""), without one."""
+        members = [m for m in self.members if m.view.id != exclude and (not lora or lora in m.loras)]
+        if exclude is not None:
+            return _OpenMembers(members, self.names_decoder)
+        if not lora:
+            return self._open
+        if lora not in self._open_by_lora:
+            self._open_by_lora[lora] = _OpenMembers(members, self.names_decoder)
+        return self._open_by_lora[lora]
 
     def _with_room(self, opened: _OpenMembers, tokens: int, live: Live) -> Sequence[ReplicaView]:
         """Replicas that have room for a request of this length now."""
@@ -297,20 +316,27 @@ class Service:
             m for m in self.members
             if m.view.combo == first.view.combo and m.view.role != "prefill" and m.view.id != exclude
         ]  # fmt: skip
-        able = [m.view for m in partners if m.can_serve(tokens)]
+        able = [m.view for m in partners if m.can_serve(tokens, live.lora)]
         if not able and first.is_single_phase:  # if all partners drain, they still serve
-            able = [m.view for m in partners if m.is_ready and tokens <= m.max_tokens]
+            has_lora = [m for m in partners if not live.lora or live.lora in m.loras]
+            able = [m.view for m in has_lora if m.is_ready and tokens <= m.max_tokens]
         return min(able, key=_load).id if able else -1
 
     def should_reject(self, live: Live, now: float, exclude: int | None = None) -> bool:
         """Whether a request without a replica is rejected: it fits none, or all queues are full and nothing is held."""
-        opened = self._open if exclude is None else self._open_without(exclude)
+        opened = self._opened(live.lora, exclude)
         fits = self.fits(live)
-        rejects = not fits or (not self._has_window and bool(opened.views))
+        is_missing = self.is_without_adapter(live)
+        rejects = not fits or is_missing or (not self._has_window and bool(opened.views))
         if rejects and self._observer is not None:
             why = "all queues are full" if fits else "it is longer than any replica can hold"
+            why = "no replica that is up has its adapter" if is_missing else why
             self._observer.record_refusal(live, now, why)
         return rejects
+
+    def is_without_adapter(self, live: Live) -> bool:
+        """Whether replicas are up, but none that has the request's adapter. Others must not wait behind the request."""
+        return bool(live.lora and self._open.views and not self._opened(live.lora, None).views)
 
     def role_changes(self) -> dict[int, Role]:
         """Roles to set, by replica: `mixed` for all of a combo that has lost a phase, else the intended role."""
@@ -344,8 +370,7 @@ class Service:
         self.hold_queue.push(live, now)
 
     def _hold_reason(self, exclude: int | None) -> str:
-        opened = self._open if exclude is None else self._open_without(exclude)
-        if not opened.views:
+        if not self._opened("", exclude).views:
             return "no replica is up"
         return "others come first" if self.hold_queue else "no replica has room"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 from math import inf
 from operator import mul
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
 Preemption = Literal["recompute", "swap"]
@@ -265,6 +265,35 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         return self.tp * self.pp * self.dp
 
 
+class LoraAdapter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A LoRA adapter of a pool's model."""
+
+    name: str
+    """The name by which requests ask for it, as for a model."""
+    rank: Annotated[int, Meta(ge=1)] = 16
+    num_bytes: Annotated[float, Meta(gt=0)] | None = None
+    """Size of its weights. Without it: from the rank, for all linear layers in 16 bits."""
+    load_s: Annotated[float, Meta(ge=0)] | None = None
+    """Time of its first load at a replica. Without it: that of its bytes from the node's disk cache."""
+
+
+class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The LoRA adapters of a pool, and the replicas' slots for them. The defaults are vLLM's."""
+
+    adapters: tuple[LoraAdapter, ...] = ()
+    max_loras: Annotated[int, Meta(ge=1)] = 1
+    """Slots on the GPU: so many adapters run in one batch. Each takes as much memory as the largest adapter."""
+    max_cpu_loras: Annotated[int, Meta(ge=1)] | None = None
+    """Adapters that stay in host memory, from which loading is faster. Without it: as many as slots."""
+
+    def __post_init__(self) -> None:
+        names = [adapter.name for adapter in self.adapters]
+        if "" in names or len(set(names)) < len(names):
+            raise ValueError("adapters: expected names, each another one")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"max_cpu_loras: {self.max_cpu_loras}; expected max_loras ({self.max_loras}) or more")
+
+
 class Handover(Struct, frozen=True, forbid_unknown_fields=True):
     """How a prefill replica sends a KV cache to a decode replica (Cauchy, sections 3.6 and 4.7).
 
@@ -314,6 +343,13 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     role: Role = "mixed"
     handover: Handover = field(default_factory=Handover)
     """How KV caches leave the pool's replicas."""
+    lora: LoraConfig | None = None
+    """None: no LoRA adapters."""
+
+    @property
+    def lora_names(self) -> tuple[str, ...]:
+        """Names of the pool's LoRA adapters."""
+        return () if self.lora is None else tuple(adapter.name for adapter in self.lora.adapters)
 
     @property
     def usd_per_hour(self) -> float:

@@ -30,6 +30,10 @@ class Router(Protocol):
         """Choose one of `view.replicas`."""
 
 
+MakeRouter = Callable[[], Router]
+"""Creates a router: the argument of a router that narrows the choice of another one."""
+
+
 class Ordering(Protocol):
     """Ranks the requests of a queue."""
 

@@ -175,6 +175,8 @@ class Records(Struct):
     """Empty if no request could move."""
     tenants: tuple[str, ...] = ()
     """Tenants' names by the workload's `tenant` codes."""
+    loras: tuple[str, ...] = ()
+    """LoRA adapters' names by the workload's `lora` codes."""
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:

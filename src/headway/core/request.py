@@ -59,3 +59,5 @@ class Request(Struct, frozen=True, gc=False):
     """Who sends the request: at a gateway, the name of its API key; "": unknown."""
     acceptance: float | None = None
     """Probability that a drafted token is accepted if those before it are; None: what the engine's setting says."""
+    lora: str = ""
+    """LoRA adapter that answers; "": the model itself."""

@@ -47,6 +47,10 @@ class RequestView(Protocol):
         """Who sends the request: at a gateway, the name of its API key; "" = unknown."""
 
     @property
+    def lora(self) -> str:
+        """LoRA adapter that answers; "" = the model itself."""
+
+    @property
     def session_id(self) -> int | None:
         """Session of a multi-turn request; None = no session."""
 
@@ -205,6 +209,18 @@ class ReplicaView(Protocol):
     @property
     def head_demand_blocks(self) -> int:
         """KV blocks that the first waiting request needs to run; 0 = no request waits."""
+
+    @property
+    def loras(self) -> Collection[str]:
+        """LoRA adapters in the engine's slots, as far as known: those that run by its metrics, and the last placed."""
+
+    @property
+    def loras_waiting(self) -> Collection[str]:
+        """LoRA adapters of requests in the engine's queue."""
+
+    @property
+    def max_loras(self) -> int:
+        """Slots for LoRA adapters; 0 = the engine has none, or does not report them."""
 
     @property
     def num_by_tier(self) -> Mapping[int, int]:

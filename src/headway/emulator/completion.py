@@ -54,8 +54,10 @@ class SurfaceConfig(msgspec.Struct, frozen=True):
 class Completion:
     """One request: its parameters, its choices, and the JSON around them."""
 
-    def __init__(self, body: dict[str, Any], is_chat: bool, config: SurfaceConfig) -> None:
+    def __init__(self, body: dict[str, Any], is_chat: bool, config: SurfaceConfig, lora: str = "") -> None:
+        """`lora`: the adapter that answers, if not the model itself."""
         self.body, self.is_chat = body, is_chat
+        self.lora = lora
         self.stream = bool(body.get("stream"))
         params = body.get("kv_transfer_params") or {}
         try:
@@ -80,7 +82,7 @@ class Completion:
         suffix = ".chunk" if is_chat and self.stream else ""
         self.head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}", "object": name + suffix,
-            "created": int(time.time()), "model": config.name,
+            "created": int(time.time()), "model": lora or config.name,
         }  # fmt: skip
         self.kv_name = str(self.head["id"]) if params.get("do_remote_decode") else None
         """Name under which the prompt's KV is kept for another engine."""

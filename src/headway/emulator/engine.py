@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import count
 from math import inf
 from time import monotonic
@@ -15,14 +15,15 @@ from typing import SupportsIndex
 
 from headway.control.live import ENDED, Live
 from headway.control.recorder import Recorder
-from headway.core.fleet import Pool
+from headway.core.errors import HeadwayError
+from headway.core.fleet import LoraAdapter, Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.request import Phase
 from headway.emulator.kv_exchange import KvExchange, KvGoneError, KvLink, KvSource
 from headway.sim.kernel import Kernel
 from headway.sim.replica import Replica
-from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
+from headway.sim.replica_resources import adapter_slots, adapter_times, calibrated_line, host_memory, kv_blocks
 from headway.sim.speculation import DraftCounts
 from headway.sim.timeline import Line
 
@@ -63,6 +64,8 @@ class EmulatedEngine:
         self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: KvLink | None = None, line: Line | None = None
     ) -> None:
         self.pool = pool
+        self.adapters = {} if pool.lora is None else {each.name: each for each in pool.lora.adapters}
+        """LoRA adapters that requests may name, by name."""
         self._speed = speed
         self._loop = asyncio.get_running_loop()
         self._start_s = monotonic()
@@ -76,6 +79,7 @@ class EmulatedEngine:
         self._replica = Replica(
             0, pool, line or calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
             _discarding_recorder(), True, Pacer(), 0, None,
+            adapters=adapter_slots(pool),
         )  # fmt: skip
         if (speculation := self._replica.batch.speculation) is not None:
             speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
@@ -104,9 +108,30 @@ class EmulatedEngine:
         waiting = replica.num_waiting + self.kv.num_fetching
         return replica.num_running, waiting, replica.kv_blocks_used / replica.kv_blocks_total
 
+    def lora_load(self) -> tuple[Collection[str], Collection[str], int]:
+        """LoRA adapters of running and of waiting requests, and the number of slots."""
+        self._run()
+        return self._replica.loras_running, self._replica.loras_waiting, self._replica.max_loras
+
+    def load_adapter(self, adapter: LoraAdapter) -> None:
+        """Let requests name another LoRA adapter. HeadwayError if the engine has no slots, or has the adapter."""
+        slots = self._replica.batch.adapters
+        if slots is None:
+            raise HeadwayError("LoRA is not enabled; start the engine with --max-loras or --lora")
+        if adapter.name in self.adapters:
+            raise HeadwayError(f"the LoRA adapter {adapter.name!r} has already been loaded")
+        self.adapters[adapter.name] = adapter
+        slots.times[adapter.name] = adapter_times(self.pool, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse further requests for a LoRA adapter; those that were accepted end. HeadwayError if it is unknown."""
+        if name not in self.adapters:
+            raise HeadwayError(f"the LoRA adapter {name!r} cannot be found")
+        del self.adapters[name]
+
     def begin(
         self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, kv_name: str | None = None,
-        blocks: int | None = None, has_token: bool = False, received_s: float = inf,
+        blocks: int | None = None, has_token: bool = False, received_s: float = inf, lora: str = "",
     ) -> GeneratedTokens:  # fmt: skip
         """Begin to serve a request.
 
@@ -115,7 +140,7 @@ class EmulatedEngine:
         part of the engine's own overhead.
         """
         now = self._run()
-        live = Live(next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens)
+        live = Live(next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens, lora=lora)
         if reasoning_tokens:
             live.phase = Phase.REASONING
         answer = self._answers[live.id] = GeneratedTokens(live, kv_name)

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from headway.emulator import tokens
+from headway.emulator.adapters import UnknownModelError, lora_of
 from headway.emulator.completion import BadRequestError, Completion, SurfaceConfig
 from headway.emulator.engine import EmulatedEngine
 
@@ -43,6 +44,10 @@ def _endpoint(engine: GetEngine, config: SurfaceConfig, handler: Handler) -> Cal
             if not isinstance(body, dict):
                 raise BadRequestError("expected an object")
             return await handler(engine, config, body)
+        except UnknownModelError as error:
+            return JSONResponse(
+                {"error": {"message": str(error), "type": "NotFoundError", "param": None, "code": 404}}, 404
+            )
         except (BadRequestError, msgspec.MsgspecError) as error:
             kind = {"message": str(error), "type": "BadRequestError", "param": None, "code": 400}
             return JSONResponse({"error": kind}, 400)
@@ -176,7 +181,7 @@ async def _detokenize(engine: GetEngine, config: SurfaceConfig, body: dict[str, 
 
 async def _responses(engine: GetEngine, config: SurfaceConfig, body: dict[str, Any]) -> Response:
     """A response is a chat whose answer has OpenAI's newer form."""
-    completion = Completion(_as_chat(body), True, config)
+    completion = Completion(_as_chat(body), True, config, lora_of(engine(), config, body))
     limit = engine().max_tokens
     if (total := len(completion.prompt) + completion.max_output_tokens) > limit:
         raise BadRequestError(f"{total} tokens are more than this engine takes, {limit}")
@@ -228,7 +233,9 @@ class _Response:
     async def generate(self, engine: EmulatedEngine) -> AsyncIterator[str]:
         """Generate the answer; yields its text piece by piece."""
         choice, completion = self._completion.choices[0], self._completion
-        generated = engine.begin(len(completion.prompt), choice.output_tokens, 0, choice.reasoning_left)
+        generated = engine.begin(
+            len(completion.prompt), choice.output_tokens, 0, choice.reasoning_left, lora=completion.lora
+        )
         try:
             while new := await generated.read():
                 self._num_tokens += new

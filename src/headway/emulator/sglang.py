@@ -78,6 +78,9 @@ class SglangSurface(VllmSurface):
 
         return [Route("/get_server_info", info), Route("/health_generate", generate)]
 
+    def lora_lines(self, engine: EmulatedEngine) -> list[str]:
+        return []  # SGLang has no such metric
+
 
 class _SglangEndpoint(CompletionsEndpoint):
     """The completions endpoints of an engine for both phases."""

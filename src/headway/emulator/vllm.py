@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from headway.emulator.adapters import UnknownModelError, adapter_routes, lora_metric, lora_of
 from headway.emulator.completion import CHAT, COMPLETIONS, BadRequestError, Completion, CompletionChoice, SurfaceConfig
 from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_exchange import PATH, KvGoneError
@@ -56,7 +57,11 @@ class VllmSurface:
         return CompletionsEndpoint(engine, config)
 
     def routes(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> list[Route]:
-        return []
+        return adapter_routes(engine)
+
+    def lora_lines(self, engine: EmulatedEngine) -> list[str]:
+        """The metric of LoRA adapters."""
+        return lora_metric(engine)
 
 
 class CompletionsEndpoint:
@@ -81,12 +86,16 @@ class CompletionsEndpoint:
             await self.error(fault, "this failure was asked for")(scope, receive, send)
             return
         try:
-            completion = Completion(await _json(scope, receive), scope["path"] == CHAT, self.config)
+            body = await _json(scope, receive)
+            completion = Completion(body, scope["path"] == CHAT, self.config, lora_of(self.engine(), self.config, body))
             total, limit = len(completion.prompt) + completion.max_output_tokens, self.engine().max_tokens
             if total > limit:
                 raise BadRequestError(f"{total} tokens are more than this engine takes, {limit}")
             completion.fault, completion.received_s = fault, received_s
             self.check(completion)
+        except UnknownModelError as error:
+            await self.error(404, str(error))(scope, receive, send)
+            return
         except BadRequestError as error:
             await self.error(400, str(error))(scope, receive, send)
             return
@@ -120,12 +129,13 @@ class CompletionsEndpoint:
         first, *others = completion.choices
         generated = [engine.begin(
             prompt_tokens, first.output_tokens, self.tier(completion), first.reasoning_left, completion.kv_name, blocks,
-            received_s=completion.received_s,
+            received_s=completion.received_s, lora=completion.lora,
         )]  # fmt: skip
         generated += [
             engine.begin(
                 prompt_tokens, choice.output_tokens, self.tier(completion), choice.reasoning_left,
                 received_s=completion.received_s,
+                lora=completion.lora,
             )
             for choice in others
         ]  # fmt: skip
@@ -264,7 +274,12 @@ def application(
             "id": config.name, "object": "model", "created": 0, "owned_by": "headway",
             "max_model_len": engine().max_tokens,
         }  # fmt: skip
-        return JSONResponse({"object": "list", "data": [model]})
+        own = {"root": config.name, "parent": None} if engine().adapters else {}
+        adapters = [
+            {**model, "id": name, "root": name, "parent": config.name, "max_model_len": None}
+            for name in engine().adapters
+        ]
+        return JSONResponse({"object": "list", "data": [{**model, **own}, *adapters]})
 
     async def health(request: Request) -> Response:
         return Response()
@@ -275,7 +290,7 @@ def application(
         lines = [f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n" for name, value in pairs]
         if (drafts := engine().drafts) is not None:
             lines += surface.draft_metrics(drafts, labels)
-        return PlainTextResponse("".join(lines))
+        return PlainTextResponse("".join([*lines, *surface.lora_lines(engine())]))
 
     async def cache(request: Request) -> Response:
         name, kv = request.path_params["id"], engine().kv

@@ -397,6 +397,8 @@ class Gateway:
         if service is None:
             self._add_reported_names()
             service = services.get(features.model)
+        if service is None:
+            service = self.driver.adapters.get(features.model)
         if service is None or service.model in self._retired_models:
             raise ApiError(404, str(unknown("model", features.model, self.names())), "model_not_found", "model")
         if features.is_passthrough and service.model in self._dual_dispatch_models:
@@ -416,25 +418,31 @@ class Gateway:
 
     def _engines_of(self, model: str) -> list[LiveReplica]:
         """The replicas that may hold a request for this model."""
-        service = self.driver.services.get(model)
+        service = self.driver.services.get(model) or self.driver.adapters.get(model)
         return [] if service is None else [replica for replica in self.replicas if replica.model == service.model]
 
     def serves(self, model: str) -> bool:
         """Whether requests may name this model."""
         self._add_reported_names()
-        service = self.driver.services.get(model)
+        service = self.driver.services.get(model) or self.driver.adapters.get(model)
         return model in self.names() or (service is not None and service.model not in self._retired_models)
 
     def names(self) -> list[str]:
         """The names of models in lists; requests may use others, too, such as aliases."""
         cascade = self.driver.cascade
-        return [*self.plan.names, *([] if cascade is None else [cascade.config.name])]
+        return [*self.plan.names, *([] if cascade is None else [cascade.config.name]), *self.driver.adapters]
+
+    def parent_of(self, name: str) -> str | None:
+        """The model of a LoRA adapter; None for other names."""
+        service = None if name in self.driver.services else self.driver.adapters.get(name)
+        return None if service is None else service.model
 
     def _add_reported_names(self) -> None:
         """Accept the names under which engines report their models."""
         for replica in self.replicas:
-            if replica.reported_model is not None:
-                self.driver.services.setdefault(replica.reported_model, self.driver.services[replica.model])
+            for name in (replica.reported_model, *replica.aliases):
+                if name is not None:
+                    self.driver.services.setdefault(name, self.driver.services[replica.model])
 
     def _live(self, features: Features, model: str, tenant: str, deadline_s: float | None, longest: int) -> Live:
         """The request as control sees it. An estimate of its prompt is at most what fits into `longest` tokens."""
@@ -448,6 +456,7 @@ class Gateway:
             features.session_id, features.prefix, slo_ttft_s=features.slo_ttft_s,
             slo_tpot_s=features.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
             deadline_s=None if deadline_s is None else now + deadline_s, tenant=tenant,
+            lora="" if self.parent_of(features.model) is None else features.model,
         )  # fmt: skip
         if self._reasons.get(model):
             live.phase = Phase.REASONING

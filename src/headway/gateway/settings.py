@@ -153,6 +153,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     A request whose body does not fit beside the others gets a 503."""
     scrape_period_s: _Seconds = 1.0
     """Time between two probes of an engine's health and metrics."""
+    models_period_s: _Seconds = 10.0
+    """Time after which an engine is asked again which models and LoRA adapters it has, where it lists adapters."""
     stale_s: _Seconds = 5.0
     """Metrics older than this are replaced by the gateway's own counts."""
     probe_timeout_s: _Seconds = 5.0

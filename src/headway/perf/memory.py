@@ -47,12 +47,18 @@ class MemoryPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan(
-    model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, mean_sequence_tokens: float | None = None
+    model: Model,
+    gpu: Gpu,
+    engine: Engine,
+    parallel: Parallel,
+    mean_sequence_tokens: float | None = None,
+    adapter_bytes: float = 0.0,
 ) -> MemoryPlan:
     """Plan the memory of one replica.
 
     Layers with a sliding window keep a window of each sequence, which is `mean_sequence_tokens` long; None: they count
-    as if they kept every token, as in engines that give all layers the same block table. HeadwayError if the shape is
+    as if they kept every token, as in engines that give all layers the same block table. `adapter_bytes` are reserved
+    on each GPU. HeadwayError if the shape is
     impossible or no memory is left for the cache.
     """
     check_shape(model, parallel)
@@ -61,7 +67,9 @@ def plan(
     kept = kept_share(model, mean_sequence_tokens)
     per_token = _kv_bytes_per_token_gpu(model, engine, parallel) * kept + _draft_kv_bytes_gpu(engine, parallel)
     available = gpu.memory_bytes * engine.gpu_memory_utilization
-    blocks = int((available - weights - activations) // (per_token * engine.block_size_tokens)) * parallel.dp
+    blocks = (
+        int((available - weights - activations - adapter_bytes) // (per_token * engine.block_size_tokens)) * parallel.dp
+    )
     if blocks < 1:
         raise _does_not_fit(model, gpu, engine, parallel)
     return MemoryPlan(

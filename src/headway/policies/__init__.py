@@ -26,6 +26,7 @@ from headway.policies.routing.infaas import InfaasRouter
 from headway.policies.routing.jsq_tokens import JsqTokensOracleRouter, JsqTokensRouter
 from headway.policies.routing.kv import LeastFootprintRouter, LeastKvRouter, PascalRouter
 from headway.policies.routing.least_loaded import LeastLoadedRouter, PowerOfTwoRouter
+from headway.policies.routing.lora_affinity import LoraAffinityRouter
 from headway.policies.routing.random import RandomRouter
 from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.policies.routing.sageserve import SageServeRouter
@@ -51,6 +52,7 @@ ROUTERS: dict[str, type[Router]] = {
     "infaas": InfaasRouter,
     "prefix-affinity": PrefixAffinityRouter,
     "session-affinity": SessionAffinityRouter,
+    "lora-affinity": LoraAffinityRouter,
     "pascal": PascalRouter,
     "cauchy": CauchyRouter,
     "sageserve": SageServeRouter,

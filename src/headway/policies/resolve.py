@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
+from headway.core.policy import Admission, Cascade, MakeRouter, Migration, Ordering, Router, Scaler
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 
 P = TypeVar("P", covariant=True)
@@ -133,7 +133,7 @@ def _resolved(
     else:
         raise unknown(kind, name, registered)
     where = f"{kind} {name}"
-    choice = PolicyChoice(name, made_by, _arguments(where, made_by, arguments))
+    choice = PolicyChoice(name, made_by, _arguments(where, made_by, arguments, load))
     try:
         policy = choice()
     except HeadwayError as error:
@@ -183,7 +183,7 @@ def _import_from_here(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any], load: LoadModule | None) -> dict[str, Any]:
     parameters = inspect.signature(made_by).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for name in given:
@@ -196,7 +196,12 @@ def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any]) -> dict
         if is_named and parameter.default is parameter.empty and parameter.name not in given:
             raise HeadwayError(f"{where}: needs the argument {parameter.name!r}")
     hints = _hints(made_by)
-    return {name: _converted(f"{where}: {name}", value, hints.get(name, Any)) for name, value in given.items()}
+    return {
+        name: router(value, load)
+        if hints.get(name) == MakeRouter and not callable(value)
+        else _converted(f"{where}: {name}", value, hints.get(name, Any))
+        for name, value in given.items()
+    }
 
 
 def _hints(made_by: type[Any]) -> dict[str, Any]:

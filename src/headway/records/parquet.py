@@ -35,6 +35,8 @@ class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
     judge_usd: float = 0.0
     tenants: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Left out of the file where no request names its tenant."""
+    loras: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Left out where no request asks for an adapter."""
 
 
 def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
@@ -53,7 +55,7 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
     num_rows = {name: table.num_rows for name, table in tables.items()}
     run = RunMetadata(
         dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd,
-        records.tenants or msgspec.UNSET,
+        records.tenants or msgspec.UNSET, records.loras or msgspec.UNSET,
     )  # fmt: skip
     metadata = {METADATA: msgspec.json.encode(run)}
     try:
@@ -90,6 +92,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
         models=run.models,
         regions=run.regions,
         tenants=run.tenants or (),
+        loras=run.loras or (),
         requests=_outcomes(requests),
         segments={name: _numpy(tables["segments"][name]) for name in tables["segments"].column_names},
         stretches={name: _numpy(tables["stretches"][name]) for name in tables["stretches"].column_names},

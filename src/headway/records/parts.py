@@ -38,11 +38,11 @@ ARRIVAL_FIELDS = pa.schema([
     ("request", pa.int64()), ("arrival_s", pa.float64()), ("prompt_tokens", pa.int32()), ("output_tokens", pa.int32()),
     ("model", pa.string()), ("tier", pa.int16()), ("reasoning_tokens", pa.int32()), ("region", pa.string()),
     ("session_id", pa.int64()), ("slo_ttft_s", pa.float64()), ("slo_tpot_s", pa.float64()), ("tenant", pa.string()),
-    ("scores", _BY_MODEL), ("lengths", _BY_MODEL),
+    ("scores", _BY_MODEL), ("lengths", _BY_MODEL), ("lora", pa.string()),
 ])  # fmt: skip
 """A request as it arrived; `scores` and `lengths` are those of a cascade's answers, by model."""
 ByModel = tuple[tuple[str, float], ...]
-Arrival = tuple[int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel]
+Arrival = tuple[int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel, str]
 Tables = dict[str, pa.Table]
 _MAX_RUN = 1 << 40
 """Requests of one run, at most: run and id make one number."""
@@ -200,6 +200,7 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
     done = Workload(**workload).validate()
     return Records(
         workload=done.columns, models=done.models, regions=done.regions, tenants=done.tenants,
+        loras=done.loras,
         requests=_of(ids, columns("requests"), first_s), segments=_of(ids, columns("segments"), first_s),
         stretches=_empty(STRETCH_COLUMNS), moves=_empty(MOVE_COLUMNS), replicas=tuple(replicas), end_s=end_s,
         judge_usd=last[runs[-1]].judge_usd,
@@ -258,10 +259,12 @@ def _workload(arrivals: Columns, table: pa.Table, order: npt.NDArray[np.intp]) -
     columns["arrival_s"] = np.maximum.accumulate(arrival_s - first_s) if len(arrival_s) else arrival_s
     named: dict[str, tuple[str, ...]] = {}
     for name, attribute in NAMED.items():
+        if name not in table.column_names:  # parts of an older version
+            continue
         coded = table[name].combine_chunks().dictionary_encode()
         coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
         names = tuple(coded.dictionary.to_pylist())
-        if name == "tenant" and not any(names):
+        if name in ("tenant", "lora") and not any(names):
             continue
         columns[name], named[attribute] = coded.indices.to_numpy()[order], names
     for field, prefix in (("scores", QUALITY), ("lengths", LENGTH)):

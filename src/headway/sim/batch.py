@@ -14,6 +14,7 @@ from headway.control.recorder import Table
 from headway.core.fleet import Engine, Pool
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
 from headway.core.record import Cause, MoveOutcome
+from headway.sim.adapter_slots import AdapterSlots
 from headway.sim.host_memory import HostMemory
 from headway.sim.kvcache import KvCache
 from headway.sim.prefixcache import PrefixCache
@@ -25,18 +26,18 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_pack_segment", "_put_segment", "_window_ends", "checks", "chunk_shapes", "chunk_tokens", "chunks",
+        "_pack_segment", "_put_segment", "_window_ends", "adapters", "checks", "chunk_shapes", "chunk_tokens", "chunks",
         "context_offset", "decoding", "draft_slots", "engine", "generated_offset", "growing", "host", "is_changed",
         "kv", "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering",
         "must_recheck", "num_growing",
         "num_waiting", "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued_ordering",
-        "rank", "replica", "resident", "speculation", "stall_s", "stalls", "stepped_ordering", "tick",
+        "rank", "replica", "resident", "set_aside", "speculation", "stall_s", "stalls", "stepped_ordering", "tick",
         "ticks_are_plain", "waiting", "window", "window_tokens",
     )  # fmt: skip
 
     def __init__(
         self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, ordering: Ordering, segments: Table,
-        seed: int = 0,
+        seed: int = 0, adapters: AdapterSlots | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.engine: Engine = pool.engine
@@ -52,6 +53,10 @@ class Batch:
         """Ticks pass without anything else to count."""
         self.kv_blocks_total = kv_blocks
         self.host = host
+        self.adapters = adapters
+        """None: no LoRA adapters."""
+        self.set_aside: list[tuple[object, int, Live]] = []
+        """Entries of the queue that wait for a slot of their adapter, while those behind them are admitted."""
         self.rank = ordering.rank
         self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
         self.moving_ordering = ordering if isinstance(ordering, MovingOrdering) else None
@@ -66,6 +71,8 @@ class Batch:
     def clear(self) -> None:
         """Remove all requests and all cached content."""
         engine = self.engine
+        if self.adapters is not None:
+            self.adapters.clear()
         self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark, self.draft_slots)
         if self.speculation is not None:
             self.speculation.clear()
@@ -130,6 +137,16 @@ class Batch:
         """The requests in the queue, in no order."""
         return [entry[2] for entry in self.waiting if entry[2].stage is WAITING]
 
+    def skip_first(self) -> None:
+        """Set the first entry of the queue aside until `take_back_skipped`."""
+        self.set_aside.append(heappop(self.waiting))
+
+    def take_back_skipped(self) -> None:
+        """Put the entries that were set aside back into the queue."""
+        for entry in self.set_aside:
+            heappush(self.waiting, entry)
+        self.set_aside.clear()
+
     def rerank(self, now: float) -> None:
         self.waiting = [(self.rank(live, now), live.id, live) for live in self.waiting_requests()]
         for rank, _, live in self.waiting:
@@ -158,6 +175,8 @@ class Batch:
         heappop(self.waiting)
         self.num_waiting -= 1
         live.stay_admitted_s = now
+        if self.adapters is not None and live.lora:
+            self.stall_s += self.adapters.use(live.lora)
         live.quantum_tick = self.tick
         if live.swapped_tokens:
             self._resume(live)
@@ -253,6 +272,8 @@ class Batch:
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
         live.check_tick = -1
+        if self.adapters is not None and live.lora:
+            self.adapters.release(live.lora)
         if self.window is not None:
             self.window_tokens -= min(tokens, self.window)
             if self.growing.pop(live.id, None) is not None:
@@ -272,6 +293,8 @@ class Batch:
             self.prefixes.release(live, kv.blocks(own), self.tick, live.computed_tokens - in_iteration, returns)
         kv.pinned -= kv.blocks(own)
         del self.prefilling[live.id]
+        if self.adapters is not None and live.lora:
+            self.adapters.release(live.lora)
         self.prefill_tokens_left -= live.target_tokens - live.computed_tokens + in_iteration
         live.computed_tokens = 0
         self.is_changed = True

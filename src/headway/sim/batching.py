@@ -88,12 +88,16 @@ def _continue_prefills(batch: Batch, budget: int, now: float) -> int:
 def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = True) -> None:
     """Admit requests from the head of the queue while sequences, blocks and budget (in tokens) last.
 
-    With `reserve`, the blocks that decoding requests need in this iteration are left to them.
+    A request whose LoRA adapter finds no slot is passed over, as in vLLM. With `reserve`, the blocks that decoding
+    requests need in this iteration are left to them.
     """
-    kv, tick, prefixes = batch.kv, batch.tick, batch.prefixes
+    kv, tick, prefixes, adapters = batch.kv, batch.tick, batch.prefixes, batch.adapters
     while batch.waiting and (live := batch.first_waiting()) is not None:
         if budget <= 0:
             return
+        if adapters is not None and live.lora and not adapters.has_room_for(live.lora):
+            batch.skip_first()
+            continue
         hit = loaded = 0
         if live.swapped_tokens:
             chunk = 0

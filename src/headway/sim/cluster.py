@@ -5,7 +5,7 @@ Read `Cluster._arrive` and `Cluster.start` first: a request goes from the worklo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, SharingOrdering
@@ -32,7 +32,7 @@ from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.lifetime import Lifetime
 from headway.sim.provisioning import InstanceSources
 from headway.sim.replica import OrderReceived, Replica
-from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
+from headway.sim.replica_resources import adapter_slots, calibrated_line, host_memory, kv_blocks
 from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
 from headway.workload.quality_judges import noisy_score
@@ -110,6 +110,8 @@ class Cluster:
         deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
         self._deployments = {each.name: each for each in deployments}
         self._num_units = 0
+        self._loras = {pool.name: pool.lora_names for pool in fleet.all_pools}
+        _check_adapters(source.table().loras, [name for names in self._loras.values() for name in names])
         self._network, self._gpu_limits = fleet.network, fleet.gpu_limits
         self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
         self._instance_sources = InstanceSources(fleet, seed)
@@ -135,7 +137,7 @@ class Cluster:
         replica = Replica(
             len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), host_memory(pool), self._ordering(),
             self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
-            self._seed,
+            self._seed, adapter_slots(pool),
         )  # fmt: skip
         self._replicas.append(replica)
         self._pools.append(pool)
@@ -160,7 +162,7 @@ class Cluster:
 
     def _member(self, replica: Replica, deployment: str) -> Member:
         view = self._views.views[replica.id]
-        return Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment)
+        return Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment, self._loras[replica.pool])
 
     def _capacity(self, replica: int) -> float:
         return self._pools[replica].network_bytes_per_s
@@ -329,6 +331,7 @@ class Cluster:
             models=table.models,
             regions=table.regions,
             tenants=table.tenants,
+            loras=table.loras,
             requests=self._recorder.requests.columns(),
             segments=self._recorder.segments.columns(),
             stretches=self._recorder.stretch_columns(),
@@ -356,3 +359,13 @@ def _replicas_ordering(policies: Policies) -> Callable[[], Ordering]:
     if policies.ordering_at != "gateway":
         return policies.ordering
     return OrderReceived if isinstance(policies.ordering(), SharingOrdering) else FcfsOrdering
+
+
+def _check_adapters(asked: Sequence[str], served: Sequence[str]) -> None:
+    """HeadwayError if requests ask for a LoRA adapter that no pool has."""
+    for name in asked:
+        if name and not served:
+            what = f"requests ask for the LoRA adapter {name!r}; expected a pool of `fleet` with it in its `lora`"
+            raise HeadwayError(f"workload: {what}")
+        if name and name not in served:
+            raise unknown("LoRA adapter", name, served, "workload")

@@ -11,12 +11,13 @@ Read `enqueue`, `wake` and `_schedule` first: a request arrives, an iteration en
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop
 from operator import attrgetter
 from typing import Protocol, cast
 
 from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
+from headway.control.recent_adapters import RecentAdapters
 from headway.control.recorder import Recorder
 from headway.core.fleet import Pool
 from headway.core.pacer import Pacer
@@ -24,6 +25,7 @@ from headway.core.policy import Ordering
 from headway.core.record import Cause, MoveOutcome, boundary_s
 from headway.core.request import Phase
 from headway.core.view import RequestView
+from headway.sim.adapter_slots import AdapterSlots
 from headway.sim.batch import Batch
 from headway.sim.batching import BATCHING_RULES
 from headway.sim.host_memory import HostMemory
@@ -64,7 +66,8 @@ class Replica:
         "_lag", "_listener", "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_queue_lengths",
         "_sends_first_token", "_undecided", "batch", "combo", "goodput_rps", "gpu", "id", "is_draining", "is_up",
         "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier",
-        "num_in_flight", "pool", "region", "request_s", "response_s", "role", "timeline", "tokenize_s", "transit",
+        "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role", "timeline",
+        "tokenize_s", "transit",
     )  # fmt: skip
 
     def __init__(
@@ -83,10 +86,11 @@ class Replica:
         combo: int,
         goodput_rps: float | None,
         seed: int = 0,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.id = id
         self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
-        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder.segments, seed)
+        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder.segments, seed, adapters)
         self.timeline = Timeline(self, self.batch, line, kernel, recorder.stretches)
         self.transit = InTransit(self.batch, self.timeline)
         self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
@@ -106,6 +110,7 @@ class Replica:
         room_tokens = (kv.total - kv.watermark) * kv.block + 1 - self.batch.draft_slots
         self.max_request_tokens = min(room_tokens, pool.model.max_context_tokens)
         """Longest request, prompt and output tokens, that runs here when it is alone."""
+        self.recent_loras = RecentAdapters(0 if adapters is None else adapters.num_slots)
         self.is_up = True
         self.is_draining = False
         self.role = pool.role
@@ -148,7 +153,7 @@ class Replica:
                 self._kernel.at(live.ready_s, COMMAND, live.id, self._on_ready)
             return
         batch.push_waiting(live, now)
-        if batch.num_waiting > 1 and batch.first_waiting() is not live:
+        if batch.num_waiting > 1 and batch.first_waiting() is not live and batch.adapters is None:
             return
         num_running = len(batch.decoding) + len(batch.prefilling)
         if batch.preemptive or num_running < batch.max_num_seqs or timeline.k == timeline.k_end:
@@ -219,6 +224,7 @@ class Replica:
         timeline.reset()
         self.transit.clear()
         self._clear_requests()
+        self.recent_loras.clear()
         self.is_up = False
         return lost
 
@@ -290,6 +296,8 @@ class Replica:
         batch.generated_offset += live.generated_tokens
         self._output_tokens += live.output_tokens
         self.num_by_tier[live.tier] += 1
+        if live.lora:
+            self.recent_loras.note(live.lora)
         if batch.queued_ordering is not None:
             live.queue = batch.queued_ordering.queue(live)
             self._queue_lengths[live.queue] += 1
@@ -455,6 +463,8 @@ class Replica:
                 if batch.moving_ordering is not None:
                     batch.rerank(now)
             timeline.advances = self._batching_rule(batch, now)
+            if batch.set_aside:
+                batch.take_back_skipped()
         else:
             timeline.advances = True
             if not batch.kv.can_tick(batch.tick):
@@ -544,6 +554,7 @@ class Replica:
     num_waiting = property(attrgetter("batch.num_waiting"))
     num_arriving = property(attrgetter("transit.num_arriving"))
     prefill_tokens_left = property(attrgetter("batch.prefill_tokens_left"))
+    max_loras = property(attrgetter("recent_loras.num_slots"))
     block_size_tokens = property(attrgetter("batch.kv.block"))
 
     @property
@@ -554,6 +565,20 @@ class Replica:
     @property
     def queue_lengths(self) -> Sequence[int]:
         return self._queue_lengths or (self.num_in_flight,)
+
+    @property
+    def loras(self) -> Collection[str]:
+        return {*self.recent_loras.names, *self.loras_running}
+
+    @property
+    def loras_running(self) -> Collection[str]:
+        """Adapters of running requests."""
+        batch = self.batch
+        return {live.lora for part in (batch.prefilling, batch.decoding) for live in part.values() if live.lora}
+
+    @property
+    def loras_waiting(self) -> Collection[str]:
+        return {live.lora for live in self.waiting_requests() if live.lora}
 
     @property
     def kv_blocks_used(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from headway.catalog.costs import costs
-from headway.core.fleet import Pool
-from headway.perf import copies, memory
+from headway.core.fleet import LoraAdapter, Pool
+from headway.perf import copies, lora, memory
 from headway.perf.copies import LOCAL, cold_start_s
 from headway.perf.speculation import step_model
+from headway.sim.adapter_slots import AdapterSlots, LoadTimes
 from headway.sim.host_memory import HostMemory
 from headway.sim.timeline import Line
 
@@ -27,11 +28,32 @@ def start_up_s(pool: Pool) -> float:
 
 def kv_blocks(pool: Pool) -> int:
     """KV blocks of one replica: the memory's limit, or the pool's cap if that is lower."""
-    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, pool.mean_sequence_tokens)
+    plan = memory.plan(
+        pool.model, pool.gpu, pool.engine, pool.parallel, pool.mean_sequence_tokens, lora.slots_bytes(pool)
+    )
     tokens = plan.kv_capacity_tokens
     if pool.kv_capacity_tokens is not None:
         tokens = min(tokens, pool.kv_capacity_tokens)
     return tokens // pool.engine.block_size_tokens
+
+
+def adapter_slots(pool: Pool) -> AdapterSlots | None:
+    """Slots for the pool's LoRA adapters; None if it has none."""
+    config = pool.lora
+    if config is None:
+        return None
+    times = {each.name: adapter_times(pool, each) for each in config.adapters}
+    return AdapterSlots(config.max_loras, config.max_cpu_loras or config.max_loras, times)
+
+
+def adapter_times(pool: Pool, adapter: LoraAdapter) -> LoadTimes:
+    """Times to load an adapter at a replica of the pool: from the node's disk cache, and from host memory."""
+    num_bytes = lora.adapter_bytes(pool.model, adapter)
+    copy_s = copies.host_copy_s(num_bytes, pool.gpu, pool.parallel.num_gpus)
+    load_s = adapter.load_s
+    if load_s is None:
+        load_s = copies.load_s(num_bytes, 1, LOCAL, costs().cold_start) + copy_s
+    return LoadTimes(load_s, copy_s)
 
 
 def host_memory(pool: Pool) -> HostMemory:

@@ -12,6 +12,7 @@ from headway.core.request import Phase, Segment
 
 _REGIONS = ("", "east", "west")
 _TENANTS = ("", "acme", "globex")
+_LORAS = ("sql", "legal", "chat")
 _POOLS = ("main", "batch")
 
 
@@ -29,6 +30,7 @@ def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
         "tier": rng.randrange(4),
         "region": rng.choice(_REGIONS),
         "tenant": rng.choice(_TENANTS),
+        "lora": Random(id).choice(("", *_LORAS)),
         "session_id": rng.choice((None, rng.randrange(12))),
         "prefix": tuple(Segment(rng.randrange(6), rng.randrange(1, 900)) for _ in range(rng.randrange(4))),
         "slo_ttft_s": rng.choice((None, rng.uniform(0.1, 5))),
@@ -91,8 +93,15 @@ def draw_replica(
         "kv_blocks_total": kv_blocks_total,
         "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
         "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
-        "requests": [draw_placed(rng, request, id) for request in placed],
+        "requests": [draw_placed(rng, request, id) for request in placed], **_draw_loras(Random(id)),
     }  # fmt: skip
+
+
+def _draw_loras(rng: Random) -> dict[str, Any]:
+    """Slots for LoRA adapters, none, some or all of them in use; engines may report more adapters than slots."""
+    loras = rng.sample(_LORAS, rng.randrange(3))
+    waiting = [name for name in _LORAS if name not in loras and rng.random() < 0.5]
+    return {"loras": frozenset(loras), "loras_waiting": frozenset(waiting), "max_loras": rng.choice((0, 1, 2, 4))}
 
 
 @dataclass(frozen=True)

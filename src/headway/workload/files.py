@@ -1,9 +1,9 @@
 """Headway's own workload files, Parquet and CSV: write and read. Writes are atomic.
 
 Parquet has one column per column of the table, names as dictionary columns, and prefixes as two list columns. A run's
-records are such a file. CSV has columns named as in the table, an empty cell for none, `model`, `region` and `tenant`
-as names, and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`, or have `arrival_ms` or
-`timestamp` in its place. Epochs and dates are read as seconds from the first arrival.
+records are such a file. CSV has columns named as in the table, an empty cell for none, `model`, `region`, `tenant`
+and `lora` as names, and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`, or have
+`arrival_ms` or `timestamp` in its place. Epochs and dates are read as seconds from the first arrival.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _with_prefixes(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
 
 
 def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
-    """Add the tiers, objectives, models, regions, tenants and timeouts of the spec."""
+    """Add the tiers, objectives, models, regions, tenants, adapters and timeouts of the spec."""
     if spec.slo is not None:
         rows = transform.with_slo(rows, **_objectives(spec.slo))
     if spec.timeout_s is not None:
@@ -274,6 +274,8 @@ def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
     elif spec.models is not None and "model" in rows.columns:
         rows = _only_models(rows, _factors(spec), seed)
         del mixes["model"]
+    if spec.loras is not None:
+        mixes["lora"] = spec.loras.all_shares()
     for column, mix in mixes.items():
         if mix is not None:
             names, codes = _mixed(mix, len(rows), seed, NAMED[column])

@@ -215,6 +215,37 @@ class DemandSpec(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys([*in_cells, *(each.model for each in self.series.values())]))
 
 
+class LoraMix(Struct, frozen=True, forbid_unknown_fields=True):
+    """LoRA adapters and their shares of the requests: named ones, or a number of them with Zipf's popularity."""
+
+    shares: dict[str, float] | None = None
+    """Adapters by name, with their shares relative to each other."""
+    count: int | None = None
+    """In place of `shares`: so many adapters, `adapter-0`, `adapter-1`, ..., the most popular first."""
+    skew: float = 1.0
+    """With `count`: adapter i has a share in proportion to 1 / (i + 1)^skew; 0 = equal shares."""
+    base_share: float = 0.0
+    """Share of the requests for the model itself."""
+
+    def __post_init__(self) -> None:
+        if (self.shares is None) == (self.count is None):
+            raise ValueError("loras: expected shares or count, one of them")
+        if self.shares is not None and not (
+            self.shares and min(self.shares.values()) >= 0 and any(self.shares.values())
+        ):
+            raise ValueError("shares: expected adapters and shares from 0, not all of them 0")
+        check_positive(self, "count")
+        if not 0 <= self.skew < inf or not 0 <= self.base_share <= 1:
+            raise ValueError("skew, base_share: expected 0 or more, and 0 to 1")
+
+    def all_shares(self) -> dict[str, float]:
+        """The share of each adapter, and of the model itself as "". They sum to 1."""
+        count = range(self.count or 0)
+        shares = self.shares or {f"adapter-{i}": (i + 1.0) ** -self.skew for i in count}
+        total = sum(shares.values())
+        return {"": self.base_share} | {name: (1 - self.base_share) * share / total for name, share in shares.items()}
+
+
 class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The requests of a run, from one of three sources: a trace, a built-in workload, or a synthetic one."""
 
@@ -260,6 +291,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     their rates multiplied by these factors."""
     tenants: str | dict[str, float] | None = None
     """The sender of the requests, or several with their shares, for the ordering `fair`."""
+    loras: LoraMix | None = None
+    """The LoRA adapters that requests ask for."""
     demand: DemandSpec | None = None
     """Demand by tier, model and region that varies over the week, in place of prompt_tokens and output_tokens:
     synthetic populations with `arrivals` requests per second on average, or a file of series."""

@@ -35,6 +35,7 @@ DTYPES: dict[str, str] = {
     "timeout_s": "f8",
     "tenant": "i2",
     "acceptance": "f8",
+    "lora": "i2",
 }
 """NumPy types of the columns, in the order of `core.request.Request`.
 
@@ -44,7 +45,7 @@ A table may also have a prefix and the columns `quality:MODEL` (f8) and `output_
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 QUALITY, LENGTH = "quality:", "output_tokens:"
-NAMED = {"model": "models", "region": "regions", "tenant": "tenants"}
+NAMED = {"model": "models", "region": "regions", "tenant": "tenants", "lora": "loras"}
 """Columns of codes -> the attribute of `Workload` with the names that the codes stand for."""
 MAX_TOKENS = 10_000_000
 """The longest prompt or output allowed. It exceeds every model's context, so a larger value is a mistake in a file."""
@@ -57,7 +58,7 @@ FIELD_PREFIXES = {"quality": QUALITY, "lengths": LENGTH}
 
 
 def default_of(name: str) -> float | int:
-    """The value of an absent column: NaN or -1 for none, or code 0, which is the model, region or tenant ""."""
+    """The value of an absent column: NaN or -1 for none, or code 0, which is the name ""."""
     if name.endswith("_s") or name.startswith(QUALITY) or name == "acceptance":
         return float("nan")
     return -1 if name.endswith("_id") or name.startswith(LENGTH) else 0
@@ -99,9 +100,9 @@ class Workload:
     """Requests as columns. `columns` holds all of `REQUIRED` and any of `DTYPES` and `quality:MODEL`.
 
     `arrival_s` counts from 0 and does not fall. `output_tokens` includes `reasoning_tokens`. A missing column has its
-    default: tier 0, no session (-1), no SLO (NaN). `model`, `region` and `tenant` are codes into `models`, `regions`
-    and `tenants`. `deadline_s` is absolute. `notes` list what a reader skipped or assumed. Slices share arrays: do not
-    write to them.
+    default: tier 0, no session (-1), no SLO (NaN). `model`, `region`, `tenant` and `lora` are codes into `models`,
+    `regions`, `tenants` and `loras`. `deadline_s` is absolute. `notes` list what a reader skipped or assumed. Slices
+    share arrays: do not write to them.
     """
 
     columns: dict[str, npt.NDArray[Any]]
@@ -110,6 +111,7 @@ class Workload:
     prefix: Prefix | None = None
     notes: tuple[str, ...] = field(default=())
     tenants: tuple[str, ...] = ()
+    loras: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in REQUIRED:

@@ -70,6 +70,7 @@ class LiveFleet:
             id, served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
             self._plan.pacer, self._clock, self._plan.settings.stale_s, served.api_key,
         )  # fmt: skip
+        replica.on_adapters = lambda: self._host.driver.adapters_changed(replica)
         self.combos.join(replica, served)
         if served.slots is not None:
             replica.kv_folder, replica.slots = served.slots, Slots()

@@ -262,7 +262,7 @@ class Relay:
         if request.stream:
             is_exact = adapter.gives_token_ids or adapter.has_slots
             self._meter.limit(request.max_tokens or replica.max_context_tokens, is_exact)
-        body["model"] = replica.reported_model or request.model
+        body["model"] = self._live.lora or replica.reported_model or request.model
         reservation = self.in_flight.reservation
         if reservation is not None and reservation.slot is not None:
             body["id_slot"] = reservation.slot

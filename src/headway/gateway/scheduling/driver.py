@@ -70,6 +70,9 @@ class Driver:
         members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
         self.control.configure(policies, members, names, seed, make_scaling, decisions)
         self.services = self.control.by_model
+        self.adapters: dict[str, Service] = {}
+        """The services of LoRA adapters, by the adapters' names."""
+        self._find_adapters()
         self.cascade = self.control.cascade
 
     @property
@@ -205,7 +208,7 @@ class Driver:
             self.control.place(live, self.now)
             self.control.on_moved(live, self.now)
             return
-        if member is not None and member.can_serve(live.prompt_tokens + live.output_tokens):
+        if member is not None and member.can_serve(live.prompt_tokens + live.output_tokens, live.lora):
             self.start(live, target.id, self.now)
             self.control.on_moved(live, self.now)
         else:
@@ -322,6 +325,23 @@ class Driver:
             member.window = replica.num_slots
             service.refresh()
 
+    def adapters_changed(self, replica: LiveReplica) -> None:
+        """Offer a replica for the LoRA adapters that it has now."""
+        service = self.services[replica.model]
+        if (member := service.member(replica.id)) is not None:
+            member.loras = replica.adapters
+            service.refresh()
+        self._find_adapters()
+        self.control.release_held(service, self.now)
+
+    def _find_adapters(self) -> None:
+        """Note which service has which adapter. A name of a model is no adapter's; of two models, the first has it."""
+        self.adapters = {}
+        for service in self.control.services:
+            for name in sorted({name for member in service.members for name in member.loras}):
+                if name not in self.services:
+                    self.adapters.setdefault(name, service)
+
     def replica_down(self, replica: EngineEndpoint) -> None:
         """Place no requests at a replica. Its streams continue as long as they last."""
         self.control.on_crashed(replica.id, [], self.now)
@@ -351,11 +371,12 @@ class Driver:
         service = self.services[replica.model]
         service.members.append(self._member(replica))
         service.refresh()
+        self._find_adapters()
 
     @staticmethod
     def _member(replica: LiveReplica) -> Member:
         """Control's entry of a replica that is not up yet."""
-        member = Member(replica, replica.max_request_tokens, None, replica.deployment)
+        member = Member(replica, replica.max_request_tokens, None, replica.deployment, replica.adapters)
         member.is_up, member.is_single_phase = False, replica.is_single_phase
         return member
 
@@ -364,6 +385,7 @@ class Driver:
         service = self.services[replica.model]
         service.members = [member for member in service.members if member.view is not replica]
         service.refresh()
+        self._find_adapters()
         if not service.any_up:
             for live in service.hold_queue.requests():
                 self.arm_hold_timeout(self.requests[live.id])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from headway.control.live import Live
+from headway.control.recent_adapters import RecentAdapters
 from headway.core.fleet import Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, QueuedOrdering
@@ -147,13 +148,21 @@ class LiveReplica(EngineEndpoint):
         """None: the engine assigns its own."""
         self.num_slots: int | None = None
         """Requests that the engine runs at a time, where it reports that (llama.cpp)."""
+        self._declared_adapters = frozenset(pool.lora_names)
+        self._known_adapters = self.adapters
+        self.on_adapters: Callable[[], None] = _ignore
+        """Called when the engine has listed other LoRA adapters than before."""
+        self.recent_loras = RecentAdapters(0 if pool.lora is None else pool.lora.max_loras)
         self._load = Load()
         self.seen_s = float("-inf")
         """When the engine's load was read."""
 
     async def read_details(self, timeout_s: float) -> None:
-        """Read the model's name and, if the replica has them, its bootstrap port and its number of slots."""
+        """Read the names of model and adapters and, if the replica has them, its bootstrap port and number of slots."""
         await super().read_details(timeout_s)
+        if self.adapters != self._known_adapters:
+            self._known_adapters = self.adapters
+            self.on_adapters()
         if self.is_single_phase:
             await self.read_bootstrap_port(self.role, timeout_s)
         if self.slots is not None:
@@ -188,6 +197,8 @@ class LiveReplica(EngineEndpoint):
         self.queue_lengths[reservation.queue] += 1
         self.prefill_tokens_left += reservation.prompt_left
         self.tokens_generated += live.generated_tokens
+        if live.lora:
+            self.recent_loras.note(live.lora)
         if self.slots is not None:
             self.slots.enter(reservation)
         return reservation
@@ -228,10 +239,39 @@ class LiveReplica(EngineEndpoint):
                 return False
         return True
 
+    # LoRA adapters.
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The adapters that requests for this replica may name: those listed, or declared if the engine lists none."""
+        listed = self.listed_loras
+        if listed is None:
+            return self._declared_adapters
+        return listed if self.adapter.lists_adapters else self._declared_adapters | listed
+
+    @property
+    def max_loras(self) -> int:
+        return self.recent_loras.num_slots
+
+    @property
+    def loras(self) -> Collection[str]:
+        return {*self.recent_loras.names, *self.load.loras}
+
+    @property
+    def loras_running(self) -> Collection[str]:
+        """Adapters of running requests, as scraped."""
+        return self.load.loras
+
+    @property
+    def loras_waiting(self) -> Collection[str]:
+        return self.load.loras_waiting
+
     # The engine's own counts, which include requests that others sent.
 
     def update_load(self, load: Load) -> None:
         self._load, self.seen_s = load, self._clock.now
+        if load.max_loras is not None and load.max_loras != self.recent_loras.num_slots:
+            self.recent_loras.resize(load.max_loras)
 
     @property
     def load(self) -> Load:

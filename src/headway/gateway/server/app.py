@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
+from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -95,18 +96,19 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
 
 
 async def _models(request: Request, gateway: Gateway) -> schema.ModelList:
-    return schema.ModelList(object="list", data=[_described(name) for name in gateway.names()])
+    return schema.ModelList(object="list", data=[_described(name, gateway) for name in gateway.names()])
 
 
 async def _model(request: Request, gateway: Gateway) -> schema.ModelObject:
     name = request.path_params["id"]
     if not gateway.serves(name):
         raise ApiError(404, str(unknown("model", name, gateway.names())), "model_not_found", "id")
-    return _described(name)
+    return _described(name, gateway)
 
 
-def _described(name: str) -> schema.ModelObject:
-    return schema.ModelObject(id=name, object="model", created=0, owned_by="headway")
+def _described(name: str, gateway: Gateway) -> schema.ModelObject:
+    parent = gateway.parent_of(name) or UNSET
+    return schema.ModelObject(id=name, object="model", created=0, owned_by="headway", parent=parent)
 
 
 async def _health(request: Request, gateway: Gateway) -> Response:

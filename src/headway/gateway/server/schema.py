@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
@@ -128,6 +128,8 @@ class ModelObject(Struct, forbid_unknown_fields=True):
     object: Literal["model"]
     created: int
     owned_by: str
+    parent: str | UnsetType = UNSET
+    """Of a LoRA adapter: its model."""
 
 
 class ModelList(Struct, forbid_unknown_fields=True):

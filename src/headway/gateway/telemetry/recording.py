@@ -41,7 +41,7 @@ class Recording:
             min(live.reasoning_tokens, output_tokens), self._region(live.region),
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
-            live.tenant, live.quality if cascade else (), live.lengths if cascade else (),
+            live.tenant, live.quality if cascade else (), live.lengths if cascade else (), live.lora,
         ))  # fmt: skip
         self.num_requests += 1
         self.num_waiting += 1

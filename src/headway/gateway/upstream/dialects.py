@@ -24,6 +24,10 @@ class Adapter(Struct, frozen=True):
     waiting: tuple[str, ...] = ()
     kv_share: tuple[str, ...] = ()
     """Share of the KV cache in use."""
+    loras: str = ""
+    """A metric whose labels are the LoRA adapters that run and wait, and whose value is the time at which they did."""
+    lists_adapters: bool = False
+    """/v1/models lists all LoRA adapters that the engine serves, each with its model as `parent`."""
     priority_sign: int | None = None
     """A tier (0 = most urgent) times this is the body's `priority`; None: the engine has no such field."""
     token_options: dict[str, bool] = {}
@@ -51,6 +55,8 @@ ADAPTERS: dict[Api, Adapter] = {
         running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),
         kv_share=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        loras="vllm:lora_requests_info",
+        lists_adapters=True,
         priority_sign=1,
         token_options={"return_token_ids": True},
         token_fields=("token_ids", "prompt_token_ids", "prompt_text"),
@@ -64,6 +70,7 @@ ADAPTERS: dict[Api, Adapter] = {
         running=("sglang:num_running_reqs",),
         waiting=("sglang:num_queue_reqs",),
         kv_share=("sglang:token_usage",),
+        lists_adapters=True,
         priority_sign=-1,
         continue_options={"continue_final_message": True},
         dual_dispatch=True,
@@ -100,6 +107,11 @@ class Load(Struct, frozen=True):
     running: int | None = None
     waiting: int | None = None
     kv_share: float | None = None
+    loras: tuple[str, ...] = ()
+    """LoRA adapters of running requests."""
+    loras_waiting: tuple[str, ...] = ()
+    """LoRA adapters of waiting requests."""
+    max_loras: int | None = None
 
 
 def parse_load(adapter: Adapter, page: str) -> Load:
@@ -109,7 +121,23 @@ def parse_load(adapter: Adapter, page: str) -> Load:
         round(sum(running)) if running else None,
         round(sum(waiting)) if waiting else None,
         min(sum(share) / len(share), 1.0) if share else None,
+        *(_adapters(adapter.loras, page) if adapter.loras else ()),
     )
+
+
+def _adapters(metric: str, page: str) -> tuple[tuple[str, ...], tuple[str, ...], int | None]:
+    """Running and waiting LoRA adapters, and the number of slots: the labels of the sample with the latest time."""
+    found = re.findall(rf"^{re.escape(metric)}\{{([^}}]*)\}}\s+(\S+)", page, re.MULTILINE)
+    times = [(float(value), labels) for labels, value in found if re.fullmatch(r"[\d.eE+]+", value)]
+    if not times:
+        return (), (), None
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', max(times)[1]))
+    running, waiting = (
+        tuple(filter(None, (name.strip() for name in labels.get(key, "").split(","))))
+        for key in ("running_lora_adapters", "waiting_lora_adapters")
+    )
+    slots = labels.get("max_lora", "")
+    return running, waiting, int(slots) if slots.isdecimal() and len(slots) < 7 else None
 
 
 def _samples(names: tuple[str, ...], page: str) -> list[float]:

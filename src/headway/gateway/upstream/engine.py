@@ -28,6 +28,10 @@ class _Models(msgspec.Struct):
 class _ListedModel(msgspec.Struct):
     id: str
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    root: str | None = None
+    """What the engine loaded: entries with one root are names of one model."""
+    parent: str | None = None
+    """Of a LoRA adapter: its model."""
 
 
 class _LlamaProps(msgspec.Struct):
@@ -71,6 +75,10 @@ class EngineEndpoint:
         self.num_arriving = 0
         self.reported_model: str | None = None
         """The engine's own name for the model."""
+        self.aliases: list[str] = []
+        """All names of the model at the engine."""
+        self.listed_loras: frozenset[str] | None = None
+        """The LoRA adapters that the engine lists; None: it has listed nothing so far."""
         self.kv_folder: Path | None = None
         """The shared folder for saved KV caches (llama.cpp)."""
         self.bootstrap_port = 0
@@ -98,8 +106,11 @@ class EngineEndpoint:
             return
         if not models:
             return
-        listed = next((model for model in models if model.id == self.model), models[0])
+        bases = [model for model in models if model.parent is None] or models
+        listed = next((model for model in bases if model.id == self.model), bases[0])
         self.reported_model = listed.id
+        self.aliases = [model.id for model in bases if model.root is not None and model.root == listed.root]
+        self.listed_loras = frozenset(model.id for model in models if model.parent is not None)
         if listed.max_model_len is not None:
             self.max_context_tokens = min(listed.max_model_len, self.max_context_tokens)
 

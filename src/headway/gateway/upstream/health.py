@@ -141,6 +141,8 @@ class HealthMonitor(Generic[Replica]):
         self._failures = {replica.id: asyncio.Event() for replica in replicas}
         """Set when a request fails: the next probe is due."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._listed_s: dict[int, float] = {}
+        """By replica, when it was last asked for its models and adapters."""
 
     def use(self, settings: Settings) -> None:
         """Probe and judge replicas by these settings from now on."""
@@ -291,8 +293,12 @@ class HealthMonitor(Generic[Replica]):
         """Check health, read details and load; if all is well, close the breaker. EngineError if not."""
         timeout_s = self._settings.probe_timeout_s
         await replica.check_health(timeout_s)
-        if replica.reported_model is None or breaker.is_open:
+        now = self._now()
+        age_s = now - self._listed_s.get(replica.id, now)
+        is_old = replica.adapter.lists_adapters and age_s >= self._settings.models_period_s
+        if replica.reported_model is None or breaker.is_open or is_old:
             await replica.read_details(timeout_s)
+            self._listed_s[replica.id] = now
         if (load := await replica.read_load(timeout_s)) is not None:
             self._on_load(replica, load)
         if not breaker.is_open:

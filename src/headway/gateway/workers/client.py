@@ -79,7 +79,7 @@ class PendingRequest(InFlightRequest):
             live.generated_tokens = live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
             live.first_token_s = live.answer_s = live.reasoning_end_s = NEVER
             live.prompt_tokens, live.phase = state.prompt_tokens, state.phase  # type: ignore[misc]
-            live.arrival_s, live.model = state.arrival_s, state.model  # type: ignore[misc]
+            live.arrival_s, live.model, live.lora = state.arrival_s, state.model, state.lora  # type: ignore[misc]
             live.stage_index, self.needs_score = state.stage_index, state.needs_score
         live.tier, live.attempt, live.moves = state.tier, state.attempt, state.moves  # type: ignore[misc]
         live.placed_s, live.enqueued_s = state.placed_s, state.enqueued_s

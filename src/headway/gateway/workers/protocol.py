@@ -186,6 +186,7 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     prefill_replica: int | None = None
     """The prefill replica of a dual dispatch."""
     has_peer: bool = False
+    lora: str = ""
 
 
 class RequestRefused(Struct, array_like=True, tag=1, gc=False):

@@ -164,7 +164,7 @@ class WorkerSession:
         return Assigned(
             request.number, replica, live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase,
             live.stage_index, request.needs_score, request.is_prefill_only, request.has_stored_kv, live.attempt,
-            live.moves, live.placed_s, live.enqueued_s,
+            live.moves, live.placed_s, live.enqueued_s, lora=live.lora,
         )  # fmt: skip
 
     def _send_limits(self, caller: Caller) -> None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
+from random import Random
 from statistics import fmean
 
 from headway.core.view import ReplicaView
 from headway.policies.endpoints import grouped
 
 _LITTLE = 1e-9
+
+
+@dataclass(frozen=True)
+class NarrowedView:
+    """A view with some of the replicas, for a router within a router."""
+
+    now: float
+    random: Random
+    replicas: Sequence[ReplicaView]
 
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:

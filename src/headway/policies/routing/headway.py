@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from random import Random
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
 from headway.policies.routing.cauchy import CauchyRouter
-from headway.policies.routing.combos import by_combo, goodput_weights
+from headway.policies.routing.combos import NarrowedView, by_combo, goodput_weights
 
 Combos = Mapping[int, Sequence[ReplicaView]]
-
-
-@dataclass(frozen=True)
-class ComboView:
-    now: float
-    random: Random
-    replicas: Sequence[ReplicaView]
 
 
 class HeadwayRouter:
@@ -57,7 +48,7 @@ class HeadwayRouter:
         scored = tuple((on_pace[id][0].id, score) for id, score in scores.items())
         if len(chosen) == 1:
             return Placement(chosen[0].id, scores=scored)
-        inside = self._inside.route(request, ComboView(view.now, view.random, chosen))
+        inside = self._inside.route(request, NarrowedView(view.now, view.random, chosen))
         return Placement(inside.replica, inside.decode, scored)
 
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
