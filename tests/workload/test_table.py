@@ -63,11 +63,11 @@ def full() -> Workload:
 
 EXPECTED = [
     Request(0, 0.1, 100, 10, "b", 2, 3, "eu, west", None, (Segment(7, 40), Segment(8, 60)), 9,
-            1.0, None, 1.0, None, 60.0, (("big", 0.9), ("small", 0.1)), (("big", 12),), "bob", ""),
+            1.0, None, 1.0, None, 60.0, (("big", 0.9), ("small", 0.1)), (("big", 12),), "bob", None, ""),
     Request(1, 0.1, 50, 20, "a", 0, 0, "eu, west", 4, (), None,
-            None, None, 2.0, 5.0, None, (("small", 0.2),), (), "ann", "sql"),
+            None, None, 2.0, 5.0, None, (("small", 0.2),), (), "ann", None, "sql"),
     Request(2, 1 / 3, 60, 30, "a", 1, 30, "eu, west", None, (Segment(7, 40),), 11,
-            2.5, None, 3.0, None, None, (("big", 0.5),), (("big", 90),), "bob", "sql"),
+            2.5, None, 3.0, None, None, (("big", 0.5),), (("big", 90),), "bob", None, "sql"),
 ]  # fmt: skip
 
 
