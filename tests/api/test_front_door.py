@@ -121,6 +121,24 @@ def test_a_result_is_a_table_a_frame_and_a_figure(tmp_path: Path) -> None:
         result.save(tmp_path / "r.txt")
 
 
+def test_frames_are_those_of_polars_where_it_is_installed(comparison: hw.Comparison) -> None:
+    polars = pytest.importorskip("polars")
+    frame = comparison.to_polars()
+    assert isinstance(frame, polars.DataFrame) and frame.height == 6 and set(frame["seed"]) == {0, 1, 2}
+    assert frame.columns == list(comparison.to_pandas().columns)
+    result = hw.simulate(DOCUMENT).to_polars()
+    assert result.height == 80 and result["arrival_s"].dtype == polars.Float64
+
+
+@pytest.mark.parametrize(("method", "library"), [("to_polars", "polars"), ("to_pandas", "pandas")])
+def test_frames_without_their_library_are_one_line(
+    method: str, library: str, comparison: hw.Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(hw.HeadwayError, match=f"{method}: {library} is not installed; pip install {library}"):
+        getattr(comparison, method)()
+
+
 def test_a_comparison_has_intervals(comparison: hw.Comparison, tmp_path: Path) -> None:
     assert len(comparison) == 2 and comparison.names == ["round-robin", "Nearest"]
     assert [each.policies["routing"] for each in comparison] == comparison.names

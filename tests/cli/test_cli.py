@@ -85,10 +85,12 @@ def test_json_has_its_stable_keys(scenario: Path, capsys: pytest.CaptureFixture[
     assert (printed["version"], printed["name"], printed["seed"]) == (__version__, "small", 3)
     (result,) = printed["results"]
     assert list(result) == [
-        "policies", "num_requests", "num_completed", "simulate_s", "total_s", "calibrated", "notes",
+        "policies", "num_requests", "num_completed", "simulate_s", "total_s", "calibrated", "pools", "notes",
         "metrics",
     ]  # fmt: skip
     assert result["num_requests"] == result["num_completed"] == 40
+    assert [set(pool) for pool in result["pools"]] == [{"name", "gpu", "engine", "calibrated", "uncalibrated"}]
+    assert result["calibrated"] == all(pool["calibrated"] for pool in result["pools"])
     for key in ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "e2e_s.mean", "usd"):
         assert result["metrics"][key] > 0
     assert result["metrics"]["answer_s.p50"] is None

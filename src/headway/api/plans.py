@@ -26,7 +26,7 @@ from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.combos import page as combos_page
 from headway.planning.combos import plan as combos
-from headway.planning.combos.plan import offer_of
+from headway.planning.combos.plan import offer_of, own_gpus
 from headway.planning.combos.problem import Counts, Objective, Offer
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
 from headway.planning.fleet import page as fleet_page
@@ -135,9 +135,10 @@ def plan_combos(
     `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the scenario's arrivals.
     `routings`: routers that the plan is rehearsed with; of equals, the first is taken.
     """
-    offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server) for each in gpus)
-    simulator = Simulator()
-    service = combos.service_scenario(*document_of(scenario), simulator, rps)
+    simulator, (document, places, base_dir) = Simulator(), document_of(scenario)
+    find = own_gpus([document], places)
+    offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in gpus)
+    service = combos.service_scenario(document, places, base_dir, simulator, rps)
     options = combos.ComboOptions(
         offers=offers, counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(), objective=objective,
         attainment=attainment, per_pair=sizes or None, num_requests=profile_requests, routings=tuple(routings),
@@ -146,7 +147,7 @@ def plan_combos(
     rows = [
         {
             "combo": each.combo.label, "usd_per_hour": each.combo.usd_per_hour, "goodput_rps": each.goodput_rps,
-            "tokens_per_usd": each.tokens_per_usd,
+            "tokens_per_usd": each.tokens_per_usd, "is_calibrated": each.calibrated,
             "planned": answer.plan.counts.get((each.service, each.combo.label), 0),
         }
         for each in answer.selection.candidates
@@ -182,7 +183,7 @@ def plan_fleet(
         document, places, base_dir = document_of(trace)
     if slo:
         document = {**document, "slo": {**(document.get("slo") or {}), **slo}}
-    find = combos.own_gpus([document], places)
+    find = own_gpus([document], places)
     offers = tuple(each if isinstance(each, Offer) else offer_of(each, None, find) for each in have)
     options = fleet.FleetOptions(
         offers=offers, attainment=attainment, tps=tuple(tps), routings=tuple(routings), split=split, seeds=seeds
@@ -221,10 +222,12 @@ def plan_cascade(
     if quality is None and latency_s is None:
         raise HeadwayError("expected quality or latency_s, or both")
     offers = () if gpus is None or isinstance(gpus, int) else gpus
+    document, places, base_dir = document_of(scenario)
+    find = own_gpus([document], places)
     request = make_request(
-        *document_of(scenario), _target(quality, latency_s), Simulator(),
+        document, places, base_dir, _target(quality, latency_s), Simulator(),
         num_gpus=gpus if isinstance(gpus, int) else None,
-        gpus=tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server) for each in offers),
+        gpus=tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in offers),
         gpus_per_server=gpus_per_server, rps=rps, combos=combos,
     )  # fmt: skip
     answer = cascade.plan(request, _folder(cache), None, alternatives)

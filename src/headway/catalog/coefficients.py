@@ -167,3 +167,14 @@ class CoefficientFile(Struct, frozen=True, forbid_unknown_fields=True):
     engines: dict[str, Overhead] = field(default_factory=dict)
     like: tuple[str, ...] = ()
     """GPUs of the same silicon without measurements."""
+
+
+class PoolCalibration(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a pool's step times were measured on its GPU and engine."""
+
+    name: str
+    gpu: str
+    engine: str
+    calibrated: bool
+    uncalibrated: tuple[str, ...] = ()
+    """What stands in for measurements, as in "kernels of h100-80gb-sxm"."""

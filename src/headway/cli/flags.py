@@ -11,7 +11,7 @@ import click
 from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, POSITIVE
 from headway.config import strict_yaml
-from headway.config.strict_yaml import Key
+from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.combos.plan import offer_of
@@ -189,6 +189,13 @@ def gpu_entries(path: Path) -> list[Any]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise HeadwayError(f"{path}: gpus: expected a list of GPUs, each with keys and values")
     return entries
+
+
+def with_gpus(document: dict[str, Any], places: Places, gpu_file: Path | None) -> tuple[dict[str, Any], Places]:
+    """A scenario with the GPUs of a file in place of its own."""
+    if gpu_file is None:
+        return document, places
+    return strict_yaml.change(document, places, {("gpus",): ("--gpu-file", gpu_entries(gpu_file))})
 
 
 def _run(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:

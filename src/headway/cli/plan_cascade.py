@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_offer, scenario_file
+from headway.cli.flags import gpu_file_option, gpu_offer, scenario_file, with_gpus
 from headway.cli.output import print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
-from headway.planning.cascade.page import LOST, lost, named_plans, numbers_of, page
+from headway.planning.cascade.page import LOST, doubts, lost, named_plans, numbers_of, page
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.regret import JudgeError
+from headway.planning.combos.plan import own_gpus
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 
@@ -49,11 +52,12 @@ _path = click.Path(path_type=Path)
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan for this many more qualities, low to high.")
 @click.option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
 @click.option("--no-alternatives", is_flag=True, help="Plan without alternatives to compare with.")
+@gpu_file_option
 @plan_options
 def cascade(
     scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: str | None,
     gpus_per_server: int | None, combos: bool, rps: float | None, prefix_hit_rate: float, curve: int,
-    regret: str | None, no_alternatives: bool, **outputs: Any,
+    regret: str | None, no_alternatives: bool, gpu_file: Path | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
@@ -64,9 +68,10 @@ def cascade(
     file = scenario_file(scenario, preset)
     if file is None:
         raise HeadwayError("expected a scenario file, or --builtin NAME")
-    num_gpus, offers = _gpus(gpus, gpus_per_server)
+    document, places = with_gpus(*read(file), gpu_file)
+    num_gpus, offers = _gpus(gpus, gpus_per_server, own_gpus([document], places))
     request = make_request(
-        *read(file), file.parent, _target(quality, latency), Simulator(), num_gpus=num_gpus, gpus=offers,
+        document, places, file.parent, _target(quality, latency), Simulator(), num_gpus=num_gpus, gpus=offers,
         gpus_per_server=gpus_per_server, rps=rps, combos=combos, prefix_hit_rate=prefix_hit_rate,
     )  # fmt: skip
     errors = [_judge_error(each) for each in regret.split(",")] if regret else []
@@ -85,13 +90,13 @@ def cascade(
     return 0 if answer.chosen.is_met else INFEASIBLE
 
 
-def _gpus(text: str | None, per_server: int | None) -> tuple[int | None, tuple[Offer, ...]]:
+def _gpus(text: str | None, per_server: int | None, find: Callable[[str], Gpu]) -> tuple[int | None, tuple[Offer, ...]]:
     """A number of the first pool's, or types with numbers and prices."""
     if text is None:
         return None, ()
     if text.isdecimal() and int(text):
         return int(text), ()
-    return None, tuple(gpu_offer(each, per_server) for each in text.split(","))
+    return None, tuple(gpu_offer(each, per_server, find) for each in text.split(","))
 
 
 def _target(quality: float | None, latency: float | None) -> Target:
@@ -117,6 +122,8 @@ def _show(answer: CascadeAnswer) -> None:
         rows.append([name, " + ".join(str(stage.num_gpus) for stage in each.plan.stages), *numbers_of(each)])
     print_table(heads, rows)
     click.echo(answer.chosen.plan.why)
+    for line in doubts(answer):
+        click.echo(line)
     if answer.confidence is not None:
         low, high = answer.confidence.quality
         click.echo(f"on other draws of as many requests, these thresholds reach {low:.4g} to {high:.4g} (95%)")

@@ -8,14 +8,22 @@ from typing import Any
 
 import click
 
-from headway import catalog
-from headway.cli.flags import gpu_offer, listed_routers
+from headway.cli.flags import gpu_file_option, gpu_offer, listed_routers, with_gpus
 from headway.cli.output import print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.config.scenario import read
+from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.combos.page import kept, millions, page
-from headway.planning.combos.plan import ROUTINGS, ComboAnswer, ComboOptions, plan, scenario_yaml, service_scenario
+from headway.planning.combos.page import doubts, kept, millions, page
+from headway.planning.combos.plan import (
+    ROUTINGS,
+    ComboAnswer,
+    ComboOptions,
+    own_gpus,
+    plan,
+    scenario_yaml,
+    service_scenario,
+)
 from headway.planning.combos.problem import ComboPlan, Counts
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
 from headway.scenario import Simulator
@@ -60,10 +68,12 @@ _path = click.Path(path_type=Path)
 @click.option(
     "--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to rehearse the plan with, best first."
 )
+@gpu_file_option
 @plan_options
 def combos(
     scenarios: tuple[Path, ...], gpus: str, rps: str | None, objective: str, gpus_per_server: int | None,
-    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, routing: str, **outputs: Any,
+    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, routing: str,
+    gpu_file: Path | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
 
@@ -74,11 +84,14 @@ def combos(
     """
     rates = _rates(rps, len(scenarios))
     simulator = Simulator()
+    read_files = [with_gpus(*read(path), gpu_file) for path in scenarios]
     services = [
-        service_scenario(*read(path), path.parent, simulator, rate) for path, rate in zip(scenarios, rates, strict=True)
+        service_scenario(document, places, path.parent, simulator, rate)
+        for (document, places), path, rate in zip(read_files, scenarios, rates, strict=True)
     ]
+    find = own_gpus([document for document, _ in read_files], Places())
     options = ComboOptions(
-        offers=tuple(gpu_offer(each, gpus_per_server) for each in gpus.split(",")),
+        offers=tuple(gpu_offer(each, gpus_per_server, find) for each in gpus.split(",")),
         counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
         objective=objective,  # type: ignore[arg-type]  # click has checked it
         attainment=attainment,
@@ -97,7 +110,7 @@ def combos(
             file = output.out if len(services) == 1 else output.out / f"{each.service.name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             write(file, scenario_yaml(answer, each))
-    print_json(answer) if output.as_json else _show(answer, options, services[0].service.engine.name)
+    print_json(answer) if output.as_json else _show(answer, options)
     click.echo(f"profiles: {answer.num_simulated} simulations, {answer.num_found} combos found in the cache", err=True)
     return INFEASIBLE if answer.plan.status == "short" else 0
 
@@ -114,16 +127,16 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
     return rates
 
 
-def _show(answer: ComboAnswer, options: ComboOptions, engine: str) -> None:
-    heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned"]
+def _show(answer: ComboAnswer, options: ComboOptions) -> None:
+    heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned", "not calibrated"]
     rows = []
     for each in answer.selection.candidates:
         count = answer.plan.counts.get((each.service, each.combo.label), 0)
         efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
         shown = [millions(value) for value in efficiencies]
         rows.append([each.service, each.combo.label, f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}",
-                     *shown, count or ""])  # fmt: skip
-    print_table(heads, [row for i, row in enumerate(rows) if i < 20 or row[-1]])
+                     *shown, count or "", "; ".join(each.uncalibrated)])  # fmt: skip
+    print_table(heads, [row for i, row in enumerate(rows) if i < 20 or row[-2]])
     click.echo(f"\n{options.objective}: {_summary(answer.plan)}")
     for found in answer.rehearsals.values():
         click.echo(kept(found))
@@ -131,10 +144,8 @@ def _show(answer: ComboAnswer, options: ComboOptions, engine: str) -> None:
         click.echo(f"{name}: {_summary(other)}")
     for bind in answer.plan.binding:
         click.echo(f"binds: {bind.kind} {bind.name}, {bind.used:g} of {bind.limit:g}")
-    for offer in options.offers:
-        if estimated := catalog.coefficients(offer.gpu.name, engine).estimated:
-            what = f"step times of {offer.gpu.name} are not calibrated ({', '.join(estimated)})"
-            click.echo(f"{what}: trust the order, not the numbers")
+    for line in doubts(answer.plan):
+        click.echo(line)
     for note in (answer.plan.why, *answer.plan.notes):
         if note:
             click.echo(note)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_entries, gpu_file_option, gpu_offer, listed, listed_routers, whole
+from headway.cli.flags import gpu_file_option, gpu_offer, listed, listed_routers, whole, with_gpus
 from headway.cli.output import ABOVE_0, POSITIVE, console, print_json
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.config.scenario import read
@@ -106,9 +106,7 @@ def _document(
         document, places, base_dir = of_trace(trace, named, engine, limit, rate_scale), Places(), Path()
     if slo is not None:
         document = {**document, "slo": {**(document.get("slo") or {}), **_slo(slo)}}
-    if gpu_file is not None:
-        document = {**document, "gpus": gpu_entries(gpu_file)}
-    return document, places, base_dir
+    return *with_gpus(document, places, gpu_file), base_dir
 
 
 def _named(models: tuple[str, ...]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import click
 from msgspec import Struct, json, structs
 
 from headway import records
+from headway.catalog.coefficients import PoolCalibration
 from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
 from headway.cli.output import PATH, console, no_progress_option, print_json
 from headway.config import strict_yaml
@@ -80,6 +81,8 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
     simulate_s: float
     total_s: float
     calibrated: bool
+    pools: tuple[PoolCalibration, ...]
+    """Whether each pool is calibrated."""
     notes: tuple[str, ...]
     metrics: dict[str, float | int | None]
     intervals: dict[str, Estimate] = {}
@@ -117,6 +120,7 @@ def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | Non
                 simulate_s=run.simulate_s,
                 total_s=run.total_s,
                 calibrated=run.calibrated,
+                pools=run.pools,
                 notes=run.notes,
                 metrics=flatten(run.summary),
                 intervals=intervals[i],

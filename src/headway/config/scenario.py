@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from headway.catalog.coefficients import Coefficients
+from headway.catalog.coefficients import Coefficients, PoolCalibration
 from headway.config import strict_yaml
 from headway.config.fleet import coefficients_of, fleet_of
 from headway.config.placeholders import has_placeholder
@@ -51,6 +51,16 @@ class StepTimes:
         """By pool."""
         scenario = self.scenario
         return coefficients_of(scenario.spec, scenario.fleet, scenario.base_dir, scenario.places)
+
+    @property
+    def pools(self) -> tuple[PoolCalibration, ...]:
+        """Of every pool, and of every part of a combo."""
+        found = []
+        for pool in self.scenario.fleet.all_pools:
+            used = self.coefficients[pool.name]
+            calibration = PoolCalibration(pool.name, pool.gpu.name, pool.engine.name, used.calibrated, used.estimated)
+            found.append(calibration)
+        return tuple(found)
 
     def model(self, pool: Pool) -> AnyStepModel:
         return step_model(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients[pool.name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from headway.catalog.coefficients import PoolCalibration
 from headway.core.record import Records
 from headway.metrics.summary import Summary
 
@@ -25,6 +26,8 @@ class Run:
     notes: tuple[str, ...] = ()
     uncalibrated: tuple[str, ...] = ()
     """The pools without such measurements, and what stands in for them."""
+    pools: tuple[PoolCalibration, ...] = ()
+    """Which pools have such measurements."""
 
 
 @dataclass(frozen=True, slots=True)

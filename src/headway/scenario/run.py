@@ -111,12 +111,13 @@ def run(
         summary=replace(summary, gpu_hours_bound=bound),
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
-        calibrated=all(each.calibrated for each in step_times.coefficients.values()),
+        calibrated=all(each.calibrated for each in step_times.pools),
         uncalibrated=tuple(
-            f"{pool.name} ({pool.gpu.name}: {', '.join(estimated)})"
-            for pool in chosen.fleet.all_pools
-            if (estimated := step_times.coefficients[pool.name].estimated)
+            f"{each.name} ({each.gpu}: {', '.join(each.uncalibrated)})"
+            for each in step_times.pools
+            if each.uncalibrated
         ),
+        pools=step_times.pools,
         notes=(
             *source.table().notes,
             *_rejections(records, chosen.fleet.all_pools),

@@ -52,6 +52,17 @@ def planned(
     return plan(made or document(), Places(), Path(), options, scenario.Simulator(), cache)
 
 
+def test_keys_of_the_model_stay_on_every_candidate() -> None:
+    first = {"model": "llama-3.1-8b", "gpu": "l4", "quantization": "fp8", "kv_cache_dtype": "fp8", "replicas": 3,
+             "name": "chat", "served_name": "chat", "endpoints": ["http://a:1"], "kv_capacity_tokens": 9}  # fmt: skip
+    candidate = CapacityCandidate("h100-80gb-sxm", Parallel(2), "least-loaded", 4.0)
+    made = fleet_document({"fleet": [first]}, candidate, 2)["fleet"]
+    assert made == [{
+        "name": "planned", "model": "llama-3.1-8b", "quantization": "fp8", "kv_cache_dtype": "fp8",
+        "served_name": "chat", "gpu": "h100-80gb-sxm", "tp": 2, "replicas": 2,
+    }]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that the tests of this module fill."""

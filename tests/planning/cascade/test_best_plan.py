@@ -185,6 +185,25 @@ def test_unlike_gpus_are_planned_together(file: Path, tmp_path: Path, capsys: py
     assert all(name in printed for name in names)
 
 
+def test_own_gpus_are_planned_with_and_marked(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fleet's GPU is measured; one of our own, which is like it, is not."""
+    gpus, out, html = tmp_path / "gpu.yaml", tmp_path / "plan.yaml", tmp_path / "plan.html"
+    gpus.write_text(yaml.safe_dump({"name": "mine", "like": "h100", "usd_per_hour": 0.5}))
+    asked = ["--quality", 70, "--no-cache", "--no-alternatives"]
+    code, answer, err = plan(capsys, file, *asked, "--gpus", 8)
+    assert code == 0, err
+    assert answer["pools"] and all(each["gpu"] == "h100-80gb-sxm" for each in answer["pools"])
+    before = {each["calibrated"] for each in answer["pools"]}
+    code, answer, err = plan(
+        capsys, file, *asked, "--gpus", "mine:8", "--gpu-file", gpus, "-o", out, "--html", html
+    )  # fmt: skip
+    assert code == 0, err
+    assert {each["gpu"] for each in answer["pools"]} == {"mine"} and not any(e["calibrated"] for e in answer["pools"])
+    assert all("kernels of h100-80gb-sxm" in each["uncalibrated"] for each in answer["pools"]) and before
+    assert "on mine are not calibrated (kernels of h100-80gb-sxm" in html.read_text()
+    assert scenario.run(scenario.load(out)).summary.num_completed == 150
+
+
 def test_one_model_on_two_types_is_a_pool_of_each() -> None:
     asked = make_request(SMALL, Places(), Path(), QualityFloor(60.0), Simulator(), gpus=(H100, A100))
     first = asked.problem.models[0]

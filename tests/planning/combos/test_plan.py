@@ -176,6 +176,48 @@ def test_a_plan_lasts_longer_than_its_profiles(tmp_path: Path, capsys: pytest.Ca
     assert done.slo_attainment is not None and done.slo_attainment >= 0.9
 
 
+MINE = {"name": "mine", "like": "h20", "usd_per_hour": 0.5}
+
+
+@pytest.mark.parametrize("where", ["scenario", "file"])
+def test_own_gpus_are_planned_with_and_marked(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, gpus, out, page = (tmp_path / name for name in ("chat.yaml", "gpu.yaml", "plan.yaml", "plan.html"))
+    file.write_text(yaml.safe_dump({**SCENARIO, "gpus": [MINE]} if where == "scenario" else SCENARIO))
+    gpus.write_text(yaml.safe_dump(MINE))
+    asked = [file, "--gpus", "mine:4,h20:4", "--sizes", 1, "--no-cache", "--profile-requests", 60]
+    asked += ["--gpu-file", gpus] if where == "file" else []
+    code, text, err = plan(capsys, *asked, "--json", "-o", out, "--html", page)
+    assert code == 0, err
+    answer = json.loads(text)
+    chosen = answer["plan"]["combos"]
+    assert set(answer["plan"]["gpus"]) == {"mine"}, "the same GPU at a third of the price"
+    assert all(not each["calibrated"] and "kernels of h20-96gb" in each["uncalibrated"][0] for each in chosen)
+    candidates = answer["selection"]["candidates"]
+    assert any("mine: kernels of h20-96gb" in note for each in candidates for note in each["uncalibrated"])
+    assert "are not calibrated (mine: kernels of h20-96gb" in page.read_text()
+    assert run(load(out)).summary.num_completed == 200
+    code, text, _ = plan(capsys, *asked)
+    assert code == 0 and "not calibrated" in text
+
+
+def test_combos_of_measured_gpus_are_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "chat.yaml"
+    file.write_text(yaml.safe_dump(SCENARIO))
+    code, text, _ = plan(
+        capsys, file, "--gpus", "h100:4", "--sizes", 1, "--no-cache", "--profile-requests", 60, "--json"
+    )
+    assert code == 0 and all(each["calibrated"] for each in json.loads(text)["plan"]["combos"])
+
+
+def test_quantized_weights_stay_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "chat.yaml", tmp_path / "plan.yaml"
+    fleet = [{**SCENARIO["fleet"][0], "quantization": "fp8"}]  # type: ignore[index]
+    file.write_text(yaml.safe_dump({**SCENARIO, "fleet": fleet}))
+    asked = [file, "--gpus", "h100:4", "--aggregated-only", "--sizes", 1, "--no-cache", "--profile-requests", 60]
+    assert plan(capsys, *asked, "-o", out)[0] == 0
+    assert yaml.safe_load(out.read_text())["fleet"][0]["quantization"] == "fp8"
+
+
 def test_a_long_profile_is_no_higher_than_a_short_one() -> None:
     service = service_scenario(LONG, Places(), Path(), Simulator())
     combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))

@@ -117,8 +117,20 @@ def test_a_scenario_with_a_gpu_of_its_own(tmp_path: Path, capsys: pytest.Capture
     fleet = [{"model": SMALL, "gpu": "h100", "replicas": 3}, {"model": LARGE, "gpu": "l4", "quantization": "fp8"}]
     file.write_text(yaml.safe_dump({"workload": {"trace": trace}, "slo": {"ttft_s": 1}, "fleet": fleet}))
     gpus.write_text(yaml.safe_dump({"name": "mine", "like": "h100", "usd_per_hour": 1.0}))
-    asked = [file, "--have", "mine:8", "--gpu-file", gpus, "--tp", "1", "--seeds", 2, "--routing", "least-loaded"]
-    code, text, err = plan(capsys, *asked, "--no-split", "--no-cache", "--json", "-o", out)
+    asked = [
+        file,
+        "--have",
+        "mine:8,h100:2",
+        "--gpu-file",
+        gpus,
+        "--tp",
+        "1",
+        "--seeds",
+        2,
+        "--routing",
+        "least-loaded",
+    ]
+    code, text, err = plan(capsys, *asked, "--no-cache", "--json", "-o", out)
     assert code == 0, err
     answer = json.loads(text)
     assert set(answer["gpus"]) == {"mine"} and not any(part["calibrated"] for part in answer["parts"])

@@ -136,8 +136,10 @@ class CandidateResult(Struct, frozen=True, forbid_unknown_fields=True):
     """Its least cost; None: infeasible."""
     reason: str
     points: tuple[RehearsedSize, ...]
+    calibrated: bool = True
+    """Whether its step times were measured on its GPU and engine."""
     uncalibrated: tuple[str, ...] = ()
-    """What of its step times was not measured on its GPU and engine."""
+    """What of them was not."""
 
 
 class PolicyResult(Struct, frozen=True, forbid_unknown_fields=True):

@@ -327,6 +327,7 @@ def _result(each: _CandidateSearch) -> CandidateResult:
         bound_usd_per_hour=None if bound == inf else bound,
         reason=reason,
         points=sizes,
+        calibrated=not each.bounds.uncalibrated,
         uncalibrated=each.bounds.uncalibrated,
     )
 

@@ -11,7 +11,9 @@ import numpy as np
 import yaml
 from msgspec import Struct, field, structs
 
-from headway.config.scenario import with_absolute_paths
+from headway.catalog.coefficients import PoolCalibration
+from headway.config.scenario import StepTimes, assemble, with_absolute_paths
+from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.cascadia import plans
 from headway.planning.cascade.deployment import StageLatencies
@@ -64,6 +66,8 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     num_cached: int = field(name="num_found")
     regrets: tuple[Regret, ...] = ()
     """What plans lose with each judge error."""
+    pools: tuple[PoolCalibration, ...] = ()
+    """Whether step times of each pool of the plan were measured on its GPU and engine."""
 
 
 def plan(
@@ -93,8 +97,13 @@ def plan(
         certainty = confidence(request.problem.scores.stages(models), chosen.plan.thresholds)
     return CascadeAnswer(
         request.problem.target, chosen, (*without_combos, *alternative), pareto, certainty, latencies.num_evaluated,
-        latencies.num_cached, regret,
+        latencies.num_cached, regret, _pools(request, chosen),
     )  # fmt: skip
+
+
+def _pools(request: PlanningRequest, chosen: RehearsedPlan) -> tuple[PoolCalibration, ...]:
+    document = planned_document(request, chosen.plan)
+    return StepTimes(assemble(document, Places(), request.base_dir)).pools
 
 
 def scenario_yaml(answer: CascadeAnswer, request: PlanningRequest) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from msgspec import structs
 from headway import catalog
 from headway.catalog.coefficients import Coefficients
 from headway.config import scenario
+from headway.config.fleet import own_of
 from headway.config.scenario import Scenario, StepTimes
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
@@ -84,6 +86,7 @@ def make_request(
     if rps is not None:
         document = {**document, "workload": {**document.get("workload", {}), "arrivals": rps}}
     chosen = scenario.assemble(document, places, base_dir)
+    own = own_of(chosen.spec, places)
     pools, entries = _flat_pools(chosen.document, chosen.fleet)
     scores, held_out = _score_tables(chosen)
     offers = _fleet_offers(pools, gpus_per_server)
@@ -100,6 +103,10 @@ def make_request(
     templates = _template_pools(problem, pools)
     by_pool = StepTimes(chosen).coefficients
     coefficients = {name: by_pool[pools[i].name] for name, i in templates.items()}
+    for model, offer in product(problem.models, problem.other_offers):
+        if offer.gpu.name in own.gpus:
+            used = own.coefficients(offer.gpu.name, problem.engine.name, problem.engine.version)
+            coefficients.setdefault(coefficients_key(model, offer.gpu.name), used)
     if combos:
         problem = replace(problem, combo_kinds=combo_kinds_of(problem, coefficients, pools[0].network_bytes_per_s))
         if not any(problem.combo_kinds.values()):

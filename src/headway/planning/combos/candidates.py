@@ -210,7 +210,9 @@ class Efficiencies:
         self.service = service
         self.offers = {offer.gpu.name: offer for offer in offers}
         models, gpus = {service.model.name: service.model}, {offer.gpu.name: offer.gpu for offer in offers}
-        self.estimate = FluidEstimate(models, gpus, service.engine, service.network_bytes_per_s)
+        self.estimate = FluidEstimate(
+            models, gpus, service.engine, service.network_bytes_per_s, service.coefficients_on
+        )
 
     def closed_form(self, combo: GpuCombo) -> float | None:
         """Eq. 15 with the paper's C1 to C4."""
@@ -240,7 +242,10 @@ class Efficiencies:
     def candidate(self, combo: GpuCombo, goodput_rps: float) -> ComboCandidate:
         served = self._served(combo, goodput_rps)
         others = (self.closed_form(combo), self.of_shape(combo), self.step(combo))
-        return ComboCandidate(self.service.name, combo, goodput_rps, served, *others)
+        missing = self.service.uncalibrated(combo)
+        return ComboCandidate(
+            self.service.name, combo, goodput_rps, served, *others, calibrated=not missing, uncalibrated=missing
+        )
 
     def _served(self, combo: GpuCombo, goodput_rps: float) -> float | None:
         pattern = self.service.pattern

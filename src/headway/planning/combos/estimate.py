@@ -108,15 +108,18 @@ class FluidEstimate:
         gpus: Mapping[str, Gpu],
         engine: Engine,
         network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S,
+        coefficients: Callable[[str], Coefficients] | None = None,
     ) -> None:
-        self.models, self.gpus, self.engine = models, gpus, engine
+        """`coefficients`: of step times on a GPU, by its name; None: the catalog's."""
+        self.models, self.gpus, self.engine, self.coefficients = models, gpus, engine, coefficients
         self.network_bytes_per_s = network_bytes_per_s
         self._speeds: dict[tuple[str, str, int], InstanceSpeed] = {}
 
     def speed(self, model: str, group: Group) -> InstanceSpeed:
         key = (model, group.gpu, group.tp)
         if key not in self._speeds:
-            self._speeds[key] = InstanceSpeed(self.models[model], self.gpus[group.gpu], self.engine, group.tp)
+            own = self.coefficients(group.gpu) if self.coefficients is not None else None
+            self._speeds[key] = InstanceSpeed(self.models[model], self.gpus[group.gpu], self.engine, group.tp, own)
         return self._speeds[key]
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:

@@ -9,7 +9,7 @@ from headway.planning.combos.problem import ComboCandidate, ComboPlan, Selection
 from headway.report.charts import layout
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 
-HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times")
+HEADS = ("service", "combo", "planned", "not calibrated", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times")
 
 
 RUN_HEADS = ("service", "router", "", "requests", "in time", "95%", "growth of waits, s/s")
@@ -40,10 +40,11 @@ def page(
 <h1>{escape(headline(plan))}</h1>
 {facts(_plan_facts(plan))}
 {"".join(f"<p>{escape(line)}</p>" for line in (*map(kept, rehearsals.values()), plan.why, *plan.notes) if line)}
+{"".join(f'<p class="note">{escape(line)}</p>' for line in doubts(plan))}
 </header>
 <section><h2>What every candidate costs and serves</h2>{drawn}</section>
 <section><h2>The plan rehearsed, by router</h2>{table(RUN_HEADS, 3, rehearsed)}</section>
-<section><h2>Candidates</h2>{table(HEADS, 3, _rows(plan, selection))}</section>
+<section><h2>Candidates</h2>{table(HEADS, 4, _rows(plan, selection))}</section>
 <section><h2>Other objectives</h2>{table(("objective", "combos", "$/h", "tokens/$"), 2, other_rows)}</section>
 <section><h2>Left out</h2>{table(("service", "what", "why"), 3, rejected_rows)}</section>
 <footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
@@ -71,6 +72,15 @@ def kept(found: ServiceRehearsal) -> str:
     compared = [f"{', '.join(ties)} {'tie' if len(ties) > 1 else 'ties'}"] if ties else []
     compared += [f"worse: {', '.join(worse)}"] if worse else []
     return f"{found.service}: {'; '.join((what, *compared))}"
+
+
+def doubts(plan: ComboPlan) -> list[str]:
+    """A line for each planned combo whose step times were not measured."""
+    marked = {each.combo.label: each.uncalibrated for each in plan.combos if each.uncalibrated}
+    return [
+        f"step times of {label} are not calibrated ({'; '.join(missing)}): trust the order, not the numbers"
+        for label, missing in marked.items()
+    ]
 
 
 def _runs(found: ServiceRehearsal) -> list[tuple[tuple[str, ...], list[str]]]:
@@ -115,7 +125,7 @@ def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, A
         traces.append({
             "type": "scatter", "mode": "markers", "name": types,
             "x": [each.combo.usd_per_hour for each in here], "y": [each.goodput_rps for each in here],
-            "text": [each.combo.label for each in here],
+            "text": [each.combo.label + ("" if each.calibrated else ", not calibrated") for each in here],
             "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>",
             "marker": {
                 "color": COLORS[i % len(COLORS)], "size": [14 if chosen else 8 for chosen in planned],
@@ -129,7 +139,7 @@ def _rows(plan: ComboPlan, selection: Selection) -> list[str]:
     rows = []
     for each in selection.candidates:
         count = plan.counts.get((each.service, each.combo.label), 0)
-        words = (each.service, each.combo.label, str(count or ""))
+        words = (each.service, each.combo.label, str(count or ""), "; ".join(each.uncalibrated))
         efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
         numbers = [f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}", *map(millions, efficiencies)]
         rows.append(_cells(words, numbers))

@@ -11,8 +11,9 @@ from msgspec import Struct, structs
 
 from headway import catalog
 from headway.config import strict_yaml
+from headway.config.fleet import own_of
 from headway.config.own_hardware import own_hardware
-from headway.config.scenario import assemble, variants, with_absolute_paths
+from headway.config.scenario import StepTimes, assemble, variants, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
@@ -131,13 +132,17 @@ def service_scenario(
         raise places.error(("fleet", 0, "speculative"), "a plan of combos has none; expected no such key")
     prompt, output, rate, num = _means(workload, spec.seed, base_dir)
     pattern, slo = WorkloadPattern(spec.name, prompt, output), ServiceSlo(spec.slo.ttft_s, spec.slo.tpot_s)
-    service = ComboService(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s)
+    own = own_of(spec, places)
+    names = [*own.gpus, *(each.name for each in catalog.gpus() if pool.engine.name in own.engines)]
+    used = {name: own.coefficients(name, pool.engine.name, pool.engine.version) for name in names}
+    used[pool.gpu.name] = StepTimes(scenario).coefficients[pool.name]
+    service = ComboService(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s, used)
     document["workload"] = strict_yaml.plain(workload if rps is None else structs.replace(workload, arrivals=rps))
     is_recorded = workload.trace is not None or isinstance(workload.arrivals, Replay)
     for name in ("variants", "faults", "roles", "combos"):
         document.pop(name, None)
     most = num if is_recorded else None
-    return ServiceScenario(service, document, base_dir, rate if rps is None else rps, handover, most)
+    return ServiceScenario(service, document, base_dir, rate if rps is None else rps, handover, most, own.gpu)
 
 
 def _means(workload: WorkloadSpec, seed: int, base_dir: Path) -> tuple[float, float, float, int]:

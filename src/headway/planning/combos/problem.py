@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from headway import catalog
+from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Engine, Gpu, Model
 from headway.planning.stability import Stability
@@ -160,6 +162,16 @@ class ComboService(Struct, frozen=True, forbid_unknown_fields=True):
     slo: ServiceSlo
     network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
     """Of one instance, in each direction; split combos send KV caches over it."""
+    coefficients: dict[str, Coefficients] = {}
+    """Of step times, by GPU; of others the catalog's."""
+
+    def coefficients_on(self, gpu: str) -> Coefficients:
+        return self.coefficients.get(gpu) or catalog.coefficients(gpu, self.engine.name, self.engine.version)
+
+    def uncalibrated(self, combo: GpuCombo) -> tuple[str, ...]:
+        """What of a combo's step times was not measured, as in "h20-96gb: kernels of h100-80gb-sxm"."""
+        missing = {group.gpu: self.coefficients_on(group.gpu).estimated for group in combo.groups}
+        return tuple(f"{gpu}: {', '.join(estimated)}" for gpu, estimated in missing.items() if estimated)
 
 
 class Profiler(Protocol):
@@ -186,6 +198,10 @@ class ComboCandidate(Struct, frozen=True, forbid_unknown_fields=True):
     """Eq. 14 with the step-time model's throughputs."""
     is_lasting: bool = False
     """Whether the goodput is that of a long profile; a short one may be too high."""
+    calibrated: bool = True
+    """Whether step times of all its GPUs were measured with its engine."""
+    uncalibrated: tuple[str, ...] = ()
+    """What of them was not, by GPU."""
 
 
 class Rejected(Struct, frozen=True, forbid_unknown_fields=True):
@@ -233,6 +249,10 @@ class PlannedCombo(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_hour: float
     """Of one combo."""
     tokens_per_usd: float | None
+    calibrated: bool = True
+    """Whether step times of all its GPUs were measured with its engine."""
+    uncalibrated: tuple[str, ...] = ()
+    """What of them was not, by GPU."""
 
 
 class ServiceGoodput(Struct, frozen=True, forbid_unknown_fields=True):

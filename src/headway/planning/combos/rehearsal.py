@@ -14,6 +14,7 @@ from msgspec import structs
 from headway import catalog
 from headway.config.scenario import assemble
 from headway.config.strict_yaml import Places
+from headway.core.fleet import Gpu
 from headway.metrics.latency import DefaultSlo, Sample, sample
 from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
@@ -57,6 +58,8 @@ class ServiceScenario:
     handover: dict[str, Any]
     most_requests: int | None = None
     """Of a simulation; None: as many as are asked for. A trace has no more than it has."""
+    find_gpu: Callable[[str], Gpu] = catalog.gpu
+    """In the scenario's own GPUs, then in the catalog."""
 
 
 @dataclass
@@ -110,8 +113,11 @@ class GoodputProfiler:
         service, longer, growth = chosen.service, 1, GROWTH
         if short_rps is not None:
             longer, growth = LENGTHEN, LASTING_GROWTH
-        gpus = {group.gpu: catalog.gpu(group.gpu) for group in combo.groups}
-        fluid = FluidEstimate({service.model.name: service.model}, gpus, service.engine, service.network_bytes_per_s)
+        gpus = {group.gpu: chosen.find_gpu(group.gpu) for group in combo.groups}
+        fluid = FluidEstimate(
+            {service.model.name: service.model}, gpus, service.engine, service.network_bytes_per_s,
+            service.coefficients_on,
+        )  # fmt: skip
         most = fluid.goodput_rps(combo, service.pattern, service.slo)
         if most <= 0:
             return 0.0
@@ -192,5 +198,8 @@ def fleet_sections(
 
 
 def _pool(chosen: ServiceScenario, group: Group) -> dict[str, Any]:
-    common = model_keys(chosen.document["fleet"][0], without=OF_SHAPE)
+    first = chosen.document["fleet"][0]
+    common = model_keys(first, without=OF_SHAPE)
+    if "coefficients" in first and group.gpu == chosen.find_gpu(first["gpu"]).name:
+        common["coefficients"] = first["coefficients"]
     return {**common, "gpu": group.gpu, "tp": group.tp, "replicas": group.instances}

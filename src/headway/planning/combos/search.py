@@ -303,7 +303,7 @@ class DeploymentProgram:
             combos=tuple(
                 PlannedCombo(
                     each.service, each.combo, numbers[each], each.goodput_rps, each.combo.usd_per_hour,
-                    each.tokens_per_usd,
+                    each.tokens_per_usd, each.calibrated, each.uncalibrated,
                 )
                 for each in ordered
             ),

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from msgspec import structs
 
+from headway.config.fleet import own_of
+from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Parallel, Pool
+from headway.core.fleet import Parallel
 from headway.planning.capacity.plan import CapacityOptions
 from headway.planning.capacity.plan import plan as plan_capacity
 from headway.planning.capacity.problem import (
@@ -173,22 +175,25 @@ def _service(task: SizingTask) -> ComboService | None:
     """The model's requests as a service of mean lengths; None if its memory fits no offer."""
     rows = from_parquet(task.requests)
     pattern = WorkloadPattern(None, float(rows.prompt_tokens.mean()), float(rows.output_tokens.mean()))
-    pool = _some_pool(task)
-    if pool is None:
+    some = _some_scenario(task)
+    if some is None:
         return None
+    pool, own = some.fleet.pools[0], own_of(some.spec, some.places)
+    names = [offer.gpu.name for offer in task.offers]
+    used = {name: own.coefficients(name, pool.engine.name, pool.engine.version) for name in names}
     slo = task.template.document.get("slo") or {}
     limits = ServiceSlo(slo.get("ttft_s"), slo.get("tpot_s"))
-    return ComboService(task.model, pool.model, pool.engine, pattern, limits, pool.network_bytes_per_s)
+    return ComboService(task.model, pool.model, pool.engine, pattern, limits, pool.network_bytes_per_s, used)
 
 
-def _some_pool(task: SizingTask) -> Pool | None:
+def _some_scenario(task: SizingTask) -> Scenario | None:
     """The model on any offer and shape that holds it."""
     for offer in task.offers:
         for tp in task.tps:
             unit = GpuCombo(task.model, 0.0, aggregated=Group(offer.gpu.name, tp))
             try:
                 part = FleetPart(task.model, unit, 1)
-                return task.template.scenario([part], {"routing": task.routing}, task.requests).fleet.pools[0]
+                return task.template.scenario([part], {"routing": task.routing}, task.requests)
             except HeadwayError:
                 continue
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from headway.config.scenario import Scenario, assemble
+from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.spec import PolicySpecs
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -46,7 +46,8 @@ def plan(
     with TemporaryDirectory() as folder:
         scenario = assemble(document, Places(), base_dir)
         evaluate = TierRehearsal(scenario, simulator, Path(folder), total, progress)
-        return search.plan(evaluate, num_tiers, decays, seeds, interval, tolerance)
+        found = search.plan(evaluate, num_tiers, decays, seeds, interval, tolerance)
+    return dataclasses.replace(found, pools=StepTimes(scenario).pools)
 
 
 @dataclass

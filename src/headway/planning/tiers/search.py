@@ -22,6 +22,7 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
+from headway.catalog.coefficients import PoolCalibration
 from headway.core.errors import HeadwayError
 
 Ints = npt.NDArray[np.integer]
@@ -51,6 +52,8 @@ class TierPlan:
     best: TierSetting
     chosen: TierSetting
     settings: tuple[TierSetting, ...]
+    pools: tuple[PoolCalibration, ...] = ()
+    """Whether step times of each pool were measured on its GPU and engine."""
 
     @property
     def tied(self) -> tuple[TierSetting, ...]:
