@@ -104,6 +104,11 @@ def _coefficients(
     else:
         with places.at(*at, "coefficients"):
             found = coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
+    return with_unmeasured(found, spec)
+
+
+def with_unmeasured(found: Coefficients, spec: PoolSpec) -> Coefficients:
+    """The coefficients; not calibrated where the pool has what was not measured on any GPU."""
     unmeasured = [UNMEASURED_WEIGHTS[spec.quantization]] if spec.quantization in UNMEASURED_WEIGHTS else []
     if spec.speculative is not None:
         unmeasured.append(f"drafts by {spec.speculative.method}")

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from headway import catalog
 from headway.config import strict_yaml
-from headway.config.fleet import own_of
+from headway.config.fleet import own_of, with_unmeasured
 from headway.config.own_hardware import own_hardware
 from headway.config.scenario import StepTimes, assemble, variants, with_absolute_paths
 from headway.config.strict_yaml import Places
@@ -133,8 +133,12 @@ def service_scenario(
     prompt, output, rate, num = _means(workload, spec.seed, base_dir)
     pattern, slo = WorkloadPattern(spec.name, prompt, output), ServiceSlo(spec.slo.ttft_s, spec.slo.tpot_s)
     own = own_of(spec, places)
-    names = [*own.gpus, *(each.name for each in catalog.gpus() if pool.engine.name in own.engines)]
-    used = {name: own.coefficients(name, pool.engine.name, pool.engine.version) for name in names}
+    first, names = spec.fleet[0], list(own.gpus)
+    if pool.engine.name in own.engines or first.quantization is not None or first.speculative is not None:
+        names += [each.name for each in catalog.gpus()]
+    used = {
+        name: with_unmeasured(own.coefficients(name, pool.engine.name, pool.engine.version), first) for name in names
+    }
     used[pool.gpu.name] = StepTimes(scenario).coefficients[pool.name]
     service = ComboService(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s, used)
     document["workload"] = strict_yaml.plain(workload if rps is None else structs.replace(workload, arrivals=rps))
