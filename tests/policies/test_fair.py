@@ -387,3 +387,17 @@ def test_it_orders_the_gateways_queue_only(tmp_path: Path) -> None:
     (tmp_path / "any.yaml").write_text(yaml.safe_dump(data))
     with pytest.raises(HeadwayError, match=r"fair orders the gateway's queue only; expected `ordering_at: gateway`"):
         scenario.load(tmp_path / "any.yaml")
+
+
+def test_weights_change_while_requests_are_in_flight() -> None:
+    """The shares of the requests in flight are those of the new weights."""
+    ordering = FairOrdering({"a": 1.0})
+    lines = Lines(ordering, "a", "b")
+    first, _, other = lines.add("a"), lines.add("a"), lines.add("b")
+    for _ in range(3):
+        lines.start()
+    assert not ordering.is_below_share(first)
+    ordering.set_weights({"a": 8.0})
+    assert ordering.is_below_share(first) and not ordering.is_below_share(other)
+    for each in (1, 2, 3):
+        ordering.learn(ended(FakeRequest(each, tenant="a" if each < 3 else "b")))

@@ -24,6 +24,7 @@ COMMANDS = {
     "reproduce": "Reproduce the tables and figures of a paper, and check its claims.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "serve": "Serve a fleet of engines as one OpenAI-compatible endpoint.",
+    "keys": "Change the keys, teams and budgets of a key store, and report what they have spent.",
     "export": "Write a fleet as manifests for Kubernetes.",
     "emulate": "Emulate an engine in real time, without a GPU.",
     "new": "Write a commented scenario to start from.",

@@ -100,6 +100,10 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The region of the replicas."""
     usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None
     """Price of a GPU. Without one: the catalog's."""
+    usd_per_million_input_tokens: Annotated[float, Meta(ge=0)] = 0.0
+    """For `headway serve`: what a key is charged for the tokens of its prompts."""
+    usd_per_million_output_tokens: Annotated[float, Meta(ge=0)] = 0.0
+    """The same for the tokens of answers."""
     kv_capacity_tokens: Count | None = None
     """Limit of the KV cache of a replica, for experiments under memory pressure."""
     mean_sequence_tokens: Positive | None = None

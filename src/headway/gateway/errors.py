@@ -34,6 +34,8 @@ class ApiError(Exception):
     @property
     def type(self) -> str:
         """OpenAI's error type for the status."""
+        if self.code == "insufficient_quota":
+            return self.code
         if self.status == 429:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -42,9 +42,12 @@ from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.gateway.upstream.engine import count_prompt
 from headway.gateway.upstream.health import HealthMonitor
 from headway.gateway.upstream.kv_snapshot import delete_stale
+from headway.policies.ordering.fair import FairOrdering
 
 if TYPE_CHECKING:
+    from headway.gateway.accounts.store import StoredKey
     from headway.gateway.batch.service import BatchService
+    from headway.gateway.charges import Charges
     from headway.gateway.relay.tracing import Tracing
 
 _FINISHED, _REJECTED = Outcome.FINISHED, Outcome.REJECTED
@@ -67,7 +70,7 @@ class Gateway:
     ) -> None:
         self.plan, self.settings, self.recording = plan, plan.settings, recording
         self.clock = Clock(asyncio.get_running_loop())
-        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
+        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now, self.settings.key_store is not None)
         self.copies = StreamCopies(lambda: self.clock.now)
         self.rolling_stats: RollingStats | None = None
         self.decisions = self._observe_decisions(decision_log)
@@ -98,6 +101,7 @@ class Gateway:
         self._tracing, self._new_relay = self._make_relays()
         self.quarantine = Quarantine(self.settings.quarantine_s)
         self.batches = self._make_batches()
+        self.charges = self._make_charges()
         self.is_closing = False
         self.reloads = Reloads()
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
@@ -145,6 +149,27 @@ class Gateway:
 
         return BatchService(self.settings, self.relay, self.end, self.keys.caller_of)
 
+    def _make_charges(self) -> Charges | None:
+        if self.settings.key_store is None:
+            return None
+        from headway.gateway.accounts.budgets import Accounts
+        from headway.gateway.charges import Charges
+
+        accounts = Accounts(self.settings.key_store, self._use_stored_keys)
+        charges = Charges(accounts, self.fleet.pools, lambda: self.plan.names)
+        self.driver.charge = charges.charge
+        return charges
+
+    def _use_stored_keys(self, keys: Sequence[StoredKey]) -> None:
+        """Accept these keys of the database, with the weights of their tenants."""
+        self.keys.replace_stored([key.key() for key in keys])
+        weights = {key.key().tenant: key.weight for key in keys if key.weight != 1}
+        for service in self.driver.control.services:
+            if isinstance(service.hold_ordering, FairOrdering):
+                service.hold_ordering.set_weights(weights)
+        for callback in self.on_reconfigured:
+            callback()
+
     @property
     def replicas(self) -> list[LiveReplica]:
         return self.fleet.replicas
@@ -162,6 +187,8 @@ class Gateway:
         self.driver.start_ticking()
         self.scaling.start()
         self.fleet.schedule_roles(self.plan.roles)
+        if self.charges is not None:
+            self.charges.accounts.start()
         if self.batches is not None:
             self.batches.start()
         if self.recording.is_written:
@@ -233,6 +260,8 @@ class Gateway:
             await asyncio.sleep(_DRAIN_POLL_S)
         for request in list(self.driver.requests.values()):
             self.driver.release(request, ReleaseReason.CANCELLED)
+        if self.charges is not None:
+            await self.charges.accounts.stop()
         await self.health.stop()
         await self.scaling.stop()
         self.plan.stop_planners()
@@ -340,20 +369,27 @@ class Gateway:
         caller: Caller,
         deadline_s: float | None,
     ) -> InFlightRequest:
-        tokens = self.prompt_tokens(features) + (features.max_tokens or 0)
+        prompt_tokens, output_tokens = self.prompt_tokens(features), features.max_tokens or 0
+        tokens, hold = prompt_tokens + output_tokens, None
         caller.reserve(tokens)
         try:
+            if self.charges is not None:
+                hold = self.charges.hold(caller.owner, features.model, prompt_tokens, output_tokens)
             request = self._admit(features, new_request, caller.tenant, deadline_s)
         except BaseException:
             caller.give_back(tokens)
+            if hold is not None and self.charges is not None:
+                self.charges.accounts.give_back(hold)
             raise
-        request.on_settled = partial(caller.settle, tokens)
+        request.on_settled, request.budget_hold = partial(caller.settle, tokens), hold
         return request
 
     def settle(self, request: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
         """Charge the caller with the tokens used, and learn from the engine's count of the prompt."""
         if request.on_settled is not None:
             request.on_settled(used_tokens)
+            if self.charges is not None:
+                self.charges.settle(request)
         if prompt_tokens and num_chars >= _MIN_COUNTED_CHARS:
             ratio = prompt_tokens / num_chars
             self._tokens_per_char += _RATIO_WEIGHT * (min(ratio, 2.0) - self._tokens_per_char)
@@ -541,6 +577,8 @@ class Gateway:
             ("requests_held", "Requests held in the gateway", held),
             ("tenant_requests_held", "Requests held in the gateway, by tenant",
              [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]),
+            ("key_store_up", "Whether the last exchange with the key store succeeded",
+             [] if self.charges is None else [({}, float(self.charges.accounts.is_up))]),
             ("reload_failed", "Whether the fleet file could not be reloaded the last time",
              [] if self.reloads.last is None else [({}, float(self.reloads.last.outcome == "failed"))]),
             ("batch_requests_open", "Batch requests that are held or at an engine",
@@ -566,6 +604,8 @@ class Gateway:
             ({"key": key, "reason": reason}, float(num))
             for key, each in counts for reason, num in each.refused.items()
         ]  # fmt: skip
+        errors: list[Sample] = [] if self.charges is None else [({}, float(self.charges.accounts.num_errors))]
+        metrics.append(("key_store_errors_total", "Exchanges with the key store that failed", errors))
         return [*metrics, ("key_refusals_total", "Requests that were answered 429, by key and reason", refused)]
 
     def records(self) -> Records:

@@ -44,6 +44,19 @@ def key_id(sha256: str) -> str:
     return sha256[:_ID_DIGITS]
 
 
+class KeyStoreSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A database of keys and teams with budgets, which `headway keys` changes."""
+
+    store: str = "keys.sqlite"
+    """The database: an SQLite file, created if it does not exist, or `postgresql://user@host/database`."""
+    refresh_s: _Seconds = 2.0
+    """Time between two exchanges with the database: what was spent is written, and keys and what other gateways have
+    spent are read."""
+    on_failure: Literal["serve", "refuse"] = "serve"
+    """While the database cannot be used: `serve` goes on with the keys and the spending that are known, and writes what
+    is spent later; `refuse` answers 503 to requests with keys of the database."""
+
+
 class Cors(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Web pages of other hosts that may send requests from browsers (cross-origin resource sharing)."""
 
@@ -171,11 +184,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     body_timeout_s: _Seconds = 60.0
     """Time limit for receiving a request's body."""
     api_keys: tuple[_Sha256 | Key, ...] = ()
-    """Keys that clients may send as bearer tokens: SHA-256 sums in hexadecimal, or sums with limits. Without any, all
-    requests are served, and engines get the keys that clients send."""
+    """Keys that clients may send as bearer tokens: SHA-256 sums in hexadecimal, or sums with limits. Without any,
+    and without a `key_store`, all requests are served, and engines get the keys that clients send."""
     hosts: tuple[str, ...] = ()
     """Without `api_keys`: hosts that clients may name in their requests, besides loopback names and the listening
     address. `*` for every host. A gateway that listens on more than a loopback address accepts all IP addresses."""
+    key_store: KeyStoreSettings | None = None
+    """Keys in a database, besides `api_keys`."""
     cors: Cors | None = None
     """Pages of other hosts that may send requests. Without it, browsers refuse them the answers."""
     admin_keys: tuple[_Sha256, ...] = ()
@@ -197,6 +212,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     long, clients get a 503."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """Time for streams to end at shutdown."""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self.api_keys) or self.key_store is not None
 
     @property
     def has_dashboard(self) -> bool:

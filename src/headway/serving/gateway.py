@@ -19,10 +19,11 @@ from headway.config.placeholders import resolved
 from headway.config.scenario import Scenario, listed, with_policies
 from headway.config.scenario import read as read_document
 from headway.config.spec import Spec
+from headway.config.strict_yaml import Key as PlaceKey
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.policy import Ordering, SteppedOrdering
-from headway.gateway.fleet.specs import ServedPool, ServingPlan
+from headway.gateway.fleet.specs import ServedPool, ServingPlan, TokenPrices
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.settings import Judge, Key, Settings
@@ -96,6 +97,7 @@ def plan(scenario: Scenario) -> ServingPlan:
             pools.slot_folder(each, scenario.base_dir, places),
             None if each.combo is None else combos[each.combo.name],
             pools.engine_key(each, scenario.base_dir, places),
+            TokenPrices(each.spec.usd_per_million_input_tokens, each.spec.usd_per_million_output_tokens),
         )
         for each, start in zip(declared, starts, strict=True)
     )  # fmt: skip
@@ -133,7 +135,7 @@ def _with_tenants(scenario: Scenario) -> Scenario:
             what = f"{key.tenant!r} has keys of weights {weights[key.tenant]:g} and {key.weight:g}; expected one weight"
             raise scenario.places.error(("gateway", "api_keys"), what)
     policies = scenario.spec.policies
-    if scenario.spec.gateway.api_keys and _has_default_order(scenario):
+    if scenario.spec.gateway.needs_key and _has_default_order(scenario):
         policies = replace(policies, ordering="fair", ordering_at="gateway")
     if pools.ordering_name(policies) == "fair":
         (ordering,) = listed(policies.ordering)
@@ -171,33 +173,41 @@ def _checked_judge(spec: Spec, places: Places) -> Judge | None:
 
 
 def _checked_settings(scenario: Scenario) -> Settings:
-    """The gateway's settings, with an absolute path of its database."""
-    settings, places = scenario.spec.gateway, scenario.places
+    """The gateway's settings, with absolute paths of its databases."""
+    settings = scenario.spec.gateway
     if settings.tracing:
         try:
             importlib.import_module("headway.gateway.relay.tracing")
         except ModuleNotFoundError as error:
             raise web_server.not_installed(str(error.name), "otel") from None
-    batches = settings.batches
-    if batches is None:
-        return settings
-    at = ("gateway", "batches", "store")
-    kind, marker, _ = batches.store.partition("://")
+    if settings.batches is not None:
+        store = _checked_database(settings.batches.store, ("gateway", "batches", "store"), scenario, "multipart")
+        settings = replace(settings, batches=replace(settings.batches, store=store))
+    if settings.key_store is not None:
+        store = _checked_database(settings.key_store.store, ("gateway", "key_store", "store"), scenario)
+        settings = replace(settings, key_store=replace(settings.key_store, store=store))
+    return settings
+
+
+def _checked_database(store: str, at: PlaceKey, scenario: Scenario, *modules: str) -> str:
+    """A database's address, or the absolute path of its file. HeadwayError if it, or a module, is missing."""
+    places = scenario.places
+    kind, marker, _ = store.partition("://")
     if marker and kind not in ("postgresql", "postgres"):
         raise places.error(at, f"{kind!r} is not a known database; expected a file, or postgresql://host/database")
-    for module in ("sqlalchemy", "multipart", "asyncpg" if marker else "aiosqlite"):
+    for module in ("sqlalchemy", *modules, "asyncpg" if marker else "aiosqlite"):
         if find_spec(module) is None:
             raise web_server.not_installed(module, "postgres" if module == "asyncpg" else "gateway")
     if marker:
-        from headway.gateway.batch.store import postgres_url
+        from headway.gateway.database import postgres_url
 
         with places.at(*at):
-            postgres_url(batches.store)
-        return settings
-    path = scenario.base_dir / batches.store
+            postgres_url(store)
+        return store
+    path = scenario.base_dir / store
     if not path.parent.is_dir():
         raise places.error(at, f"{path.parent} is no folder; expected a file in an existing folder")
-    return replace(settings, batches=replace(batches, store=str(path.absolute())))
+    return str(path.absolute())
 
 
 # Policies.

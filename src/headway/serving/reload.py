@@ -18,7 +18,7 @@ from headway.serving.gateway import plan, read
 _RESTART = "cannot change while the gateway runs; expected what it was, or a restart"
 _FIXED = ("combos", "gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning")
 """Sections that only a restart can change."""
-_FIXED_SETTINGS = ("batches", "tracing", "dashboard", "hosts", "cors", "hang_s", "max_decisions_bytes")
+_FIXED_SETTINGS = ("batches", "key_store", "tracing", "dashboard", "hosts", "cors", "hang_s", "max_decisions_bytes")
 _SECRET_FILE = re.compile(r"\$\{file:([^{}]+)\}")
 
 
@@ -56,7 +56,7 @@ class FleetFile:
             check(getattr(before, name) == getattr(after, name), name)
         for name in _FIXED_SETTINGS:
             check(getattr(before.gateway, name) == getattr(after.gateway, name), "gateway", name)
-        check(bool(before.gateway.api_keys) == bool(after.gateway.api_keys), "gateway", "api_keys")
+        check(before.gateway.needs_key == after.gateway.needs_key, "gateway", "api_keys")
         check(before.gateway.has_dashboard == after.gateway.has_dashboard, "gateway", "admin_keys")
         changed = self._change(found)
         check(self.scenario.spec.policies.scaling == changed.spec.policies.scaling, "policies", "scaling")
@@ -68,7 +68,12 @@ class FleetFile:
             new,
             pools=tuple(kept.get(each.pool.name, each) for each in new.pools),
             policies=_policies(present.policies, new.policies),
-            settings=replace(new.settings, hosts=present.settings.hosts, batches=present.settings.batches),
+            settings=replace(
+                new.settings,
+                hosts=present.settings.hosts,
+                batches=present.settings.batches,
+                key_store=present.settings.key_store,
+            ),
             stop_planners=present.stop_planners,
             planned_gpus=present.planned_gpus,
             planner_news=present.planner_news,

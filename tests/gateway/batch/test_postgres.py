@@ -70,7 +70,7 @@ def test_a_database_that_goes_away_and_comes_back_loses_nothing(
 
 
 def test_an_address_may_set_sslmode() -> None:
-    from headway.gateway.batch.store import postgres_url
+    from headway.gateway.database import postgres_url
 
     url = postgres_url("postgresql://me@db.example/work?sslmode=verify-full")
     assert url.query == {"ssl": "verify-full"} and url.drivername == "postgresql+asyncpg"

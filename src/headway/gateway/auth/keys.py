@@ -78,8 +78,8 @@ class Caller:
             bucket.withdraw(-tokens, self._clock())
 
     def count_refusal(self, error: ApiError) -> None:
-        """Count a request that is refused, if it is with a 429."""
-        if error.status == 429:
+        """Count a request that is refused because of a limit, or because its key cannot be checked."""
+        if error.status == 429 or error.reason:
             self._counts(self.owner).refused[error.reason or error.code] += 1
 
     def limits(self) -> tuple[RateLimit, ...]:
@@ -95,33 +95,49 @@ class Caller:
 
 
 class ApiKeys:
-    """The keys that clients may send. Without any, every client is served."""
+    """The keys that clients may send. Without any, and without a key store, every client is served."""
 
-    def __init__(self, keys: Sequence[str | Key], clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, keys: Sequence[str | Key], clock: Callable[[], float], has_store: bool = False) -> None:
+        """`has_store`: `replace_stored` will be called with the keys of a database."""
+        self._clock, self._has_store = clock, has_store
         self._counts: dict[str, KeyCounts] = {}
         """By key's id, at most `MAX_COUNTED_KEYS` and one for the others."""
         self._callers: dict[str, Caller] = {}
         self._without_key = Caller(Key(sha256=""), clock, self._counts_of)
+        self.stored: tuple[Key, ...] | None = None
+        """The keys of the database; None: not known yet."""
         self.replace(keys)
 
     def replace(self, keys: Sequence[str | Key]) -> None:
-        """Accept these keys from now on. Keys that were there before keep what they have used of their limits."""
+        """Accept these keys of the fleet file from now on. Keys that were there before keep what they have used of
+        their limits."""
+        self._own = [each if isinstance(each, Key) else Key(sha256=each) for each in keys]
+        self._collect()
+
+    def replace_stored(self, keys: Sequence[Key]) -> None:
+        """Accept these keys of the database from now on, besides those of the fleet file."""
+        self.stored = tuple(keys)
+        self._collect()
+
+    def _collect(self) -> None:
         before, self._callers = self._callers, {}
-        for each in keys:
-            key = each if isinstance(each, Key) else Key(sha256=each)
+        for key in (*self._own, *(self.stored or ())):
             if key.sha256 in self._callers:
                 continue  # the first entry of a key counts
             caller = self._callers[key.sha256] = before.get(key.sha256) or Caller(key, self._clock, self._counts_of)
-            caller.set(key)
+            if caller.key != key:
+                caller.set(key)
 
     def authenticate(self, headers: MutableMapping[str, str]) -> Caller:
         """The caller by its key, which is removed from the headers, so that engines do not see it. ApiError (401)."""
-        if not self._callers:
+        if not self._callers and not self._has_store:
             return self._without_key
         # A search for a digest may take a time that depends on the digest, of which nobody can find the key.
-        caller = self._callers.get(key_digest(headers))
+        digest = key_digest(headers)
+        caller = self._callers.get(digest)
         if caller is None:
+            if digest and self._has_store and self.stored is None:
+                raise ApiError(503, "the key store cannot be used", "key_store_unavailable", retry_after_s=2)
             raise unknown_key()
         if caller.expires is not None and datetime.now(UTC).date() > caller.expires:
             raise ApiError(401, "this API key has expired", "expired_api_key")

@@ -17,8 +17,9 @@ from headway.core.errors import HeadwayError
 from headway.gateway.auth.keys import Caller
 from headway.gateway.batch import queue
 from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
-from headway.gateway.batch.store import UNAVAILABLE, BatchStore
+from headway.gateway.batch.store import BatchStore
 from headway.gateway.batch.validate import validate
+from headway.gateway.database import UNAVAILABLE
 from headway.gateway.errors import ApiError, internal_error, policy_error
 from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
@@ -30,7 +31,9 @@ log = logging.getLogger("headway.gateway")
 _PASS_S, _IDLE_S = 0.05, 1.0
 """Shortest and longest time between two passes over the database."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_NO_CAPACITY = frozenset(("no_capacity", "queue_full", "shutting_down", "rate_limit_exceeded"))
+_NO_CAPACITY = frozenset((
+    "no_capacity", "queue_full", "shutting_down", "rate_limit_exceeded", "insufficient_quota", "key_store_unavailable",
+))  # fmt: skip
 
 
 class _CollectedAnswer:
@@ -178,7 +181,7 @@ class BatchService:
             num_attempts += not answer.lacked_capacity
             if not answer.is_retryable or num_attempts >= self.settings.max_attempts:
                 break
-            await asyncio.sleep(max(pause_s, answer.retry_after_s))
+            await asyncio.sleep(max(pause_s, min(answer.retry_after_s, _LONGEST_PAUSE_S)))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         entry = queue.encode_entry(line.custom_id, answer.status, request_id, answer.body)
         self._results.append(LineResult(line.batch, line.line, answer.status < 300, entry))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
-    URL,
     BigInteger,
     Column,
     Index,
@@ -19,16 +18,13 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
-    event,
-    make_url,
     select,
     text,
 )
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headway.core.errors import HeadwayError
 from headway.gateway.batch.objects import Page
+from headway.gateway.database import Database
 
 TABLES = MetaData()
 FILES = Table(
@@ -69,46 +65,15 @@ OPEN, ANSWERED, FAILED = range(3)
 """The status of a line."""
 _LOCK = 0x68656164
 """The key of the advisory lock in PostgreSQL."""
-UNAVAILABLE = (SQLAlchemyError, OSError)
-"""Raised while the database cannot be used."""
 
 
-class BatchStore:
+class BatchStore(Database):
     """One database. Several gateways may use the same; one of them at a time runs the batches."""
 
     def __init__(self, location: str) -> None:
-        """`location`: a file's path, or `postgresql://user@host/database`."""
-        self._path: Path | None = None
-        options: dict[str, Any]
-        if "://" in location:
-            url = postgres_url(location)
-            # A server that hangs is to fail like one that is down.
-            options = {"pool_pre_ping": True, "connect_args": {"timeout": 10, "command_timeout": 60}}
-        else:
-            self._path = Path(location)
-            url = make_url(f"sqlite+aiosqlite:///{self._path}")
-            # One connection: SQLite has one writer at a time, and the pool serves waiters in turn.
-            options = {"pool_size": 1, "max_overflow": 0}
-        # Clients' requests must not appear in logs.
-        self._engine = create_async_engine(url, hide_parameters=True, **options)
-        if self._path is not None:
-            event.listen(self._engine.sync_engine, "connect", _durable)
+        super().__init__(location, TABLES)
         self._lock_file: int | None = None
         self._lock_held: AsyncConnection | None = None
-        self.is_open = False
-        self.begin = self._engine.begin
-        """A transaction as a context manager, committed at the end of its block."""
-
-    async def open(self) -> None:
-        """Create the tables if they do not exist."""
-        if not self.is_open:
-            if self._path is not None:  # create the file readable by its owner only
-                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-            async with self._engine.begin() as connection:
-                if self._path is None:  # gateways that start at the same time create the tables in turn
-                    await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK + 1})"))
-                await connection.run_sync(TABLES.create_all)
-            self.is_open = True
 
     async def page(self, table: Table, query: Select[Any], page: Page) -> tuple[list[RowMapping], bool]:
         """One page of the rows that a query finds, the newest first, and whether there are more rows after it."""
@@ -122,12 +87,12 @@ class BatchStore:
 
     async def lead(self) -> bool:
         """Become or stay the one gateway that runs batches. False if another one is; the lock ends with the process."""
-        if self._path is not None:
-            return self._lock_file is not None or self._lock_path(self._path)
+        if self.path is not None:
+            return self._lock_file is not None or self._lock_path(self.path)
         if self._lock_held is not None:
             await self._lock_held.execute(text("SELECT 1"))
             return True
-        connection = await self._engine.connect()
+        connection = await self.connect()
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             is_leader = bool((await connection.execute(text(f"SELECT pg_try_advisory_lock({_LOCK})"))).scalar())
@@ -162,24 +127,4 @@ class BatchStore:
 
     async def close(self) -> None:
         await self.resign()
-        await self._engine.dispose()
-
-
-def postgres_url(address: str) -> URL:
-    """SQLAlchemy's URL for a PostgreSQL address. HeadwayError if the address is malformed."""
-    try:
-        url = make_url(address)
-    except (SQLAlchemyError, ValueError):
-        raise HeadwayError("not a database address; expected postgresql://user@host:port/database") from None
-    if set(url.query) - {"sslmode"}:
-        raise HeadwayError(f"{', '.join(url.query)}: unknown option in a database address; expected only sslmode")
-    query = {"ssl": url.query["sslmode"]} if url.query else {}
-    return url.set(drivername="postgresql+asyncpg", query=query)
-
-
-def _durable(connection: Any, record: object) -> None:
-    """Make commits survive a power failure."""
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+        await super().close()

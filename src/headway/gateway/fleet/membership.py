@@ -15,7 +15,7 @@ from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.combos import ComboInstances, in_order
-from headway.gateway.fleet.specs import ServedPool, ServingPlan
+from headway.gateway.fleet.specs import ServedPool, ServingPlan, TokenPrices
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.pace import ExpectedPace
 from headway.gateway.scheduling.replica import LiveReplica, Slots
@@ -149,6 +149,9 @@ class LiveFleet:
             if before.get(name) != served:
                 self.pools[name], self.paces[name] = served, ExpectedPace(served.pool)
                 changes += self._add_endpoints(served)
+            previous = before.get(name)
+            if previous is not None and previous.prices != served.prices:
+                changes.append(f"fleet: {name}: other prices")
         return changes
 
     def _add_endpoints(self, served: ServedPool) -> list[str]:
@@ -227,4 +230,4 @@ class LiveFleet:
 
 
 def _without_endpoints(served: ServedPool) -> ServedPool:
-    return replace(served, endpoints=(), pool=replace(served.pool, replicas=1))
+    return replace(served, endpoints=(), prices=TokenPrices(), pool=replace(served.pool, replicas=1))

@@ -62,6 +62,16 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A pod also counts as failed once its containers were restarted so many times before it was healthy."""
 
 
+class TokenPrices(Struct, frozen=True):
+    """What keys are charged, in dollars per million tokens."""
+
+    input_usd: float = 0.0
+    output_usd: float = 0.0
+
+    def usd(self, input_tokens: int, output_tokens: int) -> float:
+        return (input_tokens * self.input_usd + output_tokens * self.output_usd) / 1e6
+
+
 class ServedPool(Struct, frozen=True):
     """One pool, or one part of a combo, as a gateway serves it."""
 
@@ -77,6 +87,7 @@ class ServedPool(Struct, frozen=True):
     combo: Combo | None = None
     api_key: str = ""
     """The key that the engines ask for; empty: that of each client."""
+    prices: TokenPrices = TokenPrices()
 
     @property
     def deployment(self) -> Pool | Combo:

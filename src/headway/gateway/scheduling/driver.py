@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.control.control import Ticking
 from headway.control.decisions import DecisionObserver
@@ -23,6 +23,9 @@ from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.engine import EngineEndpoint
+
+if TYPE_CHECKING:
+    from headway.gateway.accounts.budgets import Charge
 
 log = logging.getLogger("headway.gateway")
 FINISHED = ReleaseReason.FINISHED
@@ -58,6 +61,8 @@ class Driver:
         self.hold_s = hold_s
         """Longest wait for a replica while none is up."""
         self._seed, self._decisions = seed, decisions
+        self.charge: Callable[[str, str, int, int], Charge] | None = None
+        """The charge for tokens by model and pool, where keys have budgets."""
         self._recorder, self._metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.replicas = list(replicas)
@@ -300,6 +305,7 @@ class Driver:
         request.awaits_score = False
         request.prefilled_by = None
         stage, model = live.stage_index, live.model
+        used = request.replica, live.prompt_tokens, live.generated_tokens
         live.lengths += ((model, live.generated_tokens),)  # type: ignore[misc]  # of a frozen base, thawed here
         if score is None:
             self.control.unscored(live, self._scorer.accepts_unscored, self.now)
@@ -309,6 +315,8 @@ class Driver:
         escalated = live.stage_index != stage
         self._metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")
         if escalated:
+            if self.charge is not None and used[0] is not None:
+                request.earlier_charges += (self.charge(model, used[0].pool, *used[1:]),)
             self.arm_hold_timeout(request)
 
     # Replicas.

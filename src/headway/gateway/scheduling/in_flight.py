@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.scheduling.stream_copy import StreamCopy, StreamPart
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
+
+if TYPE_CHECKING:
+    from headway.gateway.accounts.budgets import BudgetHold, Charge
 
 
 class ReleaseReason(IntEnum):
@@ -147,6 +150,10 @@ class InFlightRequest:
     """The wait that a rejected client is advised."""
     on_settled: Callable[[int], None] | None = None
     """Called at the end with the number of tokens used, where the caller has limits."""
+    budget_hold: BudgetHold | None = None
+    """What is reserved in the budgets of the caller's key."""
+    earlier_charges: tuple[Charge, ...] = ()
+    """For the answers of a cascade's models that were not accepted."""
     hold_timeout: asyncio.TimerHandle | None = None
     _changed: asyncio.Future[None] | None = None
 

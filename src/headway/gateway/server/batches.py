@@ -31,7 +31,8 @@ from headway.gateway.batch.objects import (
     Page,
 )
 from headway.gateway.batch.service import BatchService
-from headway.gateway.batch.store import UNAVAILABLE, BatchStore
+from headway.gateway.batch.store import BatchStore
+from headway.gateway.database import UNAVAILABLE
 from headway.gateway.errors import ApiError
 from headway.gateway.gateway import Gateway
 from headway.gateway.server.bodies import limited, read_json

@@ -102,7 +102,7 @@ def _operation(endpoint: Endpoint, by_type: dict[type, Schema], settings: Settin
     responses |= {status: {"description": _ERRORS[status], "content": content} for status in endpoint.also}
     errors, key = endpoint.all_errors, endpoint.access.key(settings)
     operation: Schema = {"summary": endpoint.summary, "operationId": _operation_id(endpoint), "responses": {}}
-    if key == "admin" or (key == "client" and settings.api_keys):
+    if key == "admin" or (key == "client" and settings.needs_key):
         operation["security"] = [{"bearer": []}, {"header": []}]
         errors.add(401)
     error = {JSON: {"schema": by_type[schema.ErrorBody]}}

@@ -86,7 +86,7 @@ def address(listener: socket.socket) -> str:
 
 def expected_hosts(settings: Settings, listener: socket.socket) -> ExpectedHosts | None:
     """The hosts that a gateway with these settings serves on this socket; None for all."""
-    if settings.api_keys:
+    if settings.needs_key:
         return None
     origins = () if settings.cors is None else settings.cors.origins
     return ExpectedHosts(listener.getsockname()[0], settings.hosts, origins)

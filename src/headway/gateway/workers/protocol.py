@@ -20,7 +20,7 @@ from headway.gateway.auth.limits import RateLimit
 from headway.gateway.relay.request import Features
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
-from headway.gateway.settings import Api, Judge, Settings
+from headway.gateway.settings import Api, Judge, Key, Settings
 from headway.gateway.telemetry.logs import LogOptions
 from headway.gateway.telemetry.metrics import HistogramCounts
 
@@ -45,6 +45,7 @@ class WorkerConfig(Struct):
     keyfile: str | None
     log: LogOptions = LogOptions()
     access_log: str | None = None
+    stored_keys: tuple[Key, ...] | None = None
 
 
 # From a worker.
@@ -258,6 +259,8 @@ class Reconfigured(Struct, array_like=True, tag=9, gc=False):
     settings: Settings
     sends_priority: bool
     is_closing: bool
+    stored_keys: tuple[Key, ...] | None
+    """Keys of the database; None: not known yet."""
 
 
 FromScheduler = (

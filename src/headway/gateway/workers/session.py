@@ -149,7 +149,8 @@ class WorkerSession:
 
     def _reconfigured(self) -> None:
         gateway = self._gateway
-        self.link.send(protocol.Reconfigured(gateway.settings, gateway.plan.sends_priority, gateway.is_closing))
+        sends_priority, stored = gateway.plan.sends_priority, gateway.keys.stored
+        self.link.send(protocol.Reconfigured(gateway.settings, sends_priority, gateway.is_closing, stored))
 
     def _quarantined(self, digest: bytes, until_s: float) -> None:
         self.link.send(protocol.BodyQuarantined(digest, until_s))

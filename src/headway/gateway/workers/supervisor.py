@@ -178,4 +178,5 @@ class WorkerSupervisor:
             keyfile=None if tls is None or tls.keyfile is None else str(tls.keyfile.absolute()),
             log=self._log_options,
             access_log=None if self._access_log is None else str(self._access_log),
+            stored_keys=gateway.keys.stored,
         )

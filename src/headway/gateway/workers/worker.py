@@ -56,7 +56,10 @@ class Worker:
         self.is_closing = False
         """The whole gateway drains."""
         self.clock = Clock(asyncio.get_running_loop(), config.start_s)
-        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
+        has_store = self.settings.key_store is not None
+        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now, has_store)
+        if config.stored_keys is not None:
+            self.keys.replace_stored(config.stored_keys)
         scorer = None if config.judge is None else AnswerScorer(config.judge)
         handlers: dict[type[Any], Callable[[Any], None]] = {
             KeyLimits: self._take_limits,
@@ -93,6 +96,8 @@ class Worker:
         self.settings, self._sends_priority = message.settings, message.sends_priority
         self.is_closing = message.is_closing
         self.keys.replace(self.settings.api_keys)
+        if message.stored_keys is not None:
+            self.keys.replace_stored(message.stored_keys)
         self._quarantine.keep_s = self.settings.quarantine_s
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:

@@ -95,6 +95,15 @@ class FairOrdering:
         """The weights of all tenants with requests in flight."""
         self._mean_output_tokens, self._num_ended = 0.0, 0
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Use these weights for the tenants that have one here, from the next request on."""
+        self._weights |= weights
+        for (_, name), tenant in self._tenants.items():
+            weight = self._weights.get(name, 1.0)
+            if tenant.num_in_flight:
+                self._weight_in_flight += weight - tenant.weight
+            tenant.weight, tenant.burst = weight, self._burst_tokens / weight
+
     def share(self, request: RequestView) -> _Share:
         return request.tier, request.tenant
 

@@ -295,10 +295,13 @@ def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: boo
 
     HeadwayError if the gateway needs a disk, which its pod does not have.
     """
-    batches = scenario.spec.gateway.batches
-    if batches is not None and "://" not in batches.store:
-        what = f"{batches.store!r} is a file, and the gateway's pod has no disk; expected postgresql://host/database"
-        raise scenario.places.error(("gateway", "batches", "store"), what)
+    for name in ("batches", "key_store"):
+        setting = getattr(scenario.spec.gateway, name)
+        if setting is not None and "://" not in setting.store:
+            what = (
+                f"{setting.store!r} is a file, and the gateway's pod has no disk; expected postgresql://host/database"
+            )
+            raise scenario.places.error(("gateway", name, "store"), what)
 
     def section(entry: dict[str, Any], pool: Pool, num: int) -> dict[str, Any]:
         kept = {key: value for key, value in entry.items() if key not in _DROPPED_POOL_KEYS}
@@ -321,7 +324,9 @@ def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: boo
     if combos:
         document["combos"] = combos
     gateway = document.get("gateway", {})
-    if not gateway.get("api_keys"):  # then it serves expected hosts only: those of its Service
+    if (
+        not gateway.get("api_keys") and "key_store" not in gateway
+    ):  # then it serves expected hosts only: those of its Service
         hosts = [GATEWAY, *(f"{GATEWAY}.{namespace}{suffix}" for suffix in ("", ".svc", ".svc.cluster.local"))]
         document["gateway"] = gateway | {"hosts": [*gateway.get("hosts", ()), *hosts]}
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)

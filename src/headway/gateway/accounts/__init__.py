@@ -1,0 +1,1 @@
+"""Keys and teams with budgets, in a database."""

@@ -1,0 +1,284 @@
+"""The database of keys, teams and what they have used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import date, timedelta
+from typing import Any, Literal, get_args
+
+from msgspec import Struct
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    Integer,
+    MetaData,
+    RowMapping,
+    Table,
+    Text,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headway.core.errors import HeadwayError, unknown
+from headway.gateway.database import Database
+from headway.gateway.settings import Key, key_id
+
+Period = Literal["day", "week", "month", "total"]
+"""How long a budget lasts: a calendar day, a week from Monday, a month, all in UTC; or for ever."""
+PERIODS: tuple[Period, ...] = get_args(Period)
+GROUPS = ("key", "team", "model", "day")
+"""What a report of the spending may be by."""
+
+TABLES = MetaData()
+_BUDGET = ("budget_tokens", "budget_usd", "period")
+
+
+def _budget_columns() -> list[Column[Any]]:
+    return [Column("budget_tokens", BigInteger), Column("budget_usd", Float),
+            Column("period", Text, nullable=False)]  # fmt: skip
+
+
+TEAMS = Table("headway_teams", TABLES, Column("name", Text, primary_key=True), *_budget_columns())
+KEYS = Table(
+    "headway_keys", TABLES,
+    Column("sha256", Text, primary_key=True),
+    Column("name", Text, nullable=False), Column("team", Text, nullable=False),
+    Column("weight", Float, nullable=False), Column("tier", Integer, nullable=False),
+    Column("requests_per_minute", Float), Column("tokens_per_minute", Float), Column("expires", Text),
+    *_budget_columns(),
+    Column("created_ns", BigInteger, nullable=False), Column("revoked_ns", BigInteger),
+)  # fmt: skip
+USAGE = Table(
+    "headway_usage", TABLES,
+    Column("sha256", Text, primary_key=True), Column("team", Text, primary_key=True),
+    Column("day", Text, primary_key=True), Column("model", Text, primary_key=True),
+    Column("requests", BigInteger, nullable=False), Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False), Column("usd", Float, nullable=False),
+)  # fmt: skip
+CHANGES = Table(
+    "headway_key_changes", TABLES, Column("one", Integer, primary_key=True), Column("num", BigInteger, nullable=False)
+)
+"""One row: how often keys and teams have changed."""
+
+
+class Budget(Struct, frozen=True):
+    """What a key or a team may use in each period; None is no limit."""
+
+    tokens: int | None = None
+    usd: float | None = None
+    period: Period = "month"
+
+    def __bool__(self) -> bool:
+        return self.tokens is not None or self.usd is not None
+
+    def start(self, today: date) -> date:
+        """The first day of the period that has this day."""
+        return {"day": today, "week": today - timedelta(days=today.weekday()), "month": today.replace(day=1)}.get(
+            self.period, date.min
+        )
+
+    def end(self, today: date) -> date | None:
+        """The first day of the next period; None if there is none."""
+        if self.period == "total":
+            return None
+        days = {"day": 1, "week": 7}.get(self.period, 32)
+        later = self.start(today) + timedelta(days=days)
+        return later.replace(day=1) if self.period == "month" else later
+
+
+class StoredKey(Struct, frozen=True):
+    """A key of the database."""
+
+    sha256: str
+    name: str
+    team: str
+    budget: Budget
+    weight: float = 1.0
+    tier: int = 0
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    expires: date | None = None
+    created_ns: int = 0
+    revoked_ns: int | None = None
+
+    @property
+    def id(self) -> str:
+        return key_id(self.sha256)
+
+    def key(self) -> Key:
+        """The key as a gateway checks it. Keys of a team are one tenant."""
+        return Key(
+            sha256=self.sha256, name=self.team or self.name, weight=self.weight, tier=self.tier,
+            requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute,
+            expires=self.expires,
+        )  # fmt: skip
+
+
+class Use(Struct, frozen=True):
+    """What a key has used of a model on one day."""
+
+    sha256: str
+    team: str
+    day: str
+    model: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    usd: float
+
+
+Spent = dict[str, tuple[int, float]]
+"""Tokens and dollars, by key or by team."""
+
+
+class AccountStore(Database):
+    """One database of keys, which several gateways and `headway keys` may use at a time."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location, TABLES)
+
+    # Keys and teams.
+
+    async def num_changes(self) -> int:
+        """Grows with each change of a key or a team."""
+        async with self.begin() as connection:
+            return (await connection.execute(select(CHANGES.c.num))).scalar() or 0
+
+    async def keys(self, with_revoked: bool = False) -> list[StoredKey]:
+        """The keys, in order of their creation."""
+        query = select(KEYS).order_by(KEYS.c.created_ns)
+        if not with_revoked:
+            query = query.where(KEYS.c.revoked_ns.is_(None))
+        async with self.begin() as connection:
+            return [_stored_key(row) for row in (await connection.execute(query)).mappings()]
+
+    async def teams(self) -> dict[str, Budget]:
+        async with self.begin() as connection:
+            rows = (await connection.execute(select(TEAMS).order_by(TEAMS.c.name))).mappings()
+            return {row["name"]: _budget(row) for row in rows}
+
+    async def add_key(self, key: StoredKey) -> None:
+        """Add a key, which is new. HeadwayError if there is no such team, or the key exists."""
+        async with self.begin() as connection:
+            await _check_team(connection, key.team)
+            found = (await connection.execute(select(KEYS.c.sha256).where(KEYS.c.sha256 == key.sha256))).first()
+            if found is not None:
+                raise HeadwayError(f"there is a key {key.id} already")
+            await connection.execute(insert(KEYS).values(_row(key)))
+            await self._count_change(connection)
+
+    async def change_key(self, key: StoredKey) -> None:
+        """Write a key's present properties. HeadwayError if there is no such team."""
+        async with self.begin() as connection:
+            await _check_team(connection, key.team)
+            await connection.execute(update(KEYS).where(KEYS.c.sha256 == key.sha256).values(_row(key)))
+            await self._count_change(connection)
+
+    async def replace_key(self, old: StoredKey, new: StoredKey) -> None:
+        """Write a key's present properties, and add another one in its place."""
+        async with self.begin() as connection:
+            await connection.execute(update(KEYS).where(KEYS.c.sha256 == old.sha256).values(_row(old)))
+            await connection.execute(insert(KEYS).values(_row(new)))
+            await self._count_change(connection)
+
+    async def set_team(self, name: str, budget: Budget) -> None:
+        """Add a team, or change its budget."""
+        values = {"budget_tokens": budget.tokens, "budget_usd": budget.usd, "period": budget.period}
+        async with self.begin() as connection:
+            statement = self._insert(TEAMS).values(name=name, **values)
+            await connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))
+            await self._count_change(connection)
+
+    async def find(self, text: str) -> StoredKey:
+        """The key with this name, id, or first digits of its sum; a key that was revoked only by its id.
+        HeadwayError if there is none, or several."""
+        keys = await self.keys(with_revoked=True)
+        found = [key for key in keys if key.name == text and key.revoked_ns is None]
+        found = found or [key for key in keys if len(text) >= 4 and key.sha256.startswith(text)]
+        if not found:
+            raise unknown("key", text, [name for key in keys if key.revoked_ns is None for name in (key.name, key.id)])
+        if len(found) > 1:
+            raise HeadwayError(f"several keys are {text!r}: {', '.join(key.id for key in found)}; expected one")
+        return found[0]
+
+    async def _count_change(self, connection: AsyncConnection) -> None:
+        statement = self._insert(CHANGES).values(one=1, num=1)
+        change = {"num": CHANGES.c.num + 1}
+        await connection.execute(statement.on_conflict_do_update(index_elements=["one"], set_=change))
+
+    def _insert(self, table: Table) -> Any:
+        """An insertion that may become an update."""
+        return postgresql.insert(table) if self.path is None else sqlite.insert(table)
+
+    # What is used.
+
+    async def exchange(self, uses: Sequence[Use], today: str) -> tuple[Spent, Spent]:
+        """Add what was used, and return what has been spent on this day by key and by team, in one transaction."""
+        async with self.begin() as connection:
+            for use in sorted(uses, key=lambda use: (use.sha256, use.team, use.day, use.model)):  # no deadlocks
+                statement = self._insert(USAGE).values({name: getattr(use, name) for name in use.__struct_fields__})
+                added = ("requests", "input_tokens", "output_tokens", "usd")
+                sums = {name: USAGE.c[name] + getattr(use, name) for name in added}
+                await connection.execute(
+                    statement.on_conflict_do_update(index_elements=["sha256", "team", "day", "model"], set_=sums)
+                )
+            return await _spent(connection, "sha256", today, None), await _spent(connection, "team", today, None)
+
+    async def spent(self, since: str, before: str) -> tuple[Spent, Spent]:
+        """What was spent by key and by team from the first day on, before the other one."""
+        async with self.begin() as connection:
+            by_key = await _spent(connection, "sha256", since, before)
+            return by_key, await _spent(connection, "team", since, before)
+
+    async def report(self, by: Iterable[str], since: str, until: str) -> list[dict[str, Any]]:
+        """What was used from one day to the other, by some of `GROUPS`."""
+        names = {"key": USAGE.c.sha256, "team": USAGE.c.team, "model": USAGE.c.model, "day": USAGE.c.day}
+        columns = [names[name].label(name) for name in by]
+        totals = [func.sum(USAGE.c[name]).label(name) for name in ("requests", "input_tokens", "output_tokens", "usd")]
+        query = select(*columns, *totals).where(USAGE.c.day >= since, USAGE.c.day <= until)
+        if columns:
+            query = query.group_by(*columns).order_by(*columns)
+        async with self.begin() as connection:
+            rows = [dict(row) for row in (await connection.execute(query)).mappings()]
+        whole = ("requests", "input_tokens", "output_tokens")
+        return [row | {name: int(row[name] or 0) for name in whole} | {"usd": float(row["usd"] or 0)} for row in rows]
+
+
+async def _check_team(connection: AsyncConnection, team: str) -> None:
+    names = [row.name for row in await connection.execute(select(TEAMS.c.name))]
+    if team and team not in names:
+        raise unknown("team", team, names)
+
+
+async def _spent(connection: AsyncConnection, by: str, since: str, before: str | None) -> Spent:
+    column = USAGE.c[by]
+    query = select(column, func.sum(USAGE.c.input_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.usd))
+    query = query.where(USAGE.c.day >= since).group_by(column)
+    if before is not None:
+        query = query.where(USAGE.c.day < before)
+    return {row[0]: (int(row[1]), float(row[2])) for row in await connection.execute(query)}
+
+
+def _budget(row: RowMapping) -> Budget:
+    return Budget(row["budget_tokens"], row["budget_usd"], row["period"])
+
+
+def _row(key: StoredKey) -> dict[str, Any]:
+    names = [column.name for column in KEYS.c if column.name not in _BUDGET]
+    expires = None if key.expires is None else key.expires.isoformat()
+    return {name: getattr(key, name) for name in names} | {
+        "expires": expires, "budget_tokens": key.budget.tokens, "budget_usd": key.budget.usd,
+        "period": key.budget.period, "created_ns": key.created_ns or time.time_ns(),
+    }  # fmt: skip
+
+
+def _stored_key(row: RowMapping) -> StoredKey:
+    names = [name for name in StoredKey.__struct_fields__ if name not in ("budget", "expires")]
+    expires = None if row["expires"] is None else date.fromisoformat(row["expires"])
+    return StoredKey(**{name: row[name] for name in names}, budget=_budget(row), expires=expires)

@@ -1,0 +1,101 @@
+"""The database of keys: what is written is read back, sums are exact, and mistakes are named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import date
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+pytest.importorskip("sqlalchemy")
+
+from headway.core.errors import HeadwayError
+from headway.gateway.accounts.store import AccountStore, Budget, StoredKey, Use
+from keys import digest
+
+
+def run(location: str, work: Callable[[AccountStore], Awaitable[Any]]) -> Any:
+    async def within() -> Any:
+        store = AccountStore(location)
+        try:
+            await store.open()
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(within())
+
+
+def key(name: str, **properties: Any) -> StoredKey:
+    return StoredKey(digest(name), name, **{"team": "", "budget": Budget(), "created_ns": 5, **properties})
+
+
+def test_keys_and_teams_are_read_as_they_were_written(location: str) -> None:
+    full = key(
+        "full", team="readers", budget=Budget(10**12, 2.5, "week"), weight=3.0, tier=2, requests_per_minute=10.0,
+        tokens_per_minute=1e6, expires=date(2031, 1, 2),
+    )  # fmt: skip
+
+    async def work(store: AccountStore) -> None:
+        before = await store.num_changes()
+        await store.set_team("readers", Budget(100, None, "day"))
+        await store.add_key(full)
+        await store.add_key(key("bare", created_ns=6))
+        assert await store.num_changes() == before + 3
+        assert await store.keys() == [full, key("bare", created_ns=6)]
+        assert await store.teams() == {"readers": Budget(100, None, "day")}
+        await store.set_team("readers", Budget(None, 9.0))
+        assert await store.teams() == {"readers": Budget(None, 9.0)}
+        revoked = replace(full, revoked_ns=9)
+        await store.change_key(revoked)
+        assert await store.keys() == [key("bare", created_ns=6)]
+        assert await store.find(full.id) == revoked and (await store.find("bare")).name == "bare"
+        with pytest.raises(HeadwayError, match="unknown key 'bear'; did you mean 'bare'"):
+            await store.find("bear")
+        with pytest.raises(HeadwayError, match="already"):
+            await store.add_key(key("bare"))
+        with pytest.raises(HeadwayError, match="unknown team 'writers'"):
+            await store.add_key(key("new", team="writers"))
+
+    run(location, work)
+
+
+def test_what_several_gateways_use_is_added(location: str) -> None:
+    """Each writes at the same time as the others, in transactions of many rows."""
+
+    def uses(i: int) -> list[Use]:
+        return [Use(f"k{k}", "t", "2026-01-05", f"m{m}", 1, 10, i, 0.5) for k in range(5) for m in range(3)]
+
+    async def work(store: AccountStore) -> None:
+        others = [AccountStore(location) for _ in range(3)]
+        await asyncio.gather(*(each.exchange(uses(i), "2026-01-05") for i, each in enumerate([store, *others] * 3)))
+        for other in others:
+            await other.close()
+        by_key, by_team = await store.exchange([], "2026-01-05")
+        tokens = 3 * sum(10 + i for i in range(12))
+        assert by_key["k4"] == (tokens, pytest.approx(18.0)) and by_team["t"] == (5 * tokens, pytest.approx(90.0))
+        assert await store.spent("2026-01-06", "2026-02-01") == ({}, {})
+        rows = await store.report(["team", "day"], "2026-01-01", "2026-01-31")
+        assert [(row["requests"], row["input_tokens"]) for row in rows] == [(180, 1800)]
+        assert len(await store.report(["key", "model"], "2026-01-05", "2026-01-05")) == 15
+        (total,) = await store.report([], "2026-03-01", "2026-03-31")
+        assert (total["requests"], total["usd"]) == (0, 0.0)
+
+    run(location, work)
+
+
+@pytest.mark.parametrize(
+    ("period", "start", "end"),
+    [
+        ("day", date(2026, 12, 31), date(2027, 1, 1)),
+        ("week", date(2026, 12, 28), date(2027, 1, 4)),
+        ("month", date(2026, 12, 1), date(2027, 1, 1)),
+        ("total", date.min, None),
+    ],
+)
+def test_periods_are_those_of_the_calendar(period: Any, start: date, end: date | None) -> None:
+    budget = Budget(1, None, period)
+    assert (budget.start(date(2026, 12, 31)), budget.end(date(2026, 12, 31))) == (start, end)
