@@ -280,7 +280,7 @@ def test_requests_leave_the_counts_of_prompts_on_every_path() -> None:
             run.control.on_timeout(3.0, live)
         else:
             run.control.on_cancelled(live, 3.0)
-    assert not sent._sent and sent._at[0].all == sent._at[0].unstarted == 0
+    assert sent._at[0].all == sent._at[0].unstarted == 0 and all(live.sent_to is None for live in lives)
 
 
 def test_a_tenant_below_its_share_is_offered_the_replicas_that_are_soonest() -> None:

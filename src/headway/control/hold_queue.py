@@ -51,11 +51,8 @@ class HoldQueue:
         """Remove the request that `first` has returned."""
         heappop(self._heap)
 
-    def started(self, live: Live, now: float) -> None:
-        """A request starts at a replica, from this queue or without having waited."""
-
     def rerank(self, live: Live, now: float) -> None:
-        """The ordering has learnt from the end of a request."""
+        """The ordering has counted the start of a request at a replica, or learnt from its end."""
 
     def requests(self) -> list[Live]:
         """The held requests, in no order."""
@@ -137,11 +134,6 @@ class SharedHoldQueue(HoldQueue):
             self._rank(share, line, now)
         else:
             del self._lines[share], self._ranked[share]
-
-    def started(self, live: Live, now: float) -> None:
-        self._ordering.started(live, now)
-        if self._lines:
-            self.rerank(live, now)
 
     def rerank(self, live: Live, now: float) -> None:
         if not self._lines:

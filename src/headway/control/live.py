@@ -70,6 +70,12 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     """Replica that decodes after the prefill; -1 = the one that prefills."""
     release_region: str = ""
     """Region that an admission policy released the request to; "" = any."""
+    sent_to: Any = None
+    """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
+    sent_tokens: int = 0
+    """Prompt tokens that are counted there."""
+    unstarted_tokens: int = 0
+    """The same until the first token is out, then 0."""
     rank: object = None
     """Sort key in the queue that the request is in."""
 

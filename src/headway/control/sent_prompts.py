@@ -9,8 +9,8 @@ from headway.control.live import Live
 from headway.core.view import ReplicaView
 
 
-class _AtReplica:
-    """Prompt tokens at one replica."""
+class SentTo:
+    """Prompt tokens at one replica. `Live.sent_to` refers to it while the request is there."""
 
     __slots__ = ("all", "unseen", "unstarted")
 
@@ -20,15 +20,6 @@ class _AtReplica:
         """Of requests whose first token is not out."""
         self.unseen = 0
         """Of requests whose first token comes with the last one, so that nobody sees whether they have started."""
-
-
-class _Sent:
-    """One request at a replica."""
-
-    __slots__ = ("at", "has_started", "is_streamed", "tokens")
-
-    def __init__(self, at: _AtReplica, tokens: int, is_streamed: bool) -> None:
-        self.at, self.tokens, self.is_streamed, self.has_started = at, tokens, is_streamed, False
 
 
 class SentPrompts:
@@ -43,77 +34,72 @@ class SentPrompts:
     def __init__(self, window_tokens: int | None, headroom: float) -> None:
         self._window_tokens = inf if window_tokens is None else window_tokens
         self._most_kv, self._most_seen_kv = 1 - headroom, 1 - 2 * headroom
-        self._at: dict[int, _AtReplica] = {}
+        self._at: dict[int, SentTo] = {}
         """By replica."""
-        self._sent: dict[int, _Sent] = {}
-        """By request."""
 
     # Events.
 
     def add(self, live: Live, replica: int) -> None:
         """A request is sent to a replica, for the first time or anew."""
-        self.discard(live)
+        if live.sent_to is not None:
+            self.discard(live)
         at = self._at.get(replica)
         if at is None:
-            at = self._at[replica] = _AtReplica()
-        sent = self._sent[live.id] = _Sent(at, live.prompt_tokens, live.is_streamed)
-        at.all += sent.tokens
-        if sent.is_streamed:
-            at.unstarted += sent.tokens
+            at = self._at[replica] = SentTo()
+        live.sent_to = at
+        live.sent_tokens = live.unstarted_tokens = tokens = live.prompt_tokens
+        at.all += tokens
+        if live.is_streamed:
+            at.unstarted += tokens
         else:
-            at.unseen += sent.tokens
+            at.unseen += tokens
 
-    def start(self, live: Live) -> None:
+    @staticmethod
+    def start(live: Live) -> None:
         """The prompt of a request is computed. Later calls do nothing."""
-        sent = self._sent.get(live.id)
-        if sent is None or sent.has_started:
-            return
-        sent.has_started = True
-        if sent.is_streamed:
-            sent.at.unstarted -= sent.tokens
-        else:
-            sent.at.unseen -= sent.tokens
+        at, tokens = live.sent_to, live.unstarted_tokens
+        if at is not None and tokens:
+            live.unstarted_tokens = 0
+            if live.is_streamed:
+                at.unstarted -= tokens
+            else:
+                at.unseen -= tokens
 
     def move(self, live: Live, replica: int) -> None:
         """A request goes on at another replica."""
-        sent = self._sent.get(live.id)
-        if sent is not None:
-            has_started = sent.has_started
+        if live.sent_to is not None:
+            has_started = not live.unstarted_tokens
             self.add(live, replica)
             if has_started:
                 self.start(live)
 
     def discard(self, live: Live) -> None:
         """A request has left its replica. Later calls do nothing."""
-        if live.id in self._sent:
-            self.start(live)
-            sent = self._sent.pop(live.id)
-            sent.at.all -= sent.tokens
+        at = live.sent_to
+        if at is not None:
+            if live.unstarted_tokens:
+                self.start(live)
+            live.sent_to = None
+            at.all -= live.sent_tokens
 
     # Room.
 
     def has_room(self, replica: ReplicaView, live: Live) -> bool:
         """Whether the replica may be sent a request of a share that has its part."""
         at = self._at.get(replica.id)
-        if at is None or not replica.num_in_flight:
+        if at is None or not at.all:
             return True
-        unstarted = at.unstarted
+        tokens, unstarted = live.prompt_tokens, at.unstarted
         if at.unseen and replica.num_waiting:
             unstarted += at.unseen
-        if unstarted and unstarted + live.prompt_tokens > self._window_tokens:
+        if unstarted and unstarted + tokens > self._window_tokens:
             return False
-        return not self._is_full(replica, at.all + live.prompt_tokens)
-
-    def _is_full(self, replica: ReplicaView, prompt_tokens: int) -> bool:
-        """Whether so many prompt tokens leave less than the headroom of the KV cache free.
-
-        Two counts must say so. Control's own count ignores that prompts share prefixes. The engine's may be old, so it
-        decides from twice the headroom on.
-        """
-        room_tokens = replica.kv_blocks_total * replica.block_size_tokens
-        if prompt_tokens + replica.tokens_generated <= room_tokens * self._most_kv:
-            return False
-        return replica.kv_blocks_used > replica.kv_blocks_total * self._most_seen_kv
+        most = replica.kv_blocks_total * replica.block_size_tokens * self._most_kv
+        if at.all + tokens + replica.tokens_generated <= most or not replica.num_in_flight:
+            return True
+        # Control's own count ignores that prompts share prefixes, so the engine's must agree. That one may be old, so
+        # it decides from twice the headroom on.
+        return replica.kv_blocks_used <= replica.kv_blocks_total * self._most_seen_kv
 
     def soonest(self, replicas: Sequence[ReplicaView], live: Live) -> Sequence[ReplicaView]:
         """The replicas without those at which the request would start later than at another of their pool.

@@ -168,7 +168,9 @@ class Service:
             self.longest_tokens = max(self._max_tokens(member) for member in self.members)
             self._shortest_tokens = min(member.max_tokens for member in self.members)
         self._has_window = self.window is not None or any(member.window is not None for member in self.members)
-        self._is_limited = self._has_window or any(member.max_num_waiting is not None for member in self.members)
+        has_own_limits = any(m.window is not None or m.max_num_waiting is not None for m in self.members)
+        self._is_limited = self._has_window or has_own_limits
+        self._has_window_only = not has_own_limits and self.window is not None
 
     def _max_tokens(self, member: Member) -> int:
         """Longest request that a member can hold; a single-phase one, with the best partner in its combo."""
@@ -213,7 +215,8 @@ class Service:
         candidates, ids = opened.views, opened.ids
         if self._is_limited or tokens > self._shortest_tokens:
             candidates = self._with_room(opened, tokens, live)
-            ids = {candidate.id for candidate in candidates}
+            if candidates is not opened.views:
+                ids = {candidate.id for candidate in candidates}
         if live.release_region:
             candidates, ids = _in_region(candidates, ids, live.release_region)
         if self._slow_starts:
@@ -276,18 +279,24 @@ class Service:
         fitting = opened.start if tokens <= self._shortest_tokens else opened.fitting(tokens)
         window, sharing, sent = self.window, self.sharing, self.sent
         if sharing is None or sent is None or window is None:
-            able = [member for member in fitting if self._has_room(member, window)]
+            able = self._within_window(fitting, window)
         elif sharing.is_below_share(live):
-            able = [member for member in fitting if self._has_room(member, window)]
+            able = self._within_window(fitting, window)
             if len(able) > 1 and not opened.has_roles:
-                return sent.soonest([member.view for member in able], live)
+                return sent.soonest(_views(able, opened), live)
         else:
             window -= int(sharing.headroom * window)
-            able = [m for m in fitting if self._has_room(m, window) and sent.has_room(m.view, live)]
+            able = [m for m in self._within_window(fitting, window) if sent.has_room(m.view, live)]
         if opened.has_single_phase:
-            complete = _complete([m for m in opened.all if tokens <= m.max_tokens and self._has_room(m, window)])
+            complete = _complete(self._within_window([m for m in opened.all if tokens <= m.max_tokens], window))
             able = [member for member in able if member in complete]
-        return [member.view for member in able]
+        return _views(able, opened)
+
+    def _within_window(self, members: Sequence[Member], window: int | None) -> list[Member]:
+        """The members with fewer requests than this window, and their own limits, allow."""
+        if self._has_window_only and window is not None:
+            return [member for member in members if member.view.num_in_flight < window]
+        return [member for member in members if self._has_room(member, window)]
 
     @staticmethod
     def _has_room(member: Member, window: int | None) -> bool:
@@ -356,9 +365,10 @@ class Service:
 
     def started(self, live: Live, replica: int, now: float) -> None:
         """Count a request that starts at a replica, from the hold queue or without having waited."""
-        if self.sent is not None:
+        if self.sent is not None and self.sharing is not None:
             self.sent.add(live, replica)
-            self.hold_queue.started(live, now)
+            self.sharing.started(live, now)
+            self.hold_queue.rerank(live, now)
 
     def hold(self, live: Live, now: float, exclude: int | None = None) -> None:
         """Put a request into the hold queue."""
@@ -389,6 +399,11 @@ def _complete(members: list[Member]) -> list[Member]:
     phases = {(member.view.combo, member.view.role) for member in members}
     complete = {combo for combo, _ in phases if {(combo, "prefill"), (combo, "decode")} <= phases}
     return [member for member in members if not member.is_single_phase or member.view.combo in complete]
+
+
+def _views(members: list[Member], opened: _OpenMembers) -> Sequence[ReplicaView]:
+    """The members' views; those of `opened`, unchanged, if these are the members at which a request can start."""
+    return opened.views if members == opened.start else [member.view for member in members]
 
 
 def _in_region(
