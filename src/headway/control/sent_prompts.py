@@ -90,10 +90,11 @@ class SentPrompts:
         if at is None or not at.all:
             return True
         tokens, unstarted = live.prompt_tokens, at.unstarted
-        if at.unseen and replica.num_waiting:
-            unstarted += at.unseen
-        if unstarted and unstarted + tokens > self._window_tokens:
-            return False
+        if unstarted + at.unseen + tokens > self._window_tokens:  # before the engine's metric, which takes longer
+            if at.unseen and replica.num_waiting:
+                unstarted += at.unseen
+            if unstarted and unstarted + tokens > self._window_tokens:
+                return False
         most = replica.kv_blocks_total * replica.block_size_tokens * self._most_kv
         if at.all + tokens + replica.tokens_generated <= most or not replica.num_in_flight:
             return True
