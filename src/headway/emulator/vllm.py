@@ -21,6 +21,7 @@ from headway.emulator.adapters import UnknownModelError, adapter_routes, lora_me
 from headway.emulator.completion import CHAT, COMPLETIONS, BadRequestError, Completion, CompletionChoice, SurfaceConfig
 from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_exchange import PATH, KvGoneError
+from headway.emulator.media import media_routes
 from headway.emulator.other_endpoints import other_routes
 from headway.sim.speculation import DraftCounts
 
@@ -310,6 +311,7 @@ def application(
         Route("/emulator/failures", fail, methods=["PUT"]),
         Route(PATH + "/{id}", cache, methods=["GET", "DELETE"]),
         *other_routes(engine, config),
+        *media_routes(engine, config),
         *surface.routes(engine, config),
     ]
     return Starlette(routes=routes, lifespan=lifespan)

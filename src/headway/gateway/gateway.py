@@ -342,7 +342,8 @@ class Gateway:
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
         request = relay.in_flight
-        self.settle(request, len(client_request.text), relay.prompt_tokens, relay.used_tokens)
+        num_chars = 0 if client_request.has_media else len(client_request.text)
+        self.settle(request, num_chars, relay.prompt_tokens, relay.used_tokens)
         if request.copy is not None:
             self.copies.end(client_request.stream_key, request.copy, request.outcome is _FINISHED)
 

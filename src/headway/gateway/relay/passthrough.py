@@ -1,4 +1,4 @@
-"""Token counts of answers that are passed on unchanged: of /v1/responses and /v1/messages, and embeddings.
+"""Token counts of answers that are passed on unchanged: of /v1/responses and /v1/messages, embeddings, audio, images.
 
 Sources: OpenAI's and Anthropic's documentation of these endpoints.
 """
@@ -10,7 +10,13 @@ import msgspec
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.upstream import sse
 
-_LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response.failed", "message_stop"))
+_LAST_EVENTS = frozenset(
+    ("response.completed", "response.incomplete", "response.failed", "message_stop", "transcript.text.done")
+)
+
+
+_TRANSCRIPTION = "transcription.chunk"
+"""Kind of vLLM's events of transcriptions, each with a piece of text."""
 
 
 class _TokenCounts(msgspec.Struct):
@@ -26,6 +32,7 @@ class _Answer(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     type: str = ""
+    object: str = ""
     usage: _TokenCounts | None = None
     response: _Answer | None = None
     message: _Answer | None = None
@@ -53,9 +60,11 @@ class Passthrough:
         self.has_ended |= event.type in _LAST_EVENTS
         for answer in (event, event.response, event.message):
             if answer is not None and answer.usage is not None:
-                self.prompt_tokens = answer.usage.input_tokens or self.prompt_tokens
-                self.generated_tokens = answer.usage.output_tokens or self.generated_tokens
+                usage = answer.usage
+                self.prompt_tokens = usage.input_tokens or usage.prompt_tokens or self.prompt_tokens
+                self.generated_tokens = usage.output_tokens or usage.completion_tokens or self.generated_tokens
         is_delta = event.type.endswith((".delta", "_delta")) and event.type != "message_delta"
+        is_delta |= event.object == _TRANSCRIPTION and event.usage is None
         is_reasoning = "reasoning" in event.type or b'"thinking_delta"' in payload
         return int(is_delta), is_delta and is_reasoning
 

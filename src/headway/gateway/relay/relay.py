@@ -30,7 +30,7 @@ from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.sglang_disaggregation import DualDispatch, PrefillLegError, PrefillRejectedError
 from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
-from headway.gateway.upstream.client import JSON, Connection
+from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import (
     BrokenOffError,
@@ -100,7 +100,9 @@ class Relay:
         self._client = self._writer = client
         self._max_attempts, self._sends_priority = max_attempts, sends_priority
         self._quarantine = quarantine
-        self._headers = f"{JSON}X-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
+        self._headers = (
+            f"Content-Type: {request.content_type}\r\nX-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
+        )
         self._start_stage()
 
     def _start_stage(self) -> None:

@@ -12,14 +12,20 @@ from msgspec import Struct
 from headway.core.request import Segment
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.relay import json_body
+from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.json_body import Fields
 from headway.gateway.scheduling.stream_copy import StreamKey
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
 RERANK, SCORE, TOKENIZE, DETOKENIZE = ("/v1/rerank", "/rerank"), ("/v1/score", "/score"), "/tokenize", "/detokenize"
-PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, *RERANK, *SCORE, TOKENIZE, DETOKENIZE)
-_STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES))
+SPEECH, IMAGES = "/v1/audio/speech", "/v1/images/generations"
+FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+"""Endpoints whose bodies are multipart forms with a file."""
+PATHS = (
+    CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, SPEECH, IMAGES, *FORMS,
+)  # fmt: skip
+_STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
 """Other endpoints answer as a whole, whatever `stream` says."""
 BLOCK_BYTES = 1024
 """Prompts whose first N blocks are equal share N segments."""
@@ -69,6 +75,8 @@ class Features(Struct, array_like=True, gc=False):
     prefix: tuple[Segment, ...]
     slo_ttft_s: float | None
     slo_tpot_s: float | None
+    has_media: bool = False
+    """The prompt may have tokens that are not of its text."""
 
 
 class ClientRequest(Struct):
@@ -107,6 +115,11 @@ class ClientRequest(Struct):
     """The prompt's tokens, if an engine has counted them."""
     stream_key: StreamKey | None = None
     """Set if a retry can continue the stream."""
+    form: Form | None = None
+    """The body, if it is a form; `body` has the fields that the gateway uses."""
+    content_type: str = "application/json"
+    has_media: bool = False
+    """The prompt may have images, audio or files, whose tokens only the engine knows."""
     received_s: float | None = None
     """When the last byte came; None once the gateway's overhead has been measured."""
 
@@ -127,7 +140,9 @@ class ClientRequest(Struct):
         return self.is_single
 
     def encoded(self, body: dict[str, Any]) -> bytes:
-        """`body` as JSON, which is this request's body with changes."""
+        """`body` in the form that this request came in, which is this request's body with changes."""
+        if self.form is not None:
+            return self.raw if body["model"] == self.model else self.form.with_field("model", str(body["model"]))
         return self.raw if body == self.body else json_body.encode(body, self.body, self.sent_fields)
 
     def features(self, arrival_s: float) -> Features:
@@ -139,7 +154,7 @@ class ClientRequest(Struct):
         return Features(
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix() if len(self.text) >= _BLOCK_TOKENS else (),
-            self.slo_ttft_s, self.slo_tpot_s,
+            self.slo_ttft_s, self.slo_tpot_s, self.has_media,
         )  # fmt: skip
 
     def prefix(self) -> tuple[Segment, ...]:
@@ -178,6 +193,8 @@ class _Fields(Struct):
 
 def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
     """Read a request's body and headers (names in lower case). ApiError if they are invalid."""
+    if path in FORMS:
+        return _read_form(path, raw, headers)
     try:
         body, sent_fields = json_body.decode(raw)
     except DECODE_ERRORS as error:
@@ -201,7 +218,8 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     if not _FORWARDED_HEADERS.isdisjoint(headers):
         forwarded = _FORWARDED_HEADERS.intersection(headers)
         engine_headers = "".join([f"{name}: {headers[name]}\r\n" for name in sorted(forwarded)])
-    return ClientRequest(  # by position, as names take msgspec four times as long
+    has_media = b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw
+    request = ClientRequest(  # by position, as names take msgspec four times as long
         path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
         sent_fields, fields.model, fields.stream is True and path in _STREAMED_PATHS,
         fields.stream_options is not None and bool(fields.stream_options.get("include_usage")),
@@ -210,6 +228,21 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         headers.get("x-session-id") or fields.prompt_cache_key, headers.get("x-headway-region", ""), engine_headers,
         headers.get("x-headway-explain") == "1",
     )  # fmt: skip
+    if has_media:  # or only a text about it, from which nothing is learnt about the length of tokens
+        request.has_media = True
+    return request
+
+
+def _read_form(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
+    """Read a form as if its fields had come as JSON."""
+    content_type = headers.get("content-type", "")
+    form = Form(raw, content_type)
+    body: dict[str, Any] = {name: form.fields[name] for name in ("model", "prompt") if name in form.fields}
+    body["stream"] = form.fields.get("stream", "").lower() in ("true", "1")
+    request = read_request(SPEECH, msgspec.json.encode({"input": body.get("prompt", ""), **body}), headers)
+    request.path, request.body, request.raw, request.sent_fields = path, body, raw, None
+    request.form, request.content_type, request.stream, request.has_media = form, content_type, body["stream"], True
+    return request
 
 
 def _wrong_type(name: str, kind: str) -> ApiError:
@@ -353,6 +386,7 @@ _PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
     MESSAGES: _messages_prompt, TOKENIZE: _tokenized_prompt, DETOKENIZE: _no_prompt,
     **dict.fromkeys(RERANK, _fields_prompt("query", "documents")),
     **dict.fromkeys(SCORE, _fields_prompt("text_1", "text_2")),
+    SPEECH: _fields_prompt("input"), IMAGES: _fields_prompt("prompt"),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,11 +24,14 @@ from headway.gateway.relay.request import (
     COMPLETIONS,
     DETOKENIZE,
     EMBEDDINGS,
+    FORMS,
+    IMAGES,
     MESSAGES,
     PATHS,
     RERANK,
     RESPONSES,
     SCORE,
+    SPEECH,
     TOKENIZE,
 )
 from headway.gateway.relay.writer import ClientWriter, error_response
@@ -152,6 +155,14 @@ _ENDPOINTS = [
     *(_completion(path, "Score pairs of texts", schema.ScoreRequest, dict) for path in SCORE),
     _completion(TOKENIZE, "Count and list a prompt's tokens", schema.TokenizeRequest, dict),
     _completion(DETOKENIZE, "The text of tokens", schema.DetokenizeRequest, dict),
+    structs.replace(_completion(SPEECH, "Speak a text", schema.SpeechRequest, str), media_types=("audio/*",)),
+    _completion(IMAGES, "Draw images", schema.ImageRequest, dict),
+    *(
+        structs.replace(
+            _completion(path, "The text of an audio file", dict, dict), accepts=None, form=schema.AUDIO_FORM
+        )
+        for path in FORMS
+    ),
     Endpoint("GET", "/v1/models", "The models", _models, schema.ModelList),
     Endpoint(
         "GET",

@@ -89,6 +89,30 @@ class RerankRequest(EngineRequest, kw_only=True):
     top_n: Annotated[int, Meta(ge=1)] | None = None
 
 
+class SpeechRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/audio/speech."""
+
+    input: str
+    voice: str | dict[str, str] | None = None
+
+
+class ImageRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/images/generations."""
+
+    prompt: str
+
+
+AUDIO_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "file"],
+    "properties": {
+        "model": {"type": "string"}, "file": {"type": "string", "format": "binary"}, "prompt": {"type": "string"},
+        "stream": {"type": "boolean"},
+    },
+}  # fmt: skip
+"""The form of POST /v1/audio/transcriptions and translations."""
+
+
 class ScoreRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/score."""
 

@@ -33,7 +33,9 @@ class RemoteRequest(InFlightRequest):
     def __init__(self, session: WorkerSession, message: protocol.RequestArrived, live: Live) -> None:
         super().__init__(live, message.request_id)
         self._session = session
-        self.number, self.num_chars = message.number, message.features.num_chars
+        self.number = message.number
+        self.num_chars = 0 if message.features.has_media else message.features.num_chars
+        """Characters from which the tokens per character are learnt."""
         self.is_streamed = message.is_streamed
         self.is_movable = message.can_move
         """Once it has brought tokens, another replica can continue the answer."""
