@@ -84,13 +84,19 @@ def own_of(spec: Spec, places: Places) -> OwnHardware:
     return own_hardware(spec.gpus, spec.models, spec.engines, places)
 
 
-def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) -> dict[str, Coefficients]:
-    """Step-time coefficients by pool."""
+def coefficients_of(
+    spec: Spec, fleet: Fleet, base_dir: Path, places: Places, only_known: bool = False
+) -> dict[str, Coefficients]:
+    """Step-time coefficients by pool. `only_known`: without pools that name no GPU, which are errors otherwise."""
     specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
     for i, combo in enumerate(spec.combos):
         specs += [(("combos", i, key), part) for key, part in combo.parts.items()]
     pairs, own = zip(specs, fleet.all_pools, strict=True), own_of(spec, places)
-    return {pool.name: _coefficients(pool_spec, pool, at, base_dir, places, own) for (at, pool_spec), pool in pairs}
+    return {
+        pool.name: _coefficients(pool_spec, pool, at, base_dir, places, own)
+        for (at, pool_spec), pool in pairs
+        if pool_spec.gpu or not only_known
+    }
 
 
 def _coefficients(

@@ -34,6 +34,7 @@ from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.scheduling.stream_copy import StreamCopies, StreamKey
 from headway.gateway.settings import Settings
+from headway.gateway.telemetry.drift import COMPARISON_PERIOD_S, PredictionDrift
 from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.reloads import Reload, Reloads
@@ -98,6 +99,8 @@ class Gateway:
             lambda replica: self.fleet.paces[replica.pool],
             self.driver.has_other,
         )
+        self.drift = PredictionDrift(self.fleet.step_times)
+        self.fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
         self._tracing, self._new_relay = self._make_relays()
         self.quarantine = Quarantine(self.settings.quarantine_s)
         self.batches = self._make_batches()
@@ -183,6 +186,7 @@ class Gateway:
         """Start to probe replicas, to call periodic policies, and to start replicas."""
         self.health.start()
         self._look_for_stalls(self.clock.now)
+        self._compare_predictions(self.clock.now)
         delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
         self.scaling.start()
@@ -511,6 +515,12 @@ class Gateway:
             if int(now) != int(now - PERIOD_S):
                 self.health.check_outliers()
 
+    def _compare_predictions(self, now: float, _: object = None) -> None:
+        """Compare the requests that have ended of late with what the step-time models say."""
+        self.clock.at(self.clock.now + COMPARISON_PERIOD_S, self._compare_predictions, None)
+        with logged("predictions could not be compared"):
+            self.drift.compare({replica.id: replica.requests for replica in self.replicas}, self.clock.now)
+
     def _replica_up(self, replica: LiveReplica) -> None:
         self._least_limits.clear()
         replica.has_served = True
@@ -535,6 +545,8 @@ class Gateway:
         live = request.live
         if outcome is _FINISHED:
             self._stalls.finished(request, now)
+            if request.replica is not None and live.enqueued_s == live.placed_s and not request.is_unstreamed:
+                self.drift.add(request.replica.id, request.replica.pool, live, now)
             if live.answer_s == live.answer_s:
                 self._reasons[live.model] = live.reasoning_tokens > 0
         self.request_metrics.count_end(request, outcome, now)
@@ -561,11 +573,13 @@ class Gateway:
         in_flight: list[Sample] = []
         up: list[Sample] = []
         ejected: list[Sample] = []
+        predicted: list[Sample] = []
         for replica in self.fleet.present():
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
             in_flight.append((labels, replica.num_in_flight))
             up.append((labels, float(self.health.is_up(replica))))
             ejected.append((labels, float(self.health.is_ejected(replica))))
+            predicted += [({**labels, "latency": name}, each) for name, each in self.drift.gauges(replica.id)]
         services = self.driver.control.services
         held: list[Sample] = [({"model": each.model}, len(each.hold_queue.requests())) for each in services]
         waiting = Counter(live.tenant for live in self.driver.control.held_requests() if live.tenant)
@@ -574,6 +588,7 @@ class Gateway:
             ("requests_in_flight", "Requests at a replica", in_flight),
             ("replica_up", "Whether requests are sent to a replica", up),
             ("replica_ejected", "Whether a replica passes its health checks and gets no requests", ejected),
+            ("prediction_ratio", "Predicted over observed latency of a replica's last requests, median", predicted),
             ("replicas_failed", "Wanted replicas that fail to start", failed),
             ("requests_held", "Requests held in the gateway", held),
             ("tenant_requests_held", "Requests held in the gateway, by tenant",

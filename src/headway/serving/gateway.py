@@ -15,6 +15,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from headway import scenario
+from headway.config.fleet import coefficients_of
 from headway.config.placeholders import resolved
 from headway.config.scenario import Scenario, listed, with_policies
 from headway.config.scenario import read as read_document
@@ -91,6 +92,7 @@ def plan(scenario: Scenario) -> ServingPlan:
         _check_progress(policies.ordering, places)
     pools.check_phases(declared, policies, places)
     combos, replanner = pools.bounded_combos(declared), replanner_of(policies)
+    step_times = coefficients_of(spec, scenario.fleet, scenario.base_dir, places, only_known=True)
     served = tuple(
         ServedPool(
             each.bounded(), each.spec.endpoints, each.adapter.api, kv_blocks(each.pool), start,
@@ -98,6 +100,7 @@ def plan(scenario: Scenario) -> ServingPlan:
             None if each.combo is None else combos[each.combo.name],
             pools.engine_key(each, scenario.base_dir, places),
             TokenPrices(each.spec.usd_per_million_input_tokens, each.spec.usd_per_million_output_tokens),
+            step_times.get(each.pool.name),
         )
         for each, start in zip(declared, starts, strict=True)
     )  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from headway.catalog.coefficients import Coefficients
 from headway.core.errors import unknown
-from headway.core.fleet import Role, RoleChange
+from headway.core.fleet import Pool, Role, RoleChange
 from headway.core.policy import Ordering
 from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
@@ -46,7 +47,7 @@ class LiveFleet:
         self.replicas: list[LiveReplica] = []
         self._served: list[ServedPool] = []
         """By replica, its pool as it was when the replica was created."""
-        self.paces = {served.pool.name: ExpectedPace(served.pool) for served in plan.pools}
+        self.paces = {served.pool.name: ExpectedPace(served.pool, served.coefficients) for served in plan.pools}
         """By pool, the times that its replicas are expected to need."""
         self.combos = ComboInstances()
         self.num_failed: Counter[str] = Counter()
@@ -61,6 +62,11 @@ class LiveFleet:
         """Replicas to be removed once they are empty."""
         for served, url in in_order(plan.pools):
             self.create(served, url)
+
+    def step_times(self, pool: str) -> tuple[Pool | None, Coefficients | None]:
+        """A pool with its step times; None: it is no more, or nothing is known of its GPU."""
+        served = self.pools.get(pool)
+        return (None, None) if served is None else (served.pool, served.coefficients)
 
     def create(self, served: ServedPool, url: str) -> LiveReplica:
         """Create a replica that neither the driver nor the health monitor knows."""
@@ -147,7 +153,7 @@ class LiveFleet:
             changes += self._retire(name, gone if is_same else None)
         for name, served in wanted.items():
             if before.get(name) != served:
-                self.pools[name], self.paces[name] = served, ExpectedPace(served.pool)
+                self.pools[name], self.paces[name] = served, ExpectedPace(served.pool, served.coefficients)
                 changes += self._add_endpoints(served)
             previous = before.get(name)
             if previous is not None and previous.prices != served.prices:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool, RoleChange
 from headway.core.pacer import Pacer
@@ -88,6 +89,8 @@ class ServedPool(Struct, frozen=True):
     api_key: str = ""
     """The key that the engines ask for; empty: that of each client."""
     prices: TokenPrices = TokenPrices()
+    coefficients: Coefficients | None = None
+    """Step times of the fleet file, else of the catalog; None: the file names no GPU."""
 
     @property
     def deployment(self) -> Pool | Combo:

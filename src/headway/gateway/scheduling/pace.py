@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.perf.speculation import AnyStepModel, step_model
@@ -14,11 +15,14 @@ class ExpectedPace:
     """Prefill and iteration times of a pool's replicas on an engine of their own. Prefill times are taken as linear in
     the prompt's length, which is good enough for limits that are many times as long."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, coefficients: Coefficients | None = None) -> None:
+        """`coefficients` replace the catalog's step times."""
         self._max_num_seqs, self._drafts = pool.engine.max_num_seqs, pool.engine.drafts
         tokens = max(pool.engine.max_num_batched_tokens, 2)
         try:
-            self._model: AnyStepModel | None = step_model(pool.model, pool.gpu, pool.engine, pool.parallel)
+            self._model: AnyStepModel | None = step_model(
+                pool.model, pool.gpu, pool.engine, pool.parallel, coefficients
+            )
             self._least_s = self._model.line(0, 0, [(1, 0)])[0]
             self._token_s = max(self._model.line(0, 0, [(tokens, 0)])[0] - self._least_s, 0.0) / tokens
         except HeadwayError:

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
 from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER, MAX_TOKENS
+from headway.gateway.telemetry.drift import PredictionRatio
 from headway.gateway.telemetry.reloads import Reload
 from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
 from headway.gateway.upstream import sse
@@ -217,6 +218,8 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     engine: EngineLoad
     why: str | None
     """Why the replica is ejected."""
+    prediction: PredictionRatio | None
+    """Null: its GPU is not known, or too few requests have ended."""
 
 
 class FailedPool(Struct, forbid_unknown_fields=True):
