@@ -96,7 +96,7 @@ def _arrivals(run: MeasuredRun, num: int) -> npt.NDArray[np.float64]:
     gap_s = 1 / run.requested_rps
     if math.isinf(run.burstiness):
         return np.arange(num, dtype=np.float64) * gap_s
-    gaps_s = stream(0, f"runs/{run.where}").gamma(run.burstiness, gap_s / run.burstiness, num)
+    gaps_s = stream(0, "runs/arrivals").gamma(run.burstiness, gap_s / run.burstiness, num)
     return np.asarray(np.cumsum(gaps_s * (gap_s / gaps_s.mean())), dtype=np.float64)
 
 
