@@ -143,6 +143,16 @@ def test_the_keys_are_settings(tmp_path: Path) -> None:
     assert len(plan.settings.api_keys) == 2 and len(plan.settings.admin_keys) == 1
 
 
+def test_keys_are_kept_as_described(tmp_path: Path) -> None:
+    from headway import serving as composition
+
+    script = _block("bash", "export HEADWAY_KEY_STORE") + "echo over\n"
+    written = _run(tmp_path, {"budgets.yaml": _block("yaml", "# budgets.yaml")}, script, "over")
+    assert sum(line.startswith("hw-") for line in written) == 3 and any("indexer" in line for line in written)
+    _, plan = composition.load(tmp_path / "budgets.yaml")
+    assert plan.settings.key_store is not None and plan.pools[0].prices.usd(10**6, 10**6) == 0.75
+
+
 def test_headways_own_policies_serve_and_replay(tmp_path: Path) -> None:
     said = "".join(_run(tmp_path, {}, _block("bash", "headway serve --builtin headway", OWN), "TTFT p50"))
     assert said.count("[DONE]") == 3 and '"reasoning' in said
@@ -173,4 +183,6 @@ def test_the_metrics_that_are_listed_are_those_that_there_are(tmp_path: Path) ->
     script += "curl -s http://127.0.0.1:8080/metrics | grep TYPE; echo over\n"
     written = _run(tmp_path, files, script, "over\n")
     elsewhere = {"headway_prefills_total", "headway_tenant_requests_total", "headway_tenant_tokens_total"}
+    of_keys = ("requests_total", "tokens_total", "refusals_total", "store_errors_total")
+    elsewhere |= {"headway_reloads_total", *(f"headway_key_{name}" for name in of_keys)}
     assert {line.split()[2] for line in written if line.startswith("# TYPE")} == listed - elsewhere
