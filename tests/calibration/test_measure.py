@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from headway import catalog
+from headway.calibration.calibrate import calibrate
 from headway.calibration.fit import fit_all
 from headway.calibration.measure import plan, sweep
 from headway.calibration.measure.plan import OperatorCase
 from headway.calibration.measure.sweep import TimedKernel, TimedOperator, time_s
+from headway.calibration.measurements import read as read_measurements
 from headway.calibration.operators import COLUMNS, read
 from headway.cli import main
 from headway.core.errors import HeadwayError
@@ -239,3 +242,54 @@ def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "timed, 0 were there" in capsys.readouterr().out
     rows = sweep.read_file(out, "cpu")
     assert rows and all(row.latency_s > 0 for row in rows)
+
+
+def test_memory_is_freed_after_each_shape(tmp_path: Path) -> None:
+    """Also after one that fails in its timing, and only when nothing refers to its operands any more."""
+    clock, freed = Clock(), list[int]()
+    operations, _ = plan.sweep(LLAMA, ON)
+
+    def kernels(operation: OperatorCase) -> TimedKernel:
+        operand = set[int]()
+        alive = weakref.ref(operand)
+
+        def run() -> None:
+            operand.add(1)
+            if operation is operations[3]:
+                raise sweep.KernelError("out of memory")
+
+        def wait() -> None:
+            clock.now_s += 0.01
+
+        return TimedKernel(run, wait, release=lambda: freed.append(alive() is None))
+
+    done = sweep.run(operations[:6], kernels, clock, tmp_path / "m.csv", H100.name, "fakes")
+    assert (done.num_timed, sum(done.failures.values())) == (5, 1)
+    assert len(freed) == 6 and all(freed[:3] + freed[4:])
+
+
+def _measured(factor: float, software: str) -> list[TimedOperator]:
+    """Samples of a device that reaches `factor` of the peaks, with all-reduces."""
+    operations, _ = plan.sweep(LLAMA, ON)
+    return [
+        TimedOperator(each, 5e-6 + plan.least_s(each, ON) / factor, H100.name, software)
+        for each in operations
+        if each.kind in ("gemm", "all_reduce") and each.dtype != "fp8"
+    ]
+
+
+def test_calibration_says_what_it_replaces_and_keeps_the_engines_all_reduce(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    sweep.write_file(path, _measured(0.6, "torch 2.9.0, CUDA 12.9"))
+    found = calibrate(read_measurements((path,), H100), H100, catalog.engine("vllm-v1"), "a test")
+    known = catalog.coefficients(H100.name, "vllm-v1").kernels
+    assert found.file.kernels.all_reduce == known.all_reduce
+    notes = "\n".join(found.notes)
+    assert "all_reduce.2: measured with NCCL from one process; kept: the catalog's" in notes
+    assert (
+        "gemm.bf16: replaces values that the catalog has measured on this GPU: memory_efficiency 0.6 for 0.884" in notes
+    )
+    sweep.write_file(path, _measured(0.88, "own engine's kernels"))
+    found = calibrate(read_measurements((path,), H100), H100, catalog.engine("vllm-v1"), "a test")
+    assert found.file.kernels.all_reduce["2"] != known.all_reduce["2"]
+    assert "gemm.bf16: replaces" not in "\n".join(found.notes) or "memory_efficiency" not in "\n".join(found.notes)

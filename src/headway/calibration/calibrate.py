@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ REPORT_ONLY = ("host_copy",)
 DIGITS = 4
 
 
+COMPARED = ("memory_efficiency", "compute_efficiency", "link_efficiency")
+DIFFERS = 0.1
+"""Smallest relative difference from the catalog's value that is told."""
 IDENTIFIED = 0.5
 """Largest share of the prior's width, left by served runs, with which kernels count as measured by them."""
 
@@ -57,6 +60,9 @@ def calibrate(
     fits, notes = fit_all(measured.samples, gpu)
     if not fits and not measured.experiments:
         raise HeadwayError(f"nothing could be fitted for {gpu.name}: {'; '.join(notes)}")
+    if has_measured_kernels(gpu.name):
+        fits, kept = _without_worse(fits, measured, known.kernels)
+        notes += [*kept, *_replaced(known.kernels, fits)]
     kernels, from_catalog = _kernels(known.kernels, fits, source)
     if from_catalog:
         origin = "measured on it" if has_measured_kernels(gpu.name) else "not measured on it"
@@ -82,6 +88,42 @@ def calibrate(
         notes.append(f"{', '.join(CORE)} are not all measured: results with this file count as uncalibrated")
     notes += [f"{fit.key}: {', '.join(fit.at_bounds)} at its bound" for fit in fits if fit.at_bounds]
     return Calibration(CoefficientFile(measured_gpus, kernels, overheads, like), tuple(fits), tuple(notes))
+
+
+def _without_worse(
+    fits: Sequence[FitResult], measured: Measurements, known: Kernels
+) -> tuple[list[FitResult], list[str]]:
+    """The fits without those that are of another kernel than the catalog's, and a note for each of these.
+
+    PyTorch reduces with NCCL from one process. Engines use a kernel of their own in a CUDA graph, which the catalog's
+    tables have: in place of it, NCCL's times add 6 to 20 points to the error of E2E.
+    """
+    is_nccl = any(each.kind == "all_reduce" and each.software.startswith("torch") for each in measured.samples)
+    worse = {fit.key for fit in fits if is_nccl and fit.key.startswith("all_reduce.")}
+    worse = {key for key in worse if key.partition(".")[2] in known.all_reduce}
+    what = "measured with NCCL from one process; kept: the catalog's, of an engine's kernel in a CUDA graph"
+    return [fit for fit in fits if fit.key not in worse], [f"{key}: {what}" for key in sorted(worse)]
+
+
+def _replaced(known: Kernels, fits: Sequence[FitResult]) -> Iterator[str]:
+    """What differs much from the catalog's values, which were measured on the same GPU."""
+    before: dict[str, Any] = msgspec.to_builtins(known)
+    for fit in fits:
+        group, _, entry = fit.key.partition(".")
+        old = before.get(group, {})
+        old = old.get(entry, {}) if entry else old
+        if fit.key in REPORT_ONLY or not isinstance(old, dict):
+            continue
+        changed = [
+            f"{name} {value:.3g} for {old[name]:.3g}"
+            for name, value in fit.values.items()
+            if name in COMPARED and old.get(name) and abs(value / old[name] - 1) > DIFFERS
+        ]
+        if changed:
+            own = known.residuals.get(fit.key)
+            errors = f"median error {fit.residual:.1%}" + ("" if own is None else f", the catalog's {own:.1%}")
+            what = "replaces values that the catalog has measured on this GPU"
+            yield f"{fit.key}: {what}: {', '.join(changed)} ({errors})"
 
 
 def write(path: Path, file: CoefficientFile) -> None:

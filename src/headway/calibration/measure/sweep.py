@@ -52,6 +52,8 @@ class TimedKernel(Struct, frozen=True):
     """Returns when the device is done."""
     calls: int = 1
     """Calls of the operator in one `run`."""
+    release: Callable[[], object] = lambda: None
+    """Gives the operands' memory back to the device, once nothing refers to them."""
 
 
 class TimedOperator(Struct, frozen=True):
@@ -87,7 +89,7 @@ def run(
             if limit_s is not None and clock() - start_s >= limit_s:
                 break
             try:
-                rows.append(TimedOperator(operation, time_s(kernels(operation), clock), gpu, software))
+                rows.append(TimedOperator(operation, _timed_s(kernels(operation), clock), gpu, software))
             except KernelError as failure:
                 why = f"{operation.kind}{f' {operation.dtype}' if operation.dtype else ''}: {failure}"
                 failures[why] = failures.get(why, 0) + 1
@@ -101,6 +103,16 @@ def run(
         if len(rows) > len(already):
             write_file(path, rows)
     return SweepResult(len(rows) - len(already), len(operations) - len(waiting), len(waiting) - done, failures)
+
+
+def _timed_s(kernel: TimedKernel, clock: Callable[[], float]) -> float:
+    """As `time_s`. The operands are gone when it returns, so that the next ones find all of the device's memory."""
+    release = kernel.release
+    try:
+        return time_s(kernel, clock)
+    finally:
+        del kernel
+        release()
 
 
 def time_s(kernel: TimedKernel, clock: Callable[[], float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -57,9 +58,16 @@ class TorchKernels:
             if self._cuda and operation.kind in GRAPHED:
                 return self._graph(call)
         except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
+            self._release()
             reason = str(error).strip().split("\n", 1)[0][:120]
             raise KernelError(reason or type(error).__name__) from None
-        return TimedKernel(_counted(call), self._wait)
+        return TimedKernel(_counted(call), self._wait, release=self._release)
+
+    def _release(self) -> None:
+        """Empty PyTorch's pool: it keeps blocks of one shape's sizes, which the next shape cannot use."""
+        if self._cuda:
+            gc.collect()
+            self._torch.cuda.empty_cache()
 
     def _wait(self) -> None:
         if self._cuda:
@@ -71,7 +79,7 @@ class TorchKernels:
         with self._torch.cuda.graph(graph):
             for i in range(GRAPH_CALLS):
                 call(i)
-        return TimedKernel(graph.replay, self._wait, GRAPH_CALLS)
+        return TimedKernel(graph.replay, self._wait, GRAPH_CALLS, self._release)
 
     def _copies(self, num_bytes: float) -> int:
         """Number of sets of operands to rotate through."""
