@@ -64,3 +64,32 @@ def test_the_sum_along_the_way_counts_rare_stages_less() -> None:
     assert total_latency_s(structs.replace(found, stages=(first, some))) == pytest.approx(50.0)
     assert total_latency_s(structs.replace(found, stages=(first, few))) == pytest.approx(11.6)
     assert total_latency_s(structs.replace(found, stages=(first, none))) == pytest.approx(10.0)
+
+
+def test_the_least_work_by_mean_answers_is_a_candidate() -> None:
+    """The lengths of a small sample may favour a routing by chance; with mean lengths, shares alone decide."""
+    asked = problem(QualityFloor(75.0))
+    search = Search(asked, StageLatencies(Formula()), NoBounds(), Effort(stable_rounds=1))
+    found = candidates(search, search.run(asked.target), "test", 2)
+    good = search.routings.quality >= 75.0
+    least = search.routings.ratios[good, 1].min()
+    assert min(each.stages[1].processing_ratio for each in found if each.quality >= 75.0) == pytest.approx(least)
+
+
+def test_refined_routings_may_have_two_shapes_and_are_never_worse() -> None:
+    asked = problem(QualityFloor(75.0))
+    effort = Effort(stable_rounds=2, gap=0.05, max_evaluations=5)
+    plain, refined = (
+        Search(asked, StageLatencies(TwoShapes()), NoBounds(), structs.replace(effort, num_refined=num))
+        for num in (0, 2)
+    )
+    before, after = (candidates(search, search.run(asked.target), "test", 2)[0] for search in (plain, refined))
+    assert after.latency_s < before.latency_s
+    assert any(len(stage.replicas) == 2 for stage in after.stages)
+
+
+class TwoShapes(Formula):
+    """Replicas of two shapes do more together."""
+
+    def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
+        return super().p95_latency_s(model, replicas, rate_rps, lengths) / len(replicas.parts)
