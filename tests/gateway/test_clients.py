@@ -17,6 +17,7 @@ import pytest
 import client_programs
 import serving
 from engines import LLAMA, NO_LLAMA
+from headway.calibration.runs.read import read as read_runs
 from serving import MODEL
 
 CLIENTS = Path(os.environ.get("HEADWAY_CLIENTS", ""))
@@ -73,3 +74,8 @@ def test_a_load_generator_measures_the_gateway(front: serving.Process, tmp_path:
     assert measured["request_count"]["avg"] == 40 and measured.get("error_request_count", {}).get("avg", 0) == 0
     assert measured["output_sequence_length"]["avg"] == pytest.approx(20, abs=1)
     assert 0 < measured["time_to_first_token"]["avg"] < measured["request_latency"]["avg"]
+    for name in ("profile_export_aiperf.json", "profile_export_aiperf.csv", "profile_export.jsonl"):
+        (export,) = (tmp_path / "out").rglob(name)
+        (load,), left = read_runs(export)
+        assert not left and (load.model, load.num_requests, load.concurrency) == (MODEL, 40, 4)
+        assert load.latencies_s["e2e_mean"] == pytest.approx(measured["request_latency"]["avg"] / 1e3, rel=1e-3)

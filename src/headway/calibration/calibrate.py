@@ -64,11 +64,12 @@ def calibrate(
         fits, kept = _without_worse(fits, measured, known.kernels)
         notes += [*kept, *_replaced(known.kernels, fits)]
     kernels, from_catalog = _kernels(known.kernels, fits, source)
+    complete = has_measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
     if from_catalog:
         origin = "measured on it" if has_measured_kernels(gpu.name) else "not measured on it"
-        notes.append(f"taken from the catalog for {gpu.name} ({origin}): {', '.join(from_catalog)}")
+        scaled = "" if complete or not measured.experiments else ", then scaled to the runs"
+        notes.append(f"taken from the catalog for {gpu.name} ({origin}){scaled}: {', '.join(from_catalog)}")
     overheads = {}
-    complete = has_measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
     combined = replace(known, kernels=kernels, experts=known.experts if kernels.expert_table else None)
     if measured.experiments:
         overhead, fitted, more_notes = fit_served(measured.experiments, gpu, profile, combined, complete, progress)
