@@ -9,9 +9,9 @@ from headway.planning.combos.problem import ComboCandidate, ComboPlan, Selection
 from headway.report.charts import layout
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 
-HEADS = ("service", "combo", "planned", "not calibrated", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times")
-
-
+HEADS = (
+    "service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times", "not calibrated",
+)  # fmt: skip
 RUN_HEADS = ("service", "router", "", "requests", "in time", "95%", "growth of waits, s/s")
 
 
@@ -44,7 +44,7 @@ def page(
 </header>
 <section><h2>What every candidate costs and serves</h2>{drawn}</section>
 <section><h2>The plan rehearsed, by router</h2>{table(RUN_HEADS, 3, rehearsed)}</section>
-<section><h2>Candidates</h2>{table(HEADS, 4, _rows(plan, selection))}</section>
+<section><h2>Candidates</h2>{table(HEADS, 3, _rows(plan, selection))}</section>
 <section><h2>Other objectives</h2>{table(("objective", "combos", "$/h", "tokens/$"), 2, other_rows)}</section>
 <section><h2>Left out</h2>{table(("service", "what", "why"), 3, rejected_rows)}</section>
 <footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
@@ -88,7 +88,7 @@ def _runs(found: ServiceRehearsal) -> list[tuple[tuple[str, ...], list[str]]]:
     runs = [(each.routing, each.run, each.is_met, each.ties) for each in found.routers]
     rows: list[tuple[tuple[str, ...], list[str]]] = []
     for routing, run, is_met, ties in runs or [(found.routing, found.runs[-1], found.is_met, False)]:
-        verdict = "planned" if routing == found.routing else "ties" if ties else "worse" if is_met else "falls behind"
+        verdict = "planned" if routing == found.routing else "ties" if ties else "worse" if is_met else "misses"
         interval = f"{run.attainment_low:.1%} to {run.attainment_high:.1%}"
         numbers = [f"{run.num_requests:,}", f"{run.attainment:.1%}", interval, f"{run.wait_growth:.4f}"]
         rows.append(((found.service, routing, verdict), numbers))
@@ -139,10 +139,10 @@ def _rows(plan: ComboPlan, selection: Selection) -> list[str]:
     rows = []
     for each in selection.candidates:
         count = plan.counts.get((each.service, each.combo.label), 0)
-        words = (each.service, each.combo.label, str(count or ""), "; ".join(each.uncalibrated))
+        words = (each.service, each.combo.label, str(count or ""))
         efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
         numbers = [f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}", *map(millions, efficiencies)]
-        rows.append(_cells(words, numbers))
+        rows.append(f'{_cells(words, numbers)}<td class="text">{escape("; ".join(each.uncalibrated))}</td>')
     return rows
 
 
