@@ -110,6 +110,8 @@ def slowed(original: Coefficients, times: float) -> Coefficients:
 def _slowed(part: Struct, times: float) -> Any:
     changes = {}
     for name in part.__struct_fields__:
+        if getattr(part, name) is None:
+            continue
         if name.endswith(("_s", "_bytes_per_logit")) or "_s_per_" in name:
             changes[name] = getattr(part, name) * times
         elif name.endswith("efficiency"):
