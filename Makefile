@@ -4,16 +4,24 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast lint format bench bench-gateway soak attack docs site gallery clients lock clean
+.PHONY: demo test test-fast compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients lock clean
 
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
-test: .venv/ready
-	$(BIN)/pytest -q -n 2
+test: .venv/ready  ## Three processes for two cores: tests wait for their servers a third of the time
+	$(BIN)/pytest -q -n 3
 
 test-fast: .venv/ready  ## The tests that take seconds: no servers, browsers, databases or long searches
-	$(BIN)/pytest -q -n 2 -m "not slow"
+	$(BIN)/pytest -q -n 3 -m "not slow"
+
+compiled: .venv/ready  ## The package with the simulator's loop compiled, in build/compiled
+	rm -rf build
+	HEADWAY_PURE= $(BIN)/python setup.py --quiet build --build-lib build/compiled
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/headway --version | grep compiled
+
+test-compiled: compiled  ## The simulator's tests against the compiled package
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -n 3 tests/control tests/fixed tests/policies tests/sim tests/gateway/test_twin.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -1,15 +1,15 @@
-"""What all tests share: the same examples on every machine, others when HEADWAY_FUZZ_EXAMPLES asks for more."""
+"""What all tests share: the same examples on every machine, however slow, and others for HEADWAY_FUZZ_EXAMPLES."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from scripted import Script
 
-settings.register_profile("same", derandomize=True)
+settings.register_profile("same", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 if "HEADWAY_FUZZ_EXAMPLES" not in os.environ:
     settings.load_profile("same")
 

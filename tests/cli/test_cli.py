@@ -69,7 +69,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"headway {__version__}\n"
+    assert capsys.readouterr().out in (f"headway {__version__} (pure Python)\n", f"headway {__version__} (compiled)\n")
 
 
 def test_simulate_prints_a_table(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:

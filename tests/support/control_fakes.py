@@ -118,9 +118,18 @@ class Fleet:
         """The only service."""
         return self.control.services[0]
 
-    def arrive(self, id: int, now: float = 0.0, prompt: int = 10, output: int = 5, **fields: Any) -> Live:
+    def arrive(
+        self,
+        id: int,
+        now: float = 0.0,
+        prompt: int = 10,
+        output: int = 5,
+        is_streamed: bool = True,
+        **fields: Any,
+    ) -> Live:
         """Let a request arrive."""
         live = Live(id, now, prompt, output, **fields)
+        live.is_streamed = is_streamed
         self.control.on_arrival(live, now)
         return live
 

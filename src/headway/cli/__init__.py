@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 
 import click
 
@@ -54,8 +56,19 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Print the version, and whether the simulator is compiled (`setup.py`)."""
+    if is_asked and not ctx.resilient_parsing:
+        loop = find_spec("headway.sim.kernel")
+        is_compiled = loop is not None and str(loop.origin).endswith(tuple(EXTENSION_SUFFIXES))
+        click.echo(f"headway {__version__} ({'compiled' if is_compiled else 'pure Python'})")
+        ctx.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, message="headway %(version)s")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 def commands() -> None:
     """Plan, rehearse and run fleets of LLM serving engines.
 

@@ -66,6 +66,6 @@ class Admissions:
                 name = type(self.policy).__name__
                 raise HeadwayError(f"admission {name} released request {release.request!r}, which it does not hold")
             if release.tier is not None:
-                live.tier = release.tier  # type: ignore[misc]  # the base class is frozen
+                live.tier = release.tier
             live.release_region = release.region
             self._place(live, now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from mypy_extensions import mypyc_attr
+
 from headway.control.live import NEVER, Live
 from headway.control.policies import CascadeConfig
 from headway.control.service import Service
@@ -27,6 +29,7 @@ class CascadeStage:
         return self.service.up_views()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CascadeStages:
     """One cascade and its policy. Satisfies `core.view.CascadeView`: `now` and `stage` are set before every call."""
 
@@ -78,7 +81,7 @@ class CascadeStages:
         for name, tokens in live.lengths:
             if name == model and tokens != live.output_tokens:
                 # A later turn quotes the answer that the workload has, not this one.
-                live.output_id = None  # type: ignore[misc]  # the base class is frozen
+                live.output_id = None
                 reasoning = round(live.reasoning_tokens * tokens / live.output_tokens)
-                live.output_tokens, live.reasoning_tokens = tokens, reasoning  # type: ignore[misc]
-        live.model = model  # type: ignore[misc]
+                live.output_tokens, live.reasoning_tokens = tokens, reasoning
+        live.model = model

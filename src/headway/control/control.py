@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from random import Random
-from typing import cast
+from typing import Final, cast
+
+from mypy_extensions import mypyc_attr
 
 from headway.control.admissions import Admissions
 from headway.control.cascade_stages import CascadeStages
@@ -18,7 +20,7 @@ from headway.control.effects import Effects
 from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.observe import MutableFleetView
-from headway.control.policies import Policies
+from headway.control.policies import CascadeConfig, Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
@@ -29,7 +31,7 @@ from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
 from headway.policies.ordering.fcfs import FcfsOrdering
 
-_FINISHED = Outcome.FINISHED
+_FINISHED: Final = Outcome.FINISHED
 Ticking = Migrations | Admissions | Scaling
 """A policy that a driver calls every `interval_s` through `tick(now)`; an interval of None means never."""
 
@@ -39,10 +41,9 @@ def held_ordering(policies: Policies) -> Callable[[], Ordering]:
     return policies.ordering if policies.ordering_at != "replica" else FcfsOrdering
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Control:
     """Places requests on replicas, holds those without room, and follows each to its end."""
-
-    cascade_type = CascadeStages
 
     def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
         self.effects = effects
@@ -376,7 +377,7 @@ class Control:
                 if name not in self.by_model:
                     raise unknown("model", name, self.by_model, "cascade")
             stages = [self.by_model[name] for name in config.models]
-            self.cascade = self.cascade_type(config, config.policy(), stages, Random(f"{seed}/cascade"))
+            self.cascade = self._cascade_stages(config, stages, Random(f"{seed}/cascade"))
         for service in self.services:
             self._add_learners(service)
         self.note_parts()
@@ -447,6 +448,9 @@ class Control:
         if admissions is not None:
             self.admissions[service] = admissions
             service.add_learner(admissions.policy)
+
+    def _cascade_stages(self, config: CascadeConfig, stages: list[Service], random: Random) -> CascadeStages:
+        return CascadeStages(config, config.policy(), stages, random)
 
     def ticking(self) -> list[Ticking]:
         """The policies that the driver calls at intervals, in their fixed order."""

@@ -116,7 +116,7 @@ class SharedHoldQueue(HoldQueue):
         while self._heads:
             entry = self._heads[0]
             share = entry[2]
-            if self._ranked.get(share) is not entry:
+            if self._ranked.get(share) != entry:  # not `is`: compiled tuples have no identity
                 heappop(self._heads)
                 continue
             live = self._lines[share][0][2]

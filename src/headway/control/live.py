@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
-from headway.core.request import Phase, Request, Segment
+from headway.core.request import Phase, Segment
 
-NEVER = float("nan")
+NEVER: Final = float("nan")
 """A time of an event that has not happened: NaN, as in the record's columns."""
 
 
@@ -26,95 +26,147 @@ class Stage(IntEnum):
     """Out of its batch while its KV cache is copied to another replica."""
 
 
-HELD, WAITING, PREFILLING, DECODING, ENDED, PAUSED = Stage
-"""Module-level names: reading a member from its enum class takes as long as a dozen other steps."""
+# Module-level names: reading a member from its enum class takes as long as a dozen other steps.
+HELD: Final[Stage] = Stage.HELD
+WAITING: Final[Stage] = Stage.WAITING
+PREFILLING: Final[Stage] = Stage.PREFILLING
+DECODING: Final[Stage] = Stage.DECODING
+ENDED: Final[Stage] = Stage.ENDED
+PAUSED: Final[Stage] = Stage.PAUSED
 
 
-class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec allows what dataclasses do not
+class Live:
     """A request and its state. Satisfies `core.view.RequestView` and `core.view.PlacedRequestView`.
 
-    The fields form three sections, each with one owner: `Request` (what arrived: constant, except that a
-    cascade assigns a model), control's, and the driver's (the simulated engine, or the gateway).
+    The fields form three sections, each with one owner: the fields of `core.request.Request` (what arrived: constant,
+    except that a cascade assigns a model), control's, and the driver's (the simulated engine, or the gateway).
     `generated_tokens` of a request that decodes in the simulator is as of the last sync, which the replica does
     before it calls any policy.
+
+    The parameters are the fields of `Request`, in its order, so that a row of a workload makes an instance. Both are
+    written out, since a compiled class has the speed of C only for fields that it declares itself.
     """
 
-    # Progress: written by the driver, read by control and by policies.
+    __slots__ = (
+        "acceptance", "admitted_s", "answer_s", "arrival_s", "attempt", "cached_tokens", "cancelled_s", "check_tick",
+        "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "first_token_s", "generated_tokens", "id",
+        "is_streamed", "joined_generated", "joined_tick", "lengths", "lora", "model", "move", "moves", "num_before",
+        "output_id", "output_tokens", "pace_version", "phase", "placed_s", "preemptions", "prefill_end_s", "prefix",
+        "prompt_tokens", "quality", "quantum_tick", "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens",
+        "region", "release_region", "replica", "resident_blocks", "response_s", "score", "sent_to", "sent_tokens",
+        "session_id", "shared_blocks", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "stage", "stage_index",
+        "stay_admitted_s", "swapped_tokens", "target_tokens", "tenant", "tier", "timeout_s", "turn", "turn_ends_at",
+        "unstarted_tokens",
+    )  # fmt: skip
 
-    phase: Phase = Phase.ANSWERING
-    stage: Stage = HELD
-    """Change it with `enter`."""
-    generated_tokens: int = 0
-    replica: int = -1
-    """Replica of the last placement; -1 = none yet."""
-    turn: int = 0
-    preemptions: int = 0
-    admitted_s: float = NEVER
-    first_token_s: float = NEVER
-    answer_s: float = NEVER
-    reasoning_end_s: float = NEVER
-    cached_tokens: int = 0
-    """Prompt tokens that a prefix cache served at the first admission."""
+    def __init__(
+        self,
+        id: int,
+        arrival_s: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        model: str = "",
+        tier: int = 0,
+        reasoning_tokens: int = 0,
+        region: str = "",
+        session_id: int | None = None,
+        prefix: tuple[Segment, ...] = (),
+        output_id: int | None = None,
+        slo_ttft_s: float | None = None,
+        slo_tpot_s: float | None = None,
+        slo_e2e_s: float | None = None,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+        quality: tuple[tuple[str, float], ...] = (),
+        lengths: tuple[tuple[str, int], ...] = (),
+        tenant: str = "",
+        acceptance: float | None = None,
+        lora: str = "",
+    ) -> None:
+        self.id, self.arrival_s, self.prompt_tokens, self.output_tokens = id, arrival_s, prompt_tokens, output_tokens
+        self.model, self.tier, self.reasoning_tokens, self.region = model, tier, reasoning_tokens, region
+        self.session_id, self.prefix, self.output_id = session_id, prefix, output_id
+        self.slo_ttft_s, self.slo_tpot_s, self.slo_e2e_s = slo_ttft_s, slo_tpot_s, slo_e2e_s
+        self.deadline_s, self.timeout_s = deadline_s, timeout_s
+        self.quality, self.lengths, self.tenant, self.acceptance = quality, lengths, tenant, acceptance
+        self.lora = lora
 
-    # Control.
+        # Progress: written by the driver, read by control and by policies.
 
-    attempt: int = 0
-    placed_s: float = NEVER
-    cancelled_s: float = NEVER
-    moves: int = 0
-    stage_index: int = -1
-    """Index of the cascade stage that answers; -1 = no cascade."""
-    score: float = NEVER
-    """The judge's score of the last cascade stage's answer, 0 to 100."""
-    decode_replica: int = -1
-    """Replica that decodes after the prefill; -1 = the one that prefills."""
-    release_region: str = ""
-    """Region that an admission policy released the request to; "" = any."""
-    sent_to: Any = None
-    """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
-    sent_tokens: int = 0
-    """Prompt tokens that are counted there."""
-    unstarted_tokens: int = 0
-    """The same until the first token is out, then 0."""
-    rank: object = None
-    """Sort key in the queue that the request is in."""
+        self.phase: Phase = Phase.ANSWERING
+        self.stage: Stage = HELD
+        """Change it with `enter`."""
+        self.generated_tokens: int = 0
+        self.replica: int = -1
+        """Replica of the last placement; -1 = none yet."""
+        self.turn: int = 0
+        self.preemptions: int = 0
+        self.admitted_s: float = NEVER
+        self.first_token_s: float = NEVER
+        self.answer_s: float = NEVER
+        self.reasoning_end_s: float = NEVER
+        self.cached_tokens: int = 0
+        """Prompt tokens that a prefix cache served at the first admission."""
 
-    # The driver: the request's stay at its present replica.
+        # Control.
 
-    move: Any = None
-    """The driver's migration object while the request is being moved."""
-    is_streamed: bool = True
-    """Whether the driver sees the first token when it is out, and not with the whole answer."""
-    enqueued_s: float = NEVER
-    num_before: int = 0
-    """Requests that the replica had received before this one."""
-    ready_s: float = NEVER
-    """Earliest time at which the engine's scheduler sees the request."""
-    response_s: float = 0.0
-    """Delay from the end of an iteration until the client has its tokens."""
-    stay_admitted_s: float = NEVER
-    prefill_end_s: float = NEVER
-    target_tokens: int = 0
-    """KV tokens to compute before decoding: the prompt, plus the tokens generated before a preemption."""
-    computed_tokens: int = 0
-    """KV tokens computed so far in prefill; while decoding, those at `joined_tick`."""
-    swapped_tokens: int = 0
-    """KV tokens of a waiting request that are kept, in host memory or in `resident_blocks`; 0 = none."""
-    resident_blocks: int = 0
-    """GPU blocks that a waiting request holds."""
-    shared_blocks: int = 0
-    """Leading KV blocks held through the prefix cache."""
-    queue: int = 0
-    """Index of the ordering's queue (`QueuedOrdering`)."""
-    pace_version: int = 0
-    """Number of changes of the reader's pace (`sim.stall_tracker`)."""
-    joined_tick: int = 0
-    joined_generated: int = 0
-    quantum_tick: int = 0
-    turn_ends_at: int = 0
-    """Generated tokens with which the request's turn ends, by its ordering's `next_change_tokens`; 0 = never."""
-    check_tick: int = -1
-    """Tick at which the replica checks the request next; -1 = not decoding."""
+        self.attempt: int = 0
+        self.placed_s: float = NEVER
+        self.cancelled_s: float = NEVER
+        self.moves: int = 0
+        self.stage_index: int = -1
+        """Index of the cascade stage that answers; -1 = no cascade."""
+        self.score: float = NEVER
+        """The judge's score of the last cascade stage's answer, 0 to 100."""
+        self.decode_replica: int = -1
+        """Replica that decodes after the prefill; -1 = the one that prefills."""
+        self.release_region: str = ""
+        """Region that an admission policy released the request to; "" = any."""
+        self.rank: object = None
+        """Sort key in the queue that the request is in."""
+        self.sent_to: Any = None
+        """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
+        self.sent_tokens: int = 0
+        """Prompt tokens that are counted there."""
+        self.unstarted_tokens: int = 0
+        """The same until the first token is out, then 0."""
+
+        # The driver: the request's stay at its present replica.
+
+        self.move: Any = None
+        """The driver's migration object while the request is being moved."""
+        self.is_streamed: bool = True
+        """Whether the driver sees the first token when it is out, and not with the whole answer."""
+        self.enqueued_s: float = NEVER
+        self.num_before: int = 0
+        """Requests that the replica had received before this one."""
+        self.ready_s: float = NEVER
+        """Earliest time at which the engine's scheduler sees the request."""
+        self.response_s: float = 0.0
+        """Delay from the end of an iteration until the client has its tokens."""
+        self.stay_admitted_s: float = NEVER
+        self.prefill_end_s: float = NEVER
+        self.target_tokens: int = 0
+        """KV tokens to compute before decoding: the prompt, plus the tokens generated before a preemption."""
+        self.computed_tokens: int = 0
+        """KV tokens computed so far in prefill; while decoding, those at `joined_tick`."""
+        self.swapped_tokens: int = 0
+        """KV tokens of a waiting request that are kept, in host memory or in `resident_blocks`; 0 = none."""
+        self.resident_blocks: int = 0
+        """GPU blocks that a waiting request holds."""
+        self.shared_blocks: int = 0
+        """Leading KV blocks held through the prefix cache."""
+        self.queue: int = 0
+        """Index of the ordering's queue (`QueuedOrdering`)."""
+        self.pace_version: int = 0
+        """Number of changes of the reader's pace (`sim.stall_tracker`)."""
+        self.joined_tick: int = 0
+        self.joined_generated: int = 0
+        self.quantum_tick: int = 0
+        self.turn_ends_at: int = 0
+        """Generated tokens with which the request's turn ends, by its ordering's `next_change_tokens`; 0 = never."""
+        self.check_tick: int = -1
+        """Tick at which the replica checks the request next; -1 = not decoding."""
 
     def enter(self, stage: Stage) -> None:
         """Change the stage: the only place that does."""
@@ -123,9 +175,9 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     def name_kv_by_adapter(self) -> None:
         """Give the segments ids of the adapter's own: the KV of a prompt differs from adapter to adapter."""
         key = int.from_bytes(hashlib.sha1(self.lora.encode(), usedforsecurity=False).digest()[:8]) >> 1
-        self.prefix = tuple(Segment(segment.id ^ key, segment.tokens) for segment in self.prefix)  # type: ignore[misc]
+        self.prefix = tuple(Segment(segment.id ^ key, segment.tokens) for segment in self.prefix)
         if self.output_id is not None:
-            self.output_id ^= key  # type: ignore[misc]
+            self.output_id ^= key
 
     @property
     def answer_tokens(self) -> int:

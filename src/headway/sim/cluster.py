@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from headway.catalog.costs import costs
 from headway.control.control import Control, Ticking
@@ -41,7 +41,7 @@ from headway.workload.sources import RequestSource
 Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
-_PROGRESS_EVERY = 1 << 11
+_PROGRESS_EVERY: Final = 1 << 11
 
 
 def simulate(

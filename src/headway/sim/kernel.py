@@ -6,11 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-FINISH, COMMAND, ARRIVAL, TICK = range(4)
-"""Priorities at equal times, the first to happen first. Scheduling comes after all of them."""
-BEFORE = 1 << 40
+# Priorities at equal times, the first to happen first. Scheduling comes after all of them.
+FINISH: Final = 0
+COMMAND: Final = 1
+ARRIVAL: Final = 2
+TICK: Final = 3
+BEFORE: Final = 1 << 40
 """Offset subtracted from replicas' keys, so that they come before those of requests."""
 
 

@@ -551,11 +551,25 @@ class Replica:
 
     # What views read, as of the last complete iteration.
 
-    num_waiting = property(attrgetter("batch.num_waiting"))
-    num_arriving = property(attrgetter("transit.num_arriving"))
-    prefill_tokens_left = property(attrgetter("batch.prefill_tokens_left"))
-    max_loras = property(attrgetter("recent_loras.num_slots"))
-    block_size_tokens = property(attrgetter("batch.kv.block"))
+    @property
+    def num_waiting(self) -> int:
+        return self.batch.num_waiting
+
+    @property
+    def num_arriving(self) -> int:
+        return self.transit.num_arriving
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        return self.batch.prefill_tokens_left
+
+    @property
+    def block_size_tokens(self) -> int:
+        return self.batch.kv.block
+
+    @property
+    def max_loras(self) -> int:
+        return self.recent_loras.num_slots
 
     @property
     def num_running(self) -> int:

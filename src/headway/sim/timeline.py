@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import sqrt
-from typing import Protocol
+from typing import Final, Protocol
 
 from headway.control.recorder import Table
 from headway.core.record import boundary_s
@@ -161,7 +161,7 @@ class Timeline:
 # Both functions first solve for the (real) number of iterations since `start_s`. Only within `_ROUNDING` of a boundary
 # can that differ from `boundary_s`, which then decides. All is written out: a call would take as long as the sum.
 
-_ROUNDING = 1e-3
+_ROUNDING: Final = 1e-3
 
 
 def first_boundary_at(start_s: float, a_s: float, b_s: float, now: float, low: int, high: int) -> int:

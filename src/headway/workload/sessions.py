@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.core.request import Request, Segment
+from headway.core.request import Segment
+from headway.core.view import RequestView
 from headway.workload.sources import IssuedRows
 from headway.workload.table import FIELDS, Floats, Ints, Longs, Prefix, Workload
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R")
 PREFIX = FIELDS.index("prefix")
 
 
@@ -144,7 +145,7 @@ class Sessions:
         fields = self._issued.add(row, at_s, self._fields(row))
         return make(*fields)
 
-    def ended(self, request: Request, now_s: float, outcome: Outcome) -> None:
+    def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
         """Schedule the next turn of the session if this one finished; otherwise end the session."""
         row = self._issued.rows[request.id]
         stop = self._offsets[int(self._session[row]) + 1]

@@ -11,11 +11,11 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.core.request import Request
+from headway.core.view import RequestView
 from headway.workload.table import FIELDS, Workload
 from headway.workload.transform import arriving_at
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R")
 DEADLINE = FIELDS.index("deadline_s")
 
 
@@ -33,7 +33,7 @@ class RequestSource(Protocol):
     def pop(self, make: Callable[..., R]) -> R:
         """Return the next request as `make(*fields)`, positional in `Request`'s order. Its id is its row in `table`."""
 
-    def ended(self, request: Request, now_s: float, outcome: Outcome) -> None:
+    def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
         """Report the end of a request, whatever its outcome."""
 
     def table(self) -> Workload:
@@ -64,7 +64,7 @@ class TraceSource:
         self._num_issued += 1
         return make(*row)
 
-    def ended(self, request: Request, now_s: float, outcome: Outcome) -> None:
+    def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
         pass
 
     def table(self) -> Workload:
@@ -131,7 +131,7 @@ class ClosedLoop:
         at_s = self._starts.popleft()
         return make(*self._issued.add(len(self._issued), at_s, next(self._rest)))
 
-    def ended(self, request: Request, now_s: float, outcome: Outcome) -> None:
+    def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
         """Schedule the client's next request after its think time."""
         if outcome is not Outcome.UNFINISHED and self._num_left > 0:
             self._num_left -= 1

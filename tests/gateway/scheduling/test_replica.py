@@ -24,7 +24,8 @@ def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fre
     clock._loop.close()
     pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
     replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, PascalOrdering(), Pacer(), clock, stale_s=60.0)
-    thinking = Live(0, 0.0, 160, 10, tier=2, phase=Phase.REASONING)
+    thinking = Live(0, 0.0, 160, 10, tier=2)
+    thinking.phase = Phase.REASONING
     answering = Live(1, 0.0, 32, 10)
     seats = [replica.reserve(thinking), replica.reserve(answering)]
     assert (replica.num_in_flight, replica.num_by_tier, replica.queue_lengths) == (2, {2: 1, 0: 1}, [1, 1])

@@ -141,7 +141,7 @@ class ResponseMeter:
         """Replace the estimate of the prompt's tokens by the engine's count; 0: not reported."""
         if tokens > 0:
             self.prompt_tokens = tokens
-            self._live.prompt_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here
+            self._live.prompt_tokens = tokens
 
     def _count_tokens(self, tokens: int, has_reasoning: bool = False, has_answer: bool = False) -> None:
         """Count new tokens. Reasoning ends before the first token of the answer."""
@@ -165,7 +165,7 @@ class ResponseMeter:
         live = self._live
         if has_reasoning:
             live.phase = Phase.REASONING
-            live.reasoning_tokens = live.generated_tokens  # type: ignore[misc]  # of a frozen base, thawed here
+            live.reasoning_tokens = live.generated_tokens
         if not has_answer:
             return False
         live.answer_s = self._scheduler.now
@@ -173,7 +173,7 @@ class ResponseMeter:
         if not live.reasoning_tokens:
             return False
         if not has_reasoning:
-            live.reasoning_tokens = live.generated_tokens - tokens  # type: ignore[misc]
+            live.reasoning_tokens = live.generated_tokens - tokens
         live.reasoning_end_s = live.answer_s
         return True
 

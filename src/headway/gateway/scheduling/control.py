@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from random import Random
 from typing import Any, NamedTuple
 
 from headway.control.admissions import Admissions
@@ -12,7 +13,7 @@ from headway.control.control import Control, held_ordering
 from headway.control.decisions import DecisionObserver
 from headway.control.live import ENDED, HELD, Live
 from headway.control.migrations import Migrations
-from headway.control.policies import Policies
+from headway.control.policies import CascadeConfig, Policies
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
 from headway.core.policy import Ordering, Router
@@ -27,7 +28,7 @@ class LiveCascadeStages(CascadeStages):
 
     def escalate(self, live: Live) -> None:
         """Reset the reasoning, which the next model starts anew."""
-        live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
+        live.reasoning_tokens = 0
         live.phase = Phase.ANSWERING
         super().escalate(live)
 
@@ -43,8 +44,6 @@ class _Parts(NamedTuple):
 
 class LiveControl(Control):
     """Control that also handles failures of single requests."""
-
-    cascade_type = LiveCascadeStages
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,6 +99,9 @@ class LiveControl(Control):
             self.migrations.get(service) if is_same_migration else self._migrations(service, after, seed, observer),
             self.admissions.get(service) if is_same_admission else self._admissions(service, after, seed, observer),
         )
+
+    def _cascade_stages(self, config: CascadeConfig, stages: list[Service], random: Random) -> LiveCascadeStages:
+        return LiveCascadeStages(config, config.policy(), stages, random)
 
     def release_held(self, service: Service, now: float) -> None:
         """Place held requests. A request for which a policy raises is rejected; the others are placed."""

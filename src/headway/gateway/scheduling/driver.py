@@ -306,11 +306,11 @@ class Driver:
         request.prefilled_by = None
         stage, model = live.stage_index, live.model
         used = request.replica, live.prompt_tokens, live.generated_tokens
-        live.lengths += ((model, live.generated_tokens),)  # type: ignore[misc]  # of a frozen base, thawed here
+        live.lengths += ((model, live.generated_tokens),)
         if score is None:
             self.control.unscored(live, self._scorer.accepts_unscored, self.now)
         else:
-            live.quality += ((model, score),)  # type: ignore[misc]
+            live.quality += ((model, score),)
             self.control.on_judged(live, score, self.now)
         escalated = live.stage_index != stage
         self._metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")

@@ -76,12 +76,12 @@ class PendingRequest(InFlightRequest):
         self.slot, self.has_peer = state.slot, state.has_peer
         live = self.live
         if state.stage_index != live.stage_index:
-            live.generated_tokens = live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
+            live.generated_tokens = live.reasoning_tokens = 0
             live.first_token_s = live.answer_s = live.reasoning_end_s = NEVER
-            live.prompt_tokens, live.phase = state.prompt_tokens, state.phase  # type: ignore[misc]
-            live.arrival_s, live.model, live.lora = state.arrival_s, state.model, state.lora  # type: ignore[misc]
+            live.prompt_tokens, live.phase = state.prompt_tokens, state.phase
+            live.arrival_s, live.model, live.lora = state.arrival_s, state.model, state.lora
             live.stage_index, self.needs_score = state.stage_index, state.needs_score
-        live.tier, live.attempt, live.moves = state.tier, state.attempt, state.moves  # type: ignore[misc]
+        live.tier, live.attempt, live.moves = state.tier, state.attempt, state.moves
         live.placed_s, live.enqueued_s = state.placed_s, state.enqueued_s
         live.enter(WAITING)
         self.is_prefill_only, self.has_stored_kv = state.is_prefill_only, state.has_stored_kv
@@ -162,8 +162,8 @@ class RemoteScheduler:
         number, now = next(self._numbers), self.now
         live = Live(
             number, now, 0, client_request.max_tokens or 1, client_request.model, client_request.tier,
-            stage_index=_NO_STAGE,
         )  # fmt: skip
+        live.stage_index = _NO_STAGE
         request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
         request.copy = None if client_request.stream_key is None else StreamCopy()
         can_move = client_request.stream and client_request.can_resume
@@ -213,7 +213,7 @@ class RemoteScheduler:
         pending, live = self.requests[request.live.id], request.live
         request.awaits_score = False
         if score is not None:
-            live.quality += ((live.model, score),)  # type: ignore[misc]
+            live.quality += ((live.model, score),)
         self.link.send(protocol.AnswerScored(live.id, score))
         await self._reply(pending)
 

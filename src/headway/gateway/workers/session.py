@@ -237,7 +237,7 @@ class WorkerSession:
         request.waits_for_client = progress.waits_for_client
         if progress.prompt_tokens not in (0, live.prompt_tokens):
             request.counted_prompt_tokens = progress.prompt_tokens
-            live.prompt_tokens = progress.prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
+            live.prompt_tokens = progress.prompt_tokens
         tokens = progress.generated_tokens - live.generated_tokens
         has_changed = tokens != 0 or progress.phase is not live.phase
         live.first_token_s = progress.first_token_s
@@ -245,7 +245,7 @@ class WorkerSession:
             live.generated_tokens += tokens
             live.enter(DECODING)
             request.can_move = request.is_movable
-        live.reasoning_tokens = progress.reasoning_tokens  # type: ignore[misc]
+        live.reasoning_tokens = progress.reasoning_tokens
         live.phase, live.answer_s = progress.phase, progress.answer_s
         if has_changed:
             reservation.count_tokens(tokens)
