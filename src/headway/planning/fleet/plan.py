@@ -35,7 +35,7 @@ from headway.planning.fleet.problem import (
 )
 from headway.planning.fleet.rehearsal import FleetTask, FleetTemplate, calibrated, prices_of, rehearse
 from headway.planning.fleet.requests import FleetRequests, check_workload, names_of
-from headway.planning.fleet.sizing import Sized, SizingTask, size
+from headway.planning.fleet.sizing import SizedOptions, SizingTask, size
 from headway.planning.rehearsals import OF_SHAPE, Simulator, model_keys
 from headway.planning.tiers import search as tiers
 
@@ -104,7 +104,7 @@ class FleetPlanner:
                 )
                 for offers, is_split in [*alone, *pairs]
             ]  # fmt: skip
-        found: list[Sized] = list(self._each(size, tasks))
+        found: list[SizedOptions] = list(self._each(size, tasks))
         self.num_simulated += sum(each.num_simulated for each in found)
         self.num_found += sum(each.num_found for each in found)
         return tuple(option for each in found for option in each.options)

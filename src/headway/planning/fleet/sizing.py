@@ -65,17 +65,17 @@ class SizingTask:
 
 
 @dataclass(frozen=True)
-class Sized:
+class SizedOptions:
     options: tuple[SizedOption, ...]
     num_simulated: int
     num_found: int
 
 
-def size(task: SizingTask) -> Sized:
+def size(task: SizingTask) -> SizedOptions:
     return _split(task) if task.is_split else _together(task)
 
 
-def _together(task: SizingTask) -> Sized:
+def _together(task: SizingTask) -> SizedOptions:
     """The fewest GPUs of the only offer, by `plan capacity`."""
     offer, template = task.offers[0], task.template
     unknown_unit = GpuCombo(task.model, offer.price, aggregated=Group(offer.gpu.name))
@@ -92,7 +92,7 @@ def _together(task: SizingTask) -> Sized:
     try:
         best, done = plan_capacity(document, Places(), template.base_dir, options, task.simulator, task.cache_dir)
     except HeadwayError as error:
-        return Sized((SizedOption(task.model, unknown_unit, None, None, str(error)),), 0, 0)
+        return SizedOptions((SizedOption(task.model, unknown_unit, None, None, str(error)),), 0, 0)
     if best.choice is None or best.measured is None:
         reason = best.options[0].reason if best.options else "no shape is possible"
         sized = SizedOption(task.model, unknown_unit, None, _reached(best.options), reason)
@@ -103,7 +103,7 @@ def _together(task: SizingTask) -> Sized:
         sized = SizedOption(
             task.model, unit, best.choice.replicas, best.measured.attainment, uncalibrated=best.choice.uncalibrated
         )
-    return Sized((sized,), done.num_simulated, done.num_found)
+    return SizedOptions((sized,), done.num_simulated, done.num_found)
 
 
 def _reached(options: Sequence[CandidateResult]) -> float | None:
@@ -112,11 +112,11 @@ def _reached(options: Sequence[CandidateResult]) -> float | None:
     return max((each for each in reached if each is not None), default=None)
 
 
-def _split(task: SizingTask) -> Sized:
+def _split(task: SizingTask) -> SizedOptions:
     """The fewest units of the likeliest pairs of GPU types, by the search of `plan capacity`."""
     units = list(_likely_units(task))
     if not units:
-        return Sized((), 0, 0)
+        return SizedOptions((), 0, 0)
     by_label = {unit.label: unit for unit in units}
     counts = [0, 0]
 
@@ -143,7 +143,7 @@ def _split(task: SizingTask) -> Sized:
         used = calibrated(task.template, [FleetPart(task.model, unit, 1)], task.requests)[0].uncalibrated
         point = next((p.measured.attainment for p in each.points if p.replicas == each.replicas), None)
         options.append(SizedOption(task.model, unit, each.replicas, point, each.reason, used))
-    return Sized(tuple(options), counts[False], counts[True])
+    return SizedOptions(tuple(options), counts[False], counts[True])
 
 
 def _most_units(unit: GpuCombo, offers: Sequence[Offer]) -> int:
