@@ -23,6 +23,7 @@ from headway.control.observe import MutableFleetView
 from headway.control.policies import CascadeConfig, Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
+from headway.control.sent_prompts import SentPrompts
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Role
@@ -59,7 +60,7 @@ class Control:
         self.scaling: Scaling | None = None
         self.cascade: CascadeStages | None = None
         self._only: Service | None = None
-        self._has_entry_steps = self._has_shares = False
+        self._has_entry_steps = False
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
 
@@ -120,8 +121,7 @@ class Control:
         self.last_s = max(self.last_s, now)
         self._judged[live.id] = live
         service = self.service_of(live)
-        if service.sent is not None:
-            service.sent.discard(live)
+        service.ended(live, now)
         self._teach(service, live, now, _FINISHED)
         self.on_room(service, now)
         self.effects.judge(live, now)
@@ -139,7 +139,7 @@ class Control:
             self.last_s = end_s
         self._write(live, end_s, outcome)
         if service.sent is not None:
-            service.sent.discard(live)
+            service.ended(live, end_s)
         if service.learners and not is_learned:
             self._teach(service, live, end_s, outcome)
         if self._notify:
@@ -186,7 +186,6 @@ class Control:
         )  # fmt: skip
         for learner in service.learners:
             learner.learn(record)
-        service.hold_queue.rerank(live, end_s)
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
         if outcome is not _FINISHED:
@@ -244,13 +243,12 @@ class Control:
 
     def on_prompt_computed(self, live: Live, now: float) -> None:
         """A replica has computed a prompt: it may have room for a request that was held for prompts not computed."""
-        if not self._has_shares:
+        if live.sent_to is None:
             return
+        SentPrompts.start(live)
         service = self.service_of(live)
-        if service.sent is not None:
-            service.sent.start(live)
-            if service.hold_queue:
-                self.release_held(service, now)
+        if service.hold_queue:
+            self.release_held(service, now)
 
     def on_moved(self, live: Live, now: float) -> None:
         """A request has moved to another replica."""
@@ -391,7 +389,6 @@ class Control:
 
     def note_parts(self) -> None:
         """Note which steps the parts that exist need."""
-        self._has_shares = any(service.sent is not None for service in self.services)
         self._only = self.services[0] if len(self.services) == 1 else None
         self._has_entry_steps = self.cascade is not None or bool(self.admissions) or self.scaling is not None
 

@@ -147,7 +147,7 @@ class SharedHoldQueue(HoldQueue):
 
     def is_full(self, live: Live, most: int) -> bool:
         """As above, but a share whose line has less than an equal part of `most` may add to it."""
-        if not super().is_full(live, most):
+        if self._num < most or not super().is_full(live, most):
             return False
         line = self._lines.get(self._ordering.share(live), [])
         return len(line) * (len(self._lines) + (not line)) >= most

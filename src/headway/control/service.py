@@ -145,11 +145,14 @@ class Service:
         self.sharing = hold_ordering if isinstance(hold_ordering, SharingOrdering) else None
         """The hold queue's ordering, if it counts the service of all requests, also of those that never waited."""
         self.hold_ordering = hold_ordering
-        self.add_learner(hold_ordering)
+        if self.sharing is None:
+            self.add_learner(hold_ordering)
         self.sent: SentPrompts | None = None
         """What the replicas were sent, where the hold queue shares service."""
         if self.sharing is not None:
             self.sent = SentPrompts(self.sharing.prompt_window or prompt_window, self.sharing.headroom)
+            if window is not None:
+                self._shared_window = window - int(self.sharing.headroom * window)
         self.window = window
         self.hold_queue = hold_queue(hold_ordering)
         self.refresh()
@@ -276,16 +279,26 @@ class Service:
 
     def _with_room(self, opened: _OpenMembers, tokens: int, live: Live) -> Sequence[ReplicaView]:
         """Replicas that have room for a request of this length now."""
-        fitting = opened.start if tokens <= self._shortest_tokens else opened.fitting(tokens)
         window, sharing, sent = self.window, self.sharing, self.sent
+        if sharing is not None and sent is not None and window is not None:
+            views, is_below_share = opened.views, sharing.is_below_share(live)
+            if (
+                self._has_window_only
+                and tokens <= self._shortest_tokens
+                and not opened.has_single_phase
+                and sent.has_room_everywhere(views, self._shared_window, live)
+                and (not is_below_share or opened.has_roles or sent.soonest(views, live) is views)
+            ):
+                return views  # as the steps below would, which take several times as long
+        fitting = opened.start if tokens <= self._shortest_tokens else opened.fitting(tokens)
         if sharing is None or sent is None or window is None:
             able = self._within_window(fitting, window)
-        elif sharing.is_below_share(live):
+        elif is_below_share:
             able = self._within_window(fitting, window)
             if len(able) > 1 and not opened.has_roles:
                 return sent.soonest(_views(able, opened), live)
         else:
-            window -= int(sharing.headroom * window)
+            window = self._shared_window
             able = [m for m in self._within_window(fitting, window) if sent.has_room(m.view, live)]
         if opened.has_single_phase:
             complete = _complete(self._within_window([m for m in opened.all if tokens <= m.max_tokens], window))
@@ -368,6 +381,13 @@ class Service:
         if self.sent is not None and self.sharing is not None:
             self.sent.add(live, replica)
             self.sharing.started(live, now)
+            self.hold_queue.rerank(live, now)
+
+    def ended(self, live: Live, now: float) -> None:
+        """Count the end of a request, or of its stay in one cascade stage. Later calls do nothing."""
+        if self.sent is not None and self.sharing is not None:
+            self.sent.discard(live)
+            self.sharing.ended(live)
             self.hold_queue.rerank(live, now)
 
     def hold(self, live: Live, now: float, exclude: int | None = None) -> None:

@@ -88,7 +88,7 @@ class SharingOrdering(Protocol):
     """An ordering of the gateway's queue that shares service, for example between tenants.
 
     Ranks of one share's requests differ by their arrival only. They change when the share is given service, which the
-    ordering is told by `started` and, if it is a `Learner`, by `learn`.
+    ordering is told by `started` and `ended`.
     """
 
     headroom: float
@@ -103,6 +103,9 @@ class SharingOrdering(Protocol):
 
     def started(self, request: RequestView, now: float) -> None:
         """A request starts at a replica, from the queue or without having waited."""
+
+    def ended(self, request: RequestView, /) -> None:
+        """A request has ended, or its stay in one cascade stage. It may not have started, or have ended before."""
 
     def is_below_share(self, request: RequestView) -> bool:
         """Whether the request's share has fewer requests in flight than its part."""

@@ -66,10 +66,12 @@ class Driver:
         self._recorder, self._metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.replicas = list(replicas)
+        self._has_prompt_window = policies.prompt_window is not None
+        for replica in self.replicas:
+            self._watch_prompts(replica)
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
         self._deadlines = Deadlines(clock, self.requests)
-        self._has_prompt_window = policies.prompt_window is not None
         self._ticking: list[Ticking] = []
         self.control = LiveControl(self, recorder, notify=True)
         members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
@@ -104,6 +106,8 @@ class Driver:
         in_flight = [request.live for request in self.requests.values() if request.reservation is not None]
         self.control.change_policies(before, after, self._seed, self._decisions, in_flight, self.now)
         self._has_prompt_window = after.prompt_window is not None
+        for replica in self.replicas:
+            self._watch_prompts(replica)
         self.start_ticking()
 
     def add_model(self, model: str, names: Sequence[str], policies: Policies) -> None:
@@ -325,6 +329,16 @@ class Driver:
         """Place requests at a replica."""
         self.control.on_recovered(replica.id, self.now)
 
+    def _watch_prompts(self, replica: LiveReplica) -> None:
+        """Report computed prompts to control if it limits the prompts at a replica."""
+        # A pair of single-phase replicas computes a prompt at the one and counts it as computed at the other.
+        is_watched = self._has_prompt_window and not replica.is_single_phase
+        replica.on_prompt = self._prompt_computed if is_watched else None
+
+    def _prompt_computed(self, live: Live) -> None:
+        if live.is_streamed:  # else the request ends now, which says the same
+            self.control.on_prompt_computed(live, self._clock.now)
+
     def limit_to_slots(self, replica: LiveReplica) -> None:
         """Send a replica no more requests than it has slots: others wait in the gateway, where they stay unharmed."""
         service = self.services[replica.model]
@@ -376,6 +390,7 @@ class Driver:
     def add(self, replica: LiveReplica) -> None:
         """Add a replica that is not up yet. It may have the number of one that failed to start."""
         self.replicas[replica.id : replica.id + 1] = [replica]
+        self._watch_prompts(replica)
         service = self.services[replica.model]
         service.members.append(self._member(replica))
         service.refresh()
@@ -429,8 +444,6 @@ class Driver:
         live.enter(WAITING)
         request.reservation = reservation = endpoint.reserve(live)
         reservation.on_slot = request.wake
-        if self._has_prompt_window:
-            reservation.on_prompt = lambda: self.control.on_prompt_computed(live, self.now)
         request.wake()
 
     def _start_dual_dispatch(self, live: Live, prefill: int, now: float) -> None:

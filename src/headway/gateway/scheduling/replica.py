@@ -29,7 +29,7 @@ class ReplicaReservation:
     Satisfies `in_flight.Reservation`.
     """
 
-    __slots__ = ("_replica", "live", "on_prompt", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
+    __slots__ = ("_replica", "live", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
 
     def __init__(self, replica: LiveReplica, live: Live) -> None:
         self._replica: LiveReplica | None = replica
@@ -39,8 +39,6 @@ class ReplicaReservation:
         self.slot: int | None = None
         self.waits_for_slot = False
         self.on_slot: Callable[[], None] = _ignore
-        self.on_prompt: Callable[[], None] = _ignore
-        """Called when the prompt is computed."""
 
     def count_tokens(self, tokens: int) -> None:
         """Add generated tokens, and update the queue. The first call, also with 0, marks the prompt as computed."""
@@ -51,8 +49,8 @@ class ReplicaReservation:
             replica.prefill_tokens_left -= prompt_left
             if len(replica.queue_lengths) > 1:
                 replica.requeue(self)
-            if prompt_left:
-                self.on_prompt()
+            if prompt_left and replica.on_prompt is not None:
+                replica.on_prompt(self.live)
 
     def free(self) -> None:
         """Remove the request from the replica's counts. Later calls do nothing."""
@@ -141,6 +139,9 @@ class LiveReplica(EngineEndpoint):
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self._reservations: dict[int, ReplicaReservation] = {}
+        self.num_in_flight = 0
+        self.on_prompt: Callable[[Live], None] | None = None
+        """Called when a request's prompt is computed."""
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self.prefill_tokens_left = self.tokens_generated = 0
@@ -191,6 +192,7 @@ class LiveReplica(EngineEndpoint):
     def reserve(self, live: Live) -> ReplicaReservation:
         reservation = ReplicaReservation(self, live)
         self._reservations[live.id] = reservation
+        self.num_in_flight += 1
         self.num_by_tier[live.tier] = self.num_by_tier.get(live.tier, 0) + 1
         if self._queued is not None:
             reservation.queue = self._queued.queue(live)
@@ -206,6 +208,7 @@ class LiveReplica(EngineEndpoint):
     def remove(self, reservation: ReplicaReservation) -> None:
         live = reservation.live
         del self._reservations[live.id]
+        self.num_in_flight -= 1
         self.num_by_tier[live.tier] -= 1
         self.queue_lengths[reservation.queue] -= 1
         self.prefill_tokens_left -= reservation.prompt_left
@@ -219,10 +222,6 @@ class LiveReplica(EngineEndpoint):
             self.queue_lengths[reservation.queue] -= 1
             self.queue_lengths[queue] += 1
             reservation.queue = queue
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._reservations)
 
     @property
     def requests(self) -> Sequence[Live]:

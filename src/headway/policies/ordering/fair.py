@@ -116,32 +116,37 @@ class FairOrdering:
 
     def is_below_share(self, request: RequestView) -> bool:
         tenant = self._tenants.get((request.tier, request.tenant))
-        if tenant is None or not tenant.num_in_flight:
+        if tenant is None:
             return True
-        return tenant.num_in_flight * self._weight_in_flight < len(self._charged) * tenant.weight
+        num = tenant.num_in_flight
+        return not num or num * self._weight_in_flight < len(self._charged) * tenant.weight
 
     def started(self, request: RequestView, now: float) -> None:
-        if request.id in self._charged:
+        charged, id = self._charged, request.id
+        if id in charged:
             return  # placed again
-        tier, charged_tokens = request.tier, self._mean_output_tokens
-        start, tenant = self._virtual.get(tier, 0.0), self._tenants.get((tier, request.tenant))
+        tier = request.tier
+        tenant = self._tenants.get((tier, request.tenant))
         if tenant is None:
             tenant = self._add(tier, request.tenant)
-        start = self._virtual[tier] = max(start, tenant.finish - tenant.burst)
+        start, finish = self._virtual[tier], tenant.finish
+        if finish - tenant.burst > start:
+            start = self._virtual[tier] = finish - tenant.burst
         if not tenant.num_in_flight:
             self._idle.pop(tenant.share, None)
             self._weight_in_flight += tenant.weight
         tenant.num_in_flight += 1
-        charge = self._prompt_weight * request.prompt_tokens + self._output_weight * charged_tokens
-        tenant.finish = max(tenant.finish, start) + charge / tenant.weight
-        self._charged[request.id] = tenant, charge
+        charge = self._prompt_weight * request.prompt_tokens + self._output_weight * self._mean_output_tokens
+        tenant.finish = (finish if finish > start else start) + charge / tenant.weight
+        charged[id] = tenant, charge
 
     def _add(self, tier: int, name: str) -> _Tenant:
+        self._virtual.setdefault(tier, 0.0)
         weight, share = self._weights.get(name, 1.0), (tier, name)
         tenant = self._tenants[share] = _Tenant(share, weight, self._burst_tokens / weight)
         return tenant
 
-    def learn(self, record: Ended) -> None:
+    def learn(self, record: Ended | RequestView) -> None:
         found = self._charged.pop(record.id, None)
         if found is None:
             return  # it never started
@@ -149,8 +154,10 @@ class FairOrdering:
         output_tokens = record.generated_tokens
         service = self._prompt_weight * record.prompt_tokens + self._output_weight * output_tokens
         tenant.finish += (service - charge) / tenant.weight
-        self._num_ended = min(self._num_ended + 1, _MEAN_OVER)
-        self._mean_output_tokens += (output_tokens - self._mean_output_tokens) / self._num_ended
+        num_ended = self._num_ended
+        if num_ended < _MEAN_OVER:
+            self._num_ended = num_ended = num_ended + 1
+        self._mean_output_tokens += (output_tokens - self._mean_output_tokens) / num_ended
         tenant.num_in_flight -= 1
         if tenant.num_in_flight:
             return
@@ -158,3 +165,5 @@ class FairOrdering:
         self._idle[tenant.share] = None
         if len(self._idle) > MAX_IDLE:
             del self._tenants[self._idle.popitem(last=False)[0]]
+
+    ended = learn
