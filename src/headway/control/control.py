@@ -81,7 +81,7 @@ class Control:
     def place(self, live: Live, now: float, jumps_queue: bool = False, exclude: int | None = None) -> None:
         """Start a request on the replica that the router chooses, or hold it, or reject it."""
         service = self.service_of(live)
-        if service.hold_queue and not jumps_queue and service.fits(live):
+        if service.hold_queue.num and not jumps_queue and service.fits(live):
             service.hold(live, now)
             self.release_held(service, now)
         elif (replica := service.choose(live, now, exclude)) is not None:
@@ -170,7 +170,7 @@ class Control:
 
     def on_room(self, service: Service, now: float) -> None:
         """A request has left a replica: release held requests, and stop replicas that drained."""
-        if service.hold_queue:
+        if service.hold_queue.num:
             self.release_held(service, now)
         if self.scaling is not None:
             self.scaling.stop_empty(now)
@@ -247,7 +247,7 @@ class Control:
             return
         SentPrompts.start(live)
         service = self.service_of(live)
-        if service.hold_queue:
+        if service.hold_queue.num:
             self.release_held(service, now)
 
     def on_moved(self, live: Live, now: float) -> None:
@@ -348,7 +348,7 @@ class Control:
     def on_views_refreshed(self, now: float) -> None:
         """Views were refreshed and may show room: release held requests."""
         for service in self.services:
-            if service.hold_queue:
+            if service.hold_queue.num:
                 self.release_held(service, now)
 
     # Set-up, queries and the end of a run.

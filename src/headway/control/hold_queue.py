@@ -26,14 +26,17 @@ class HoldQueue:
         self._ordering = ordering
         self._has_moving_ranks = isinstance(ordering, MovingOrdering)
         self._heap: list[tuple[Any, int, Live]] = []
+        self.num = 0
+        """`len` of the queue, which takes longer to read."""
 
     def __len__(self) -> int:
         """Number of requests, some of which may not be held any more."""
-        return len(self._heap)
+        return self.num
 
     def push(self, live: Live, now: float) -> None:
         live.rank = self._ordering.rank(live, now)
         heappush(self._heap, (live.rank, live.id, live))
+        self.num += 1
 
     def first(self, now: float) -> Live | None:
         """The held request that ranks first."""
@@ -44,12 +47,13 @@ class HoldQueue:
             live = self._heap[0][2]
             if live.stage is HELD:
                 return live
-            heappop(self._heap)
+            self.pop(now)
         return None
 
     def pop(self, now: float) -> None:
         """Remove the request that `first` has returned."""
         heappop(self._heap)
+        self.num -= 1
 
     def rerank(self, live: Live, now: float) -> None:
         """The ordering has counted the start of a request at a replica, or learnt from its end."""
@@ -60,15 +64,16 @@ class HoldQueue:
 
     def is_full(self, live: Live, most: int) -> bool:
         """Whether `most` requests are held, so that this one must not be."""
-        if len(self) < most:
+        if self.num < most:
             return False
         self._remove_ended()
-        return len(self) >= most
+        return self.num >= most
 
     def _remove_ended(self) -> None:
         """Remove the requests that are not held any more."""
         self._heap = [entry for entry in self._heap if entry[2].stage is HELD]
         heapify(self._heap)
+        self.num = len(self._heap)
 
 
 class SharedHoldQueue(HoldQueue):
@@ -88,16 +93,12 @@ class SharedHoldQueue(HoldQueue):
         """Heap of (rank, id, share), which also has outdated entries."""
         self._ranked: dict[Hashable, tuple[Any, int, Hashable]] = {}
         """By share, its present entry in `_heads`."""
-        self._num = 0
-
-    def __len__(self) -> int:
-        return self._num
 
     def push(self, live: Live, now: float) -> None:
         share = self._ordering.share(live)
         line = self._lines.setdefault(share, [])
         heappush(line, (live.arrival_s, live.id, live))
-        self._num += 1
+        self.num += 1
         if line[0][2] is live:
             self._rank(share, line, now)
 
@@ -129,7 +130,7 @@ class SharedHoldQueue(HoldQueue):
         share = heappop(self._heads)[2]
         line = self._lines[share]
         heappop(line)
-        self._num -= 1
+        self.num -= 1
         if line:
             self._rank(share, line, now)
         else:
@@ -147,7 +148,7 @@ class SharedHoldQueue(HoldQueue):
 
     def is_full(self, live: Live, most: int) -> bool:
         """As above, but a share whose line has less than an equal part of `most` may add to it."""
-        if self._num < most or not super().is_full(live, most):
+        if self.num < most or not super().is_full(live, most):
             return False
         line = self._lines.get(self._ordering.share(live), [])
         return len(line) * (len(self._lines) + (not line)) >= most
@@ -155,7 +156,7 @@ class SharedHoldQueue(HoldQueue):
     def _remove_ended(self) -> None:
         held = {share: [entry for entry in line if entry[2].stage is HELD] for share, line in self._lines.items()}
         self._lines = {share: line for share, line in held.items() if line}
-        self._num = sum(map(len, self._lines.values()))
+        self.num = sum(map(len, self._lines.values()))
         for line in self._lines.values():
             heapify(line)
         # The head of a line may have gone; its successors have the same rank but for their arrival.

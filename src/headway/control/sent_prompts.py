@@ -13,14 +13,14 @@ from headway.core.view import ReplicaView
 class SentTo:
     """Prompt tokens at one replica. `Live.sent_to` refers to it while the request is there."""
 
-    __slots__ = ("all", "unseen", "unstarted")
+    __slots__ = ("all", "unstarted", "waiting")
 
     def __init__(self) -> None:
         self.all = 0
+        self.waiting = 0
+        """Of requests without a first token."""
         self.unstarted = 0
-        """Of requests whose first token is not out."""
-        self.unseen = 0
-        """Of requests whose first token comes with the last one, so that nobody sees whether they have started."""
+        """The part of these whose first token is seen when it is out. Those of the others may have started."""
 
 
 class SentPrompts:
@@ -47,10 +47,9 @@ class SentPrompts:
         live.sent_to = at = self._at[replica]
         live.sent_tokens = live.unstarted_tokens = tokens = live.prompt_tokens
         at.all += tokens
+        at.waiting += tokens
         if live.is_streamed:
             at.unstarted += tokens
-        else:
-            at.unseen += tokens
 
     @staticmethod
     def start(live: Live) -> None:
@@ -58,10 +57,9 @@ class SentPrompts:
         at, tokens = live.sent_to, live.unstarted_tokens
         if at is not None and tokens:
             live.unstarted_tokens = 0
+            at.waiting -= tokens
             if live.is_streamed:
                 at.unstarted -= tokens
-            else:
-                at.unseen -= tokens
 
     def move(self, live: Live, replica: int) -> None:
         """A request goes on at another replica."""
@@ -75,30 +73,35 @@ class SentPrompts:
         """A request has left its replica. Later calls do nothing."""
         at = live.sent_to
         if at is not None:
-            if live.unstarted_tokens:
-                self.start(live)
             live.sent_to = None
             at.all -= live.sent_tokens
+            if tokens := live.unstarted_tokens:
+                live.unstarted_tokens = 0
+                at.waiting -= tokens
+                if live.is_streamed:
+                    at.unstarted -= tokens
 
     # Room.
 
-    def has_room_everywhere(self, replicas: Sequence[ReplicaView], window: int, live: Live) -> bool:
-        """Whether each replica has fewer requests than `window` and is far from the limits of `has_room`.
+    def most_unstarted(self, replicas: Sequence[ReplicaView], window: int, kv_tokens: float, live: Live) -> float:
+        """The most unstarted prompt tokens at a replica, or infinity.
 
-        It takes a fraction of the time of `has_room`, but may be False although each has room.
+        It is infinite if a replica has `window` requests, or may have no room for this request with a KV cache of
+        `kv_tokens`. `has_room` decides that more closely, but takes several times as long.
         """
-        sent_to, tokens, most_kv = self._at, live.prompt_tokens, self._most_kv
-        most_unstarted = self._window_tokens - tokens
+        sent_to, tokens, most = self._at, live.prompt_tokens, 0
+        most_waiting, most_all = self._window_tokens - tokens, kv_tokens * self._most_kv - tokens
         for replica in replicas:
             at = sent_to[replica.id]
             if (
-                replica.num_in_flight >= window
-                or at.unstarted + at.unseen > most_unstarted
-                or at.all + tokens + replica.tokens_generated
-                > replica.kv_blocks_total * replica.block_size_tokens * most_kv
+                at.waiting > most_waiting
+                or replica.num_in_flight >= window
+                or at.all + replica.tokens_generated > most_all
             ):
-                return False
-        return True
+                return inf
+            if at.unstarted > most:
+                most = at.unstarted
+        return most
 
     def has_room(self, replica: ReplicaView, live: Live) -> bool:
         """Whether the replica may be sent a request of a share that has its part."""
@@ -106,9 +109,9 @@ class SentPrompts:
         if not at.all:
             return True
         tokens, unstarted = live.prompt_tokens, at.unstarted
-        if unstarted + at.unseen + tokens > self._window_tokens:  # before the engine's metric, which takes longer
-            if at.unseen and replica.num_waiting:
-                unstarted += at.unseen
+        if at.waiting + tokens > self._window_tokens:  # before the engine's metric, which takes longer
+            if at.waiting > unstarted and replica.num_waiting:
+                unstarted = at.waiting
             if unstarted and unstarted + tokens > self._window_tokens:
                 return False
         most = replica.kv_blocks_total * replica.block_size_tokens * self._most_kv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from math import inf
 
 from headway.control.decisions import DecisionObserver
 from headway.control.hold_queue import hold_queue
@@ -151,8 +152,6 @@ class Service:
         """What the replicas were sent, where the hold queue shares service."""
         if self.sharing is not None:
             self.sent = SentPrompts(self.sharing.prompt_window or prompt_window, self.sharing.headroom)
-            if window is not None:
-                self._shared_window = window - int(self.sharing.headroom * window)
         self.window = window
         self.hold_queue = hold_queue(hold_ordering)
         self.refresh()
@@ -174,6 +173,12 @@ class Service:
         has_own_limits = any(m.window is not None or m.max_num_waiting is not None for m in self.members)
         self._is_limited = self._has_window or has_own_limits
         self._has_window_only = not has_own_limits and self.window is not None
+        self._shared_window: int | None = None
+        """The window without its headroom, where requests are counted by share and no replica has own limits."""
+        if self._has_window_only and self.window is not None and self.sharing is not None:
+            self._shared_window = self.window - int(self.sharing.headroom * self.window)
+            kv_tokens = [member.view.kv_blocks_total * member.view.block_size_tokens for member in self.members]
+            self._least_kv_tokens = min(kv_tokens, default=0)
 
     def _max_tokens(self, member: Member) -> int:
         """Longest request that a member can hold; a single-phase one, with the best partner in its combo."""
@@ -280,25 +285,23 @@ class Service:
     def _with_room(self, opened: _OpenMembers, tokens: int, live: Live) -> Sequence[ReplicaView]:
         """Replicas that have room for a request of this length now."""
         window, sharing, sent = self.window, self.sharing, self.sent
-        if sharing is not None and sent is not None and window is not None:
-            views, is_below_share = opened.views, sharing.is_below_share(live)
-            if (
-                self._has_window_only
-                and tokens <= self._shortest_tokens
-                and not opened.has_single_phase
-                and sent.has_room_everywhere(views, self._shared_window, live)
-                and (not is_below_share or opened.has_roles or sent.soonest(views, live) is views)
-            ):
-                return views  # as the steps below would, which take several times as long
+        shared_window = self._shared_window
+        if (
+            shared_window is not None and sharing is not None and sent is not None
+            and tokens <= self._shortest_tokens and not opened.has_single_phase
+        ):  # fmt: skip
+            most = sent.most_unstarted(opened.views, shared_window, self._least_kv_tokens, live)
+            if most <= live.prompt_tokens or (most < inf and not sharing.is_below_share(live)):
+                return opened.views  # as the steps below would, which take several times as long
         fitting = opened.start if tokens <= self._shortest_tokens else opened.fitting(tokens)
         if sharing is None or sent is None or window is None:
             able = self._within_window(fitting, window)
-        elif is_below_share:
+        elif sharing.is_below_share(live):
             able = self._within_window(fitting, window)
             if len(able) > 1 and not opened.has_roles:
                 return sent.soonest(_views(able, opened), live)
         else:
-            window = self._shared_window
+            window -= int(sharing.headroom * window)
             able = [m for m in self._within_window(fitting, window) if sent.has_room(m.view, live)]
         if opened.has_single_phase:
             complete = _complete(self._within_window([m for m in opened.all if tokens <= m.max_tokens], window))
@@ -381,14 +384,16 @@ class Service:
         if self.sent is not None and self.sharing is not None:
             self.sent.add(live, replica)
             self.sharing.started(live, now)
-            self.hold_queue.rerank(live, now)
+            if self.hold_queue.num:
+                self.hold_queue.rerank(live, now)
 
     def ended(self, live: Live, now: float) -> None:
         """Count the end of a request, or of its stay in one cascade stage. Later calls do nothing."""
         if self.sent is not None and self.sharing is not None:
             self.sent.discard(live)
             self.sharing.ended(live)
-            self.hold_queue.rerank(live, now)
+            if self.hold_queue.num:
+                self.hold_queue.rerank(live, now)
 
     def hold(self, live: Live, now: float, exclude: int | None = None) -> None:
         """Put a request into the hold queue."""
@@ -402,7 +407,7 @@ class Service:
     def _hold_reason(self, exclude: int | None) -> str:
         if not self._opened("", exclude).views:
             return "no replica is up"
-        return "others come first" if self.hold_queue else "no replica has room"
+        return "others come first" if self.hold_queue.num else "no replica has room"
 
     def has_placeable_waiter(self, now: float) -> bool:
         """Whether a replica that is up could hold the first held request if it had room."""
