@@ -15,6 +15,10 @@ MOST_CALLS, MOST_CALLS_A_TOKEN = 180, 14
 """Of Headway's functions: a few more than it takes. A check of each request costs about half a microsecond a call."""
 
 
+MOST_CALLS_FOR_SHARES = 9
+"""Of a request of a known tenant while nothing is held and each replica has room: its share adds no more to `fcfs`."""
+
+
 def _chunk(text: str) -> bytes:
     choice = {"index": 0, "delta": {"content": text}}
     event = b"data: " + json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode() + b"\n\n"
@@ -26,13 +30,30 @@ def _stream(num_tokens: int) -> list[bytes]:
     return [head + b"".join([_chunk("a") for _ in range(num_tokens)]) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"]
 
 
-def test_a_whole_answer_takes_a_bounded_number_of_calls(tmp_path: Path) -> None:
+def _whole() -> tuple[list[bytes], bytes]:
+    """The response of an engine, and its body."""
     choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
     body = json.dumps({"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-    received, calls = traced_answer(tmp_path, [head + body], stream=False, end=body, num=3)
+    return [head + body], body
+
+
+def test_a_whole_answer_takes_a_bounded_number_of_calls(tmp_path: Path) -> None:
+    says, body = _whole()
+    received, calls = traced_answer(tmp_path, says, stream=False, end=body, num=3)
     assert received.startswith(b"HTTP/1.1 200") and len(calls) <= MOST_CALLS
+
+
+def test_a_fair_share_adds_a_bounded_number_of_calls(tmp_path: Path) -> None:
+    says, body = _whole()
+    calls = {}
+    for name, sections in (("fcfs", {"policies": {"ordering": "fcfs"}}), ("fair", {})):
+        (folder := tmp_path / name).mkdir()
+        calls[name] = traced_answer(folder, says, stream=False, end=body, num=3, key="k", **sections)[1]
+    shares = {name for _, name in calls["fair"]} - {name for _, name in calls["fcfs"]}
+    assert {"FairOrdering.started", "FairOrdering.learn"} <= shares
+    assert len(calls["fair"]) - len(calls["fcfs"]) <= MOST_CALLS_FOR_SHARES
 
 
 def test_a_token_takes_a_bounded_number_of_calls(tmp_path: Path) -> None:

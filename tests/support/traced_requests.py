@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from headway.gateway.server.http_protocol import LimitedHttpProtocol
 from hops import Call, traced
 
 
-async def _ask(inside: Inside, stream: bool, end: bytes, num: int) -> tuple[bytes, list[Call]]:
+async def _ask(inside: Inside, stream: bool, end: bytes, num: int, key: str) -> tuple[bytes, list[Call]]:
     """Ask one after the other on one connection: the last answer, and the calls during it."""
     config = uvicorn.Config(inside.app, access_log=False, lifespan="off", proxy_headers=False)
     config.load()
@@ -27,7 +28,9 @@ async def _ask(inside: Inside, stream: bool, end: bytes, num: int) -> tuple[byte
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
     message = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": stream}
     body = json.dumps(message).encode()
-    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Authorization: Bearer %b\r\n" % key.encode() if key else b""
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
     received, calls = b"", list[Call]()
     for number in range(num):
         received = b""
@@ -42,13 +45,16 @@ async def _ask(inside: Inside, stream: bool, end: bytes, num: int) -> tuple[byte
     return received, calls
 
 
-def traced_answer(folder: Path, says: list[bytes], stream: bool, end: bytes, num: int = 1) -> tuple[bytes, list[Call]]:
+def traced_answer(
+    folder: Path, says: list[bytes], stream: bool, end: bytes, num: int = 1, key: str = "", **sections: Any
+) -> tuple[bytes, list[Call]]:
     """What a client receives of an engine's answer `says`, up to `end`, and the calls of Headway's functions meanwhile:
-    of the last of `num` requests on one connection."""
-    inside = Inside(folder, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0})
+    of the last of `num` requests on one connection. With a `key`, the gateway asks for it."""
+    keys = {"api_keys": [{"sha256": hashlib.sha256(key.encode()).hexdigest(), "name": "one"}]} if key else {}
+    inside = Inside(folder, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0, **keys}, **sections)
     inside.engines[0].says = says
     try:
-        answer: tuple[bytes, list[Call]] = inside.run(_ask(inside, stream, end, num))
+        answer: tuple[bytes, list[Call]] = inside.run(_ask(inside, stream, end, num, key))
     finally:
         inside.close()
     return answer

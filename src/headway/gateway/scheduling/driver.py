@@ -336,8 +336,7 @@ class Driver:
         replica.on_prompt = self._prompt_computed if is_watched else None
 
     def _prompt_computed(self, live: Live) -> None:
-        if live.is_streamed:  # else the request ends now, which says the same
-            self.control.on_prompt_computed(live, self._clock.now)
+        self.control.on_prompt_computed(live, self._clock.now)
 
     def limit_to_slots(self, replica: LiveReplica) -> None:
         """Send a replica no more requests than it has slots: others wait in the gateway, where they stay unharmed."""

@@ -49,7 +49,7 @@ class ReplicaReservation:
             replica.prefill_tokens_left -= prompt_left
             if len(replica.queue_lengths) > 1:
                 replica.requeue(self)
-            if prompt_left and replica.on_prompt is not None:
+            if prompt_left and replica.on_prompt is not None and self.live.is_streamed:
                 replica.on_prompt(self.live)
 
     def free(self) -> None:
@@ -141,7 +141,7 @@ class LiveReplica(EngineEndpoint):
         self._reservations: dict[int, ReplicaReservation] = {}
         self.num_in_flight = 0
         self.on_prompt: Callable[[Live], None] | None = None
-        """Called when a request's prompt is computed."""
+        """Called when the prompt of a streamed request is computed. Others end then, which says the same."""
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self.prefill_tokens_left = self.tokens_generated = 0
