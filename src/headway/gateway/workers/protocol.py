@@ -155,9 +155,14 @@ class StartFailed(Struct, array_like=True, tag=11, gc=False):
     why: str
 
 
+class WorkerIdle(Struct, array_like=True, tag=12, gc=False):
+    """The gateway drains, and this worker has no requests left."""
+
+
 FromWorker = (
     RequestArrived | ProgressReport | Released | AnswerScored | RequestFailed | RequestSucceeded | MetricsReport
     | WorkerLeaving | Heartbeat | PrefillLegDone | StreamSent | StartFailed | BodyQuarantined
+    | WorkerIdle
 )  # fmt: skip
 
 
@@ -263,9 +268,13 @@ class Reconfigured(Struct, array_like=True, tag=9, gc=False):
     """Keys of the database; None: not known yet."""
 
 
+class AllIdle(Struct, array_like=True, tag=10, gc=False):
+    """No worker of the draining gateway has requests left. Until then, each refuses those of its connections."""
+
+
 FromScheduler = (
     Assigned | RequestRefused | RequestEnded | AbortRequest | ReplicaInfo | ReplicaRemoved | Heartbeat | StreamRestored
-    | KeyLimits | Reconfigured | BodyQuarantined
+    | KeyLimits | Reconfigured | BodyQuarantined | AllIdle
 )  # fmt: skip
 
 

@@ -84,11 +84,14 @@ class RemoteRequest(InFlightRequest):
 class WorkerSession:
     """The scheduler's end of one worker's link."""
 
-    def __init__(self, gateway: Gateway, on_leaving: Callable[[], None]) -> None:
-        """`on_leaving` is called when the worker accepts no more connections, or is gone."""
-        self._gateway, self._driver, self._on_leaving = gateway, gateway.driver, on_leaving
+    def __init__(self, gateway: Gateway, on_leaving: Callable[[], None], on_idle: Callable[[], None]) -> None:
+        """`on_leaving` is called when the worker accepts no more connections, or is gone; `on_idle`, when it drains and
+        has no requests left."""
+        self._gateway, self._driver, self._on_leaving, self._on_idle = gateway, gateway.driver, on_leaving, on_idle
         self.link = Link(protocol.FromWorker, self._receive, self._lost)
         self.has_started = False
+        self.is_idle = False
+        """The worker drains, and has no requests left."""
         self.why_not_started = ""
         """The worker's reason for not starting."""
         self._requests: dict[int, RemoteRequest] = {}
@@ -103,6 +106,7 @@ class WorkerSession:
             protocol.RequestSucceeded: self._succeeded,
             protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts),
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
+            protocol.WorkerIdle: self._idle,
             protocol.Heartbeat: self._take_heartbeat,
             protocol.StartFailed: self._take_failure,
             protocol.BodyQuarantined: lambda message: gateway.quarantine.hold(message.digest, message.until_s),
@@ -114,6 +118,10 @@ class WorkerSession:
             protocol.AnswerScored: self._scored,
             protocol.PrefillLegDone: lambda request, message: self._driver.prefill_leg_done(request),
         }
+
+    def _idle(self, _: protocol.WorkerIdle) -> None:
+        self.is_idle = True
+        self._on_idle()
 
     # To the worker.
 

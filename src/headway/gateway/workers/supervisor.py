@@ -17,7 +17,7 @@ from typing import Any
 from headway.gateway.gateway import Gateway
 from headway.gateway.server import web_server
 from headway.gateway.telemetry.logs import LogOptions
-from headway.gateway.workers.protocol import HeartbeatMonitor, WorkerConfig, frame
+from headway.gateway.workers.protocol import AllIdle, HeartbeatMonitor, WorkerConfig, frame
 from headway.gateway.workers.session import WorkerSession
 
 log = logging.getLogger("headway.gateway")
@@ -49,6 +49,7 @@ class WorkerSupervisor:
         """The socket at which the gateway's application is to be served to workers."""
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: set[Process] = set()
+        self._sessions: dict[Process, WorkerSession] = {}
         self._background: set[asyncio.Task[None]] = set()
         """Tasks that wait for processes to end."""
         self._is_stopping = False
@@ -80,6 +81,13 @@ class WorkerSupervisor:
             keeper.cancel()
         await asyncio.gather(*self._keepers, *self._background, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_idle(self) -> None:
+        """End the workers once none has requests: one that ended earlier would break connections that just came."""
+        sessions = self._sessions.values()
+        if self._is_stopping and all(session.is_idle for session in sessions):
+            for session in sessions:
+                session.link.send(AllIdle())
 
     async def _keep(self, index: int) -> None:
         pause_s, num_failed, loop = _FIRST_PAUSE_S, 0, asyncio.get_running_loop()
@@ -125,7 +133,8 @@ class WorkerSupervisor:
             with suppress(ProcessLookupError):
                 process.terminate()
         left = asyncio.Event()
-        session = WorkerSession(self._gateway, left.set)
+        session = WorkerSession(self._gateway, left.set, self._end_idle)
+        self._sessions[process] = session
         hang_s = self._gateway.settings.hang_s
         monitor = HeartbeatMonitor(session.link, hang_s, lambda: self._kill_hanging(index, process, session))
         self._run_in_background(self._wait(index, process, monitor))
@@ -149,6 +158,8 @@ class WorkerSupervisor:
         status = await process.wait()
         monitor.stop()
         self._processes.discard(process)
+        self._sessions.pop(process, None)
+        self._end_idle()
         if not self._is_stopping:
             log.warning("worker %d (process %d) has ended with status %d", index, process.pid, status)
 

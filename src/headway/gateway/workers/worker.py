@@ -31,12 +31,14 @@ from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.middleware import with_middleware
 from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
 from headway.gateway.workers.protocol import (
+    AllIdle,
     BodyQuarantined,
     HeartbeatMonitor,
     KeyLimits,
     Reconfigured,
     StartFailed,
     WorkerConfig,
+    WorkerIdle,
     WorkerLeaving,
     frame,
     receive_config,
@@ -55,6 +57,8 @@ class Worker:
         self.settings, self._sends_priority = config.settings, config.sends_priority
         self.is_closing = False
         """The whole gateway drains."""
+        self.all_idle = asyncio.Event()
+        """It drains, and none of its workers has requests left."""
         self.clock = Clock(asyncio.get_running_loop(), config.start_s)
         has_store = self.settings.key_store is not None
         self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now, has_store)
@@ -64,6 +68,7 @@ class Worker:
         handlers: dict[type[Any], Callable[[Any], None]] = {
             KeyLimits: self._take_limits,
             Reconfigured: self._reconfigure,
+            AllIdle: lambda message: self.all_idle.set(),
             BodyQuarantined: lambda message: self._quarantine.hold(message.digest, message.until_s),
         }
         self.scheduler = RemoteScheduler(self.clock, scorer, on_lost, handlers)
@@ -167,12 +172,15 @@ class WorkerApplication:
         worker.scheduler.link.send(WorkerLeaving())
         if worker.is_closing:
             await self._completions.drain()
+            worker.scheduler.link.send(WorkerIdle())
+            await worker.all_idle.wait()
         else:
             self._completions.cut_off_later()
 
     def _scheduler_lost(self) -> None:
         """End the process, after its streams have drained."""
         self._is_scheduler_gone = True
+        self.worker().all_idle.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _scheduler_silent(self) -> None:
