@@ -71,7 +71,7 @@ def test_an_engine_that_generates_nothing_is_found_out(fleet: Fleet, stream: boo
     start_s = time.monotonic()
     replies = fleet.begin(10, 20, stream)
     until(lambda: fleet.status() == "down")
-    assert time.monotonic() - start_s < 8, "on an idle machine, 5 s"
+    assert time.monotonic() - start_s < serving.PATIENCE_S, "far below the time-out"
     assert {each.result() for each in replies} == {(200, text_of(20))}
     before = executions(fleet.engines[:1]).total()
     start_s = time.monotonic()
@@ -87,7 +87,7 @@ def test_streams_that_stall_continue_elsewhere(fleet: Fleet) -> None:
     fleet.engines[0].fail("stall", after=7)
     start_s = time.monotonic()
     assert {each.result() for each in fleet.begin(10, 30)} == {(200, text_of(30))}
-    assert time.monotonic() - start_s < 9, "on an idle machine, 5 s"
+    assert time.monotonic() - start_s < serving.PATIENCE_S, "far below the time-out"
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
@@ -134,10 +134,9 @@ def test_a_prefill_engine_that_hangs_is_passed_over(tmp_path: Path, workers: tup
         engines[0].fail("hang")
         start_s = time.monotonic()
         assert set(clients.map(text, range(6))) == {text_of(6)}
-        assert time.monotonic() - start_s < 9, "on an idle machine, 5 s"
-        start_s = time.monotonic()
+        found_s = time.monotonic() - start_s
         assert set(clients.map(text, range(6))) == {text_of(6)}
-        assert time.monotonic() - start_s < 3
+        assert time.monotonic() - start_s - found_s < found_s / 2 < serving.PATIENCE_S / 2, "only the first ones wait"
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
