@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
 from headway.core.record import Outcome, Records
 from headway.metrics.columns import Floats, Integers, Mask, Rows, floats, integers, ints
@@ -125,7 +126,12 @@ class Sample:
 
 
 def sample(records: Records, warmup_s: float, slo: DefaultSlo | None, pacer: Pacer | None = None) -> Sample:
-    """The requests that arrived at `warmup_s` or later, with any outcome; with phases if a pacer is given."""
+    """The requests that arrived at `warmup_s` or later, with any outcome; with phases if a pacer is given.
+
+    HeadwayError for a warm-up that is negative or not finite.
+    """
+    if not 0.0 <= warmup_s < float("inf"):
+        raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")
     table = records.requests
     rows: Rows | slice = slice(None)
     if warmup_s > 0:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, structs
 
-from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
 from headway.core.record import MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answer_metrics
@@ -97,8 +96,6 @@ def summarize(
 
     HeadwayError for a warm-up that is negative or not finite.
     """
-    if not 0.0 <= warmup_s < float("inf"):
-        raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")
     chosen = sample(records, warmup_s, slo, pacer or Pacer())
     used = usage(records, warmup_s)
     window_s = max(records.end_s - warmup_s, 0.0)

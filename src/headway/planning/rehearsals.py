@@ -16,7 +16,6 @@ from headway import __version__
 from headway.config.scenario import Scenario, StepTimes
 from headway.control.policies import Policies
 from headway.core.record import Records
-from headway.report.run import Run
 from headway.workload.atomic_file import write_text
 
 T = TypeVar("T")
@@ -43,11 +42,8 @@ class Simulator(Protocol):
     Every method raises HeadwayError where the scenario cannot be run.
     """
 
-    def run(self, scenario: Scenario) -> Run:
-        """Simulate, and summarize the records."""
-
     def records(self, scenario: Scenario) -> Records:
-        """Simulate."""
+        """Simulate. A planner reads the few metrics it needs: a whole summary takes several times as long."""
 
     def policies(self, scenario: Scenario) -> Policies:
         """The scenario's policies, resolved."""

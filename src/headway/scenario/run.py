@@ -26,8 +26,10 @@ from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.core.record import Outcome, Records
+from headway.metrics.latency import sample
 from headway.metrics.seeds import SeededMetrics
-from headway.metrics.summary import Summary, flatten, summarize
+from headway.metrics.summary import flatten, summarize
+from headway.metrics.usage import usage
 from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.report.run import Provenance, Run
 from headway.scenario import replan
@@ -50,12 +52,11 @@ LEAK_NOTE = "cheating: the forecaster is fitted on the demand of this very run, 
 class Simulator:
     """Simulates scenarios for planners. Satisfies `planning.rehearsals.Simulator`."""
 
-    def run(self, scenario: Scenario) -> Run:
-        return run(_with_empty_pools(scenario))
-
     def records(self, scenario: Scenario) -> Records:
         chosen = _with_empty_pools(only_variant(scenario))
-        return _simulate(_with_sequence_lengths(chosen), policies_of(chosen), _source(chosen), StepTimes(chosen))
+        records = _simulate(_with_sequence_lengths(chosen), policies_of(chosen), _source(chosen), StepTimes(chosen))
+        _check_makespan(chosen.spec, records)
+        return records
 
     def policies(self, scenario: Scenario) -> Policies:
         return policies_of(_with_empty_pools(scenario))
@@ -100,8 +101,8 @@ def run(
     started = time.perf_counter()
     records = _simulate(chosen, policies, source, step_times, progress, decisions)
     simulated = time.perf_counter()
+    _check_makespan(spec, records)
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)
-    _check_makespan(spec, summary)
     replanner = replanner_of(policies)
     bound, without_bound = _bound(chosen, records, step_times) if with_bound else (None, ())
     return Run(
@@ -265,12 +266,16 @@ _LEAST_BUSY_SHARE = 1e-3
 """A run of more days in which replicas are busy for a smaller share has arrival times in another unit."""
 
 
-def _check_makespan(spec: Spec, summary: Summary) -> None:
+def _check_makespan(spec: Spec, records: Records) -> None:
     """HeadwayError if the run is so long for its load that arrival times cannot be in seconds."""
-    busy = 1.0 if summary.busy_share is None else summary.busy_share
-    if spec.simulation.until_s is None and summary.window_s > _LONGEST_IDLE_S and busy < _LEAST_BUSY_SHARE:
-        days = f"{summary.window_s / 86_400.0:,.0f} days"
-        what = f"{summary.num_requests:,} requests in {days} keep the fleet busy for {busy:.3%} of the time"
+    warmup_s = spec.simulation.warmup_s
+    window_s = records.end_s - warmup_s
+    if spec.simulation.until_s is not None or window_s <= _LONGEST_IDLE_S:
+        return
+    busy = usage(records, warmup_s).busy_share(list(range(len(records.replicas))))
+    if busy is not None and busy < _LEAST_BUSY_SHARE:
+        days, num = f"{window_s / 86_400.0:,.0f} days", len(sample(records, warmup_s, None))
+        what = f"{num:,} requests in {days} keep the fleet busy for {busy:.3%} of the time"
         raise HeadwayError(f"workload: {what}; expected arrival times in seconds, or --until-s to simulate this")
 
 

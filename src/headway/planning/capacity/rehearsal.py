@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from headway import catalog
-from headway.config.scenario import Scenario, assemble
+from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.metrics.columns import Floats
 from headway.metrics.latency import sample, slo_masks
+from headway.metrics.usage import usage
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets
 from headway.planning.rehearsals import RehearsalCache, Simulator, model_keys, scenario_key
 
@@ -76,21 +77,22 @@ class CapacityRehearsal:
     def _simulate(self, chosen: Scenario) -> RehearsalMetrics:
         """Percentiles count an unfinished request as infinitely late."""
         self.num_simulated += 1
-        run = self.simulator.run(chosen)
-        measured = sample(run.records, chosen.spec.simulation.warmup_s, chosen.spec.slo)
+        records, warmup_s = self.simulator.records(chosen), chosen.spec.simulation.warmup_s
+        measured = sample(records, warmup_s, chosen.spec.slo)
         tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
         has, good = slo_masks(measured)["all"]
-        goodput = run.summary.goodput_rps if has.any() else run.summary.throughput_rps
+        window_s = records.end_s - warmup_s
+        num_good = int((good if has.any() else measured.finished).sum())
         return RehearsalMetrics(
             ttft_p99_s=_p99(np.where(measured.finished, measured.ttft_s, inf)),
             tpot_p99_s=_p99(np.where(measured.finished, tpot_s, inf)),
             e2e_p99_s=_p99(np.where(measured.finished, measured.e2e_s, inf)),
             attainment=float(good.sum() / has.sum()) if has.any() else None,
-            goodput_rps=goodput,
-            busy_share=run.summary.busy_share,
-            num_requests=run.summary.num_requests,
-            num_completed=run.summary.num_completed,
-            calibrated=run.calibrated,
+            goodput_rps=num_good / window_s if window_s > 0 else None,
+            busy_share=usage(records, warmup_s).busy_share(list(range(len(records.replicas)))),
+            num_requests=len(measured),
+            num_completed=int(measured.finished.sum()),
+            calibrated=all(each.calibrated for each in StepTimes(chosen).pools),
             wait_growth=_growth(np.where(measured.finished, measured.ttft_s, inf)),
         )
 

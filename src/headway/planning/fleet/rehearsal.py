@@ -115,11 +115,11 @@ def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Pa
 
 
 def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
-    run = simulator.run(scenario)
-    measured = sample(run.records, scenario.spec.simulation.warmup_s, scenario.spec.slo)
+    records = simulator.records(scenario)
+    measured = sample(records, scenario.spec.simulation.warmup_s, scenario.spec.slo)
     has, met = slo_masks(measured)["all"]
     in_time = np.where(has, met, measured.finished)
-    arrival_s = floats(run.records.workload, "arrival_s", measured.id)
+    arrival_s = floats(records.workload, "arrival_s", measured.id)
     whole = stability(arrival_s, measured.ttft_s, in_time)
     return FleetRun(
         attainment=float(in_time.mean()),
