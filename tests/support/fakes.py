@@ -84,6 +84,19 @@ class FakeReplica:
     loras: Sequence[str] = ()
     loras_waiting: Sequence[str] = ()
     max_loras: int = 0
+    expected_cached_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)
+    """Cached tokens by request."""
+    loadable: dict[int, int] = field(default_factory=dict)
+
+    def cached_tokens(self, request: Any, /) -> int:
+        return self.cached.get(request.id, 0)
+
+    def loadable_tokens(self, request: Any, /) -> int:
+        return self.loadable.get(request.id, 0)
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        return num_tokens * 1e-5
 
 
 @dataclass

@@ -49,7 +49,8 @@ class Live:
 
     __slots__ = (
         "acceptance", "admitted_s", "answer_s", "arrival_s", "attempt", "cached_tokens", "cancelled_s", "check_tick",
-        "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "first_token_s", "generated_tokens", "id",
+        "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "expected_cached_tokens", "first_token_s",
+        "generated_tokens", "id",
         "is_streamed", "joined_generated", "joined_tick", "lengths", "lora", "model", "move", "moves", "num_before",
         "output_id", "output_tokens", "pace_version", "phase", "placed_s", "preemptions", "prefill_end_s", "prefix",
         "prompt_tokens", "quality", "quantum_tick", "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens",
@@ -142,6 +143,8 @@ class Live:
         """Requests that the replica had received before this one."""
         self.ready_s: float = NEVER
         """Earliest time at which the engine's scheduler sees the request."""
+        self.expected_cached_tokens: int = 0
+        """Tokens that the router expected in the replica's prefix cache; 0 once the prefill has begun."""
         self.response_s: float = 0.0
         """Delay from the end of an iteration until the client has its tokens."""
         self.stay_admitted_s: float = NEVER

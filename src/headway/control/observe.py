@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from headway.control.cache_index import CacheIndex, Change
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.errors import HeadwayError
-from headway.core.view import OracleReplicaView, PoolView, ReplicaView
+from headway.core.view import OracleReplicaView, PoolView, ReplicaView, RequestView
 
 _ENGINE_METRICS = (
     "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "output_tokens_left",
@@ -19,6 +20,27 @@ _ENGINE_METRICS = (
 """What engines report. Everything else is the gateway's own count and always fresh."""
 _LORA_METRICS = (*_ENGINE_METRICS, "loras_running", "loras_waiting")
 """What engines with slots for LoRA adapters report."""
+
+
+class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
+    """How policies know what the replicas' prefix caches hold."""
+
+    source: Literal["exact", "events", "placements"] = "exact"
+    """`exact`: from the caches themselves, at once. `events`: from the engines' cache events, in batches. `placements`:
+    without events; a replica is assumed to keep the prompts that were placed there, within its KV blocks."""
+    period_s: float = 0.1
+    """Time between two batches of a replica's events."""
+    delay_s: float = 0.0
+    """Time from a batch until policies see it."""
+    loss: float = 0.0
+    """Share of batches that are lost."""
+    replay: bool = True
+    """A lost batch is noticed and fetched with the next one, as from vLLM's replay endpoint. Otherwise the index stays
+    wrong until the same blocks change again."""
+
+    def __post_init__(self) -> None:
+        if self.period_s <= 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
+            raise HeadwayError("observe: cache: period_s must be > 0, delay_s >= 0, and loss in [0, 1)")
 
 
 class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +52,8 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
     """Time from the scrape until policies see it."""
     loss: float = 0.0
     """Share of scrapes of a replica that fail; the previous values stay."""
+    cache: CacheObservation = field(default_factory=CacheObservation)
+    """How policies know what prefix caches hold."""
 
     def __post_init__(self) -> None:
         if self.period_s < 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
@@ -99,10 +123,20 @@ class ScrapedReplica:
     prefill_tokens_left = property(attrgetter("_replica.prefill_tokens_left"))
     tokens_generated = property(attrgetter("_replica.tokens_generated"))
     answers_on_pace = property(attrgetter("_replica.answers_on_pace"))
+    expected_cached_tokens = property(attrgetter("_replica.expected_cached_tokens"))
 
     @property
     def loras(self) -> Collection[str]:
         return {*self._replica.recent_loras.names, *self.loras_running}
+
+    def cached_tokens(self, request: RequestView, /) -> int:
+        return self._replica.cached_tokens(request)
+
+    def loadable_tokens(self, request: RequestView, /) -> int:
+        return self._replica.loadable_tokens(request)
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        return self._replica.kv_transfer_s(num_tokens)
 
     def sample(self, now: float) -> dict[str, Any]:
         """The engine's metrics at present, with the time `now`."""
@@ -144,3 +178,46 @@ class ReplicaViews:
         """Make samples visible to policies."""
         for replica, sample in samples:
             replica.show(sample)
+
+
+class EventSource(Protocol):
+    """An engine that reports what its prefix cache holds."""
+
+    def cache_changes(self) -> list[Change]:
+        """The changes since the last call."""
+
+
+Batch = tuple[CacheIndex, list[Change]]
+
+
+class CacheEvents:
+    """Takes batches of cache events from engines to indexes. The driver calls `collect`, and later `apply`."""
+
+    def __init__(self, config: CacheObservation, random: Random) -> None:
+        self.config = config
+        self._random = random
+        self._feeds: list[tuple[CacheIndex, EventSource]] = []
+        self._lost: dict[int, list[Change]] = {}
+        """Batches to fetch again, by number of the feed."""
+
+    def add(self, index: CacheIndex, source: EventSource) -> None:
+        self._feeds.append((index, source))
+
+    def collect(self) -> list[Batch]:
+        """The batches of this moment that are not lost; pass the result to `apply` after the delay."""
+        loss, replay = self.config.loss, self.config.replay
+        batches = []
+        for number, (index, source) in enumerate(self._feeds):
+            changes = [*self._lost.pop(number, ()), *source.cache_changes()]
+            if not changes:
+                continue
+            if not loss or self._random.random() >= loss:
+                batches.append((index, changes))
+            elif replay:
+                self._lost[number] = changes
+        return batches
+
+    @staticmethod
+    def apply(batches: list[Batch]) -> None:
+        for index, changes in batches:
+            index.apply(changes)

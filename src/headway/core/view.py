@@ -254,6 +254,27 @@ class ReplicaView(Protocol):
     def tokens_generated(self) -> int:
         """Output tokens so far, of all requests placed here."""
 
+    def cached_tokens(self, request: RequestView, /) -> int:
+        """Leading tokens of a request whose KV is in the prefix cache on the GPU: the replica need not compute them.
+
+        At least one token of a request is always computed. As stale as cache events are (`observe.cache`); without
+        events, a guess from the prompts that were placed here. Takes time in proportion to the length of the prefix.
+        """
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        """The part of `prefill_tokens_left` that need not be computed, as far as the router asked.
+
+        It is what `cached_tokens` and `loadable_tokens` returned for requests that were placed here then and whose
+        prefill has not begun (at a gateway: that have no token yet).
+        """
+
+    def loadable_tokens(self, request: RequestView, /) -> int:
+        """Tokens that follow `cached_tokens` and that the replica can load from host memory or a shared store."""
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        """Seconds to receive the KV of so many tokens from another replica over an idle network."""
+
 
 class OracleReplicaView(ReplicaView, Protocol):
     """A replica with its requests' future, for policies marked `oracle`."""

@@ -25,7 +25,8 @@ from headway.core.fleet import Pool
 from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.errors import EngineError, UnreachableError
 from headway.perf import memory
-from headway.sim.fabric import NETWORK, Fabric
+from headway.perf.copies import NETWORK
+from headway.sim.fabric import Fabric
 from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.replica import Replica
 

@@ -1,4 +1,4 @@
-"""Seconds of copies into GPU memory: over the host link, and of the weights of a replica that starts. Pure.
+"""Seconds of copies into GPU memory: over the host link or network, and of the weights of a replica that starts. Pure.
 
 Coefficients with their sources: catalog/data/costs.json.
 """
@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from headway.catalog.costs import ColdStart, costs
 from headway.core.errors import unknown
-from headway.core.fleet import Gpu
+from headway.core.fleet import Gpu, Pool
+from headway.perf.memory import kv_bytes_per_token
 
 LOCAL, HUB = "local", "hub"
+NETWORK = "mooncake-h800"
+"""The measured network whose latency a transfer between replicas has. Its rate is that of the replicas' pools."""
 
 
 def host_copy_s(num_bytes: float, gpu: Gpu, tp: int = 1) -> float:
     """Seconds to copy `num_bytes` between host memory and `tp` GPUs, each over its own link."""
     link = costs().host_link
     return link.latency_s + num_bytes / (tp * gpu.host_link_bytes_per_s * link.efficiency)
+
+
+def kv_transfer_s(pool: Pool, num_tokens: int) -> float:
+    """Seconds until a replica of the pool has the KV of so many tokens from another one, over an idle network."""
+    num_bytes = num_tokens * kv_bytes_per_token(pool.model, pool.engine.kv_dtype_bytes)
+    return costs().kv_transfer[NETWORK].latency_s + num_bytes / pool.network_bytes_per_s
 
 
 def load_s(weights_bytes: float, num_gpus: int, storage: str, cost: ColdStart) -> float:

@@ -26,8 +26,10 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_pack_segment", "_put_segment", "_window_ends", "adapters", "checks", "chunk_shapes", "chunk_tokens", "chunks",
-        "context_offset", "decoding", "draft_slots", "engine", "generated_offset", "growing", "host", "is_changed",
+        "_pack_segment", "_put_segment", "_window_ends", "adapters", "cache_changes", "checks",
+        "chunk_shapes", "chunk_tokens", "chunks",
+        "context_offset", "decoding", "draft_slots", "engine",
+        "expected_cached_tokens", "generated_offset", "growing", "host", "is_changed",
         "kv", "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering",
         "must_recheck", "num_growing",
         "num_waiting", "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued_ordering",
@@ -66,6 +68,9 @@ class Batch:
         self._pack_segment, self._put_segment = segments.pack, segments.write
         self.tick = 0
         """Iterations so far in which the decoding requests each gained a token."""
+        self.cache_changes: set[int] | None = None
+        """Segments whose cached blocks have changed, for `PrefixCache.changes`; None = nobody reads them."""
+        self.prefixes: PrefixCache | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -76,7 +81,12 @@ class Batch:
         self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark, self.draft_slots)
         if self.speculation is not None:
             self.speculation.clear()
-        self.prefixes = PrefixCache(self.kv, self.host.prefix_tier(self.kv.block)) if engine.prefix_caching else None
+        if self.prefixes is not None and self.cache_changes is not None:
+            self.cache_changes.update(self.prefixes.nodes)
+            if self.prefixes.host is not None:
+                self.prefixes.host.clear()
+        if engine.prefix_caching:
+            self.prefixes = PrefixCache(self.kv, self.host.prefix_tier(self.kv.block), self.cache_changes)
         self.waiting: list[tuple[object, int, Live]] = []
         """Heap of (rank, id, request). May contain requests that no longer wait."""
         self.prefilling: dict[int, Live] = {}
@@ -96,7 +106,7 @@ class Batch:
         """That tick, by request."""
         if self.stalls is not None:
             self.stalls = StallTracker(self.stalls.pacer)
-        self.num_waiting = self.prefill_tokens_left = 0
+        self.num_waiting = self.prefill_tokens_left = self.expected_cached_tokens = 0
         self.context_offset = self.generated_offset = self.window_tokens = self.num_growing = 0
         self.is_changed = False
         """The decoding requests differ from those at the start of the epoch."""
@@ -104,6 +114,11 @@ class Batch:
         """Decide again at the next boundary, as admission may then find more room."""
         self.stall_s = 0.0
         """Time of KV copies that delays the next iteration."""
+
+    def report_cache_changes(self) -> None:
+        """Note from now on which cached blocks change. Call before the first request."""
+        self.cache_changes = set()
+        self.clear()
 
     # The queue.
 
@@ -166,7 +181,13 @@ class Batch:
         if not live.swapped_tokens:
             self.prefill_tokens_left -= live.target_tokens
         self.num_waiting -= 1
+        self.forget_expected(live)
         self.discard_kv(live)
+
+    def forget_expected(self, live: Live) -> None:
+        """Expect nothing in the prefix cache any more: the prefill begins, or the request leaves."""
+        self.expected_cached_tokens -= live.expected_cached_tokens
+        live.expected_cached_tokens = 0
 
     # Prefill and decode.
 
@@ -174,6 +195,8 @@ class Batch:
         """Take the first waiting request into the batch, with its blocks in the prefix cache and its host tier."""
         heappop(self.waiting)
         self.num_waiting -= 1
+        if live.expected_cached_tokens:
+            self.forget_expected(live)
         live.stay_admitted_s = now
         if self.adapters is not None and live.lora:
             self.stall_s += self.adapters.use(live.lora)

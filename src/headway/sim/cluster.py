@@ -11,10 +11,11 @@ from random import Random
 from typing import Any, Final, Literal
 
 from headway.catalog.costs import costs
+from headway.control.cache_index import CacheIndex
 from headway.control.control import Control, Ticking
 from headway.control.decisions import DecisionObserver
 from headway.control.live import Live
-from headway.control.observe import MutablePoolsView, ReplicaViews, Scrape
+from headway.control.observe import CacheEvents, MutablePoolsView, ReplicaViews, Scrape
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
@@ -25,8 +26,9 @@ from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, SharingOrdering
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.perf import memory
+from headway.perf.copies import NETWORK
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.sim.fabric import NETWORK, Fabric
+from headway.sim.fabric import Fabric
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.lifetime import Lifetime
@@ -115,6 +117,7 @@ class Cluster:
         self._network, self._gpu_limits = fleet.network, fleet.gpu_limits
         self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
         self._instance_sources = InstanceSources(fleet, seed)
+        self._cache_events = CacheEvents(scrape.cache, Random(f"{seed}/cache events"))
         for deployment in self._deployments.values():
             for _ in range(deployment.replicas):
                 self._add_unit(deployment, 0.0)
@@ -139,10 +142,22 @@ class Cluster:
             self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
             self._seed, adapter_slots(pool),
         )  # fmt: skip
+        self._index_cache(replica)
         self._replicas.append(replica)
         self._pools.append(pool)
         self._lifetimes.append(Lifetime(pool.role, now))
         return replica
+
+    def _index_cache(self, replica: Replica) -> None:
+        """Have policies see a replica's prefix cache as the scenario's observation says."""
+        source = self._cache_events.config.source
+        if source == "exact":
+            return
+        blocks = replica.kv_blocks_total
+        replica.cache_index = index = CacheIndex(replica.block_size_tokens, blocks, source == "placements")
+        if source == "events":
+            replica.batch.report_cache_changes()
+            self._cache_events.add(index, replica)
 
     def _configure(self, policies: Policies, seed: int) -> None:
         """Hand the replicas to control, model by model."""
@@ -281,6 +296,8 @@ class Cluster:
         self._incidents.schedule(faults, roles)
         if self._views.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
+        if self._views.scrape_config.cache.source == "events":
+            self._kernel.at(self._cache_events.config.period_s, TICK, -2, self._collect_cache_events)
         for i, ticking in enumerate(self._control.ticking()):
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
@@ -323,6 +340,17 @@ class Cluster:
     def _show(self, now: float, samples: Any) -> None:
         self._views.show(samples)
         self._control.on_views_refreshed(now)
+
+    def _collect_cache_events(self, now: float, _: Any) -> None:
+        config = self._cache_events.config
+        if self._is_active(now):
+            self._kernel.at(now + config.period_s, TICK, -2, self._collect_cache_events)
+        batches = self._cache_events.collect()
+        if batches:
+            self._kernel.at(now + config.delay_s, TICK, -1, self._apply_cache_events, batches)
+
+    def _apply_cache_events(self, _: float, batches: Any) -> None:
+        self._cache_events.apply(batches)
 
     def _records(self, end_s: float) -> Records:
         table = self._source.table()

@@ -12,8 +12,6 @@ from typing import Any
 
 from headway.sim.kernel import COMMAND, Kernel
 
-NETWORK = "mooncake-h800"
-"""The measured network whose latency a flow has. Its rate is that of the flow's ends."""
 Done = Callable[[float], None]
 
 

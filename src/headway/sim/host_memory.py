@@ -6,47 +6,21 @@ computation, as vLLM's offloading does.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
+from headway.control.cache_index import SegmentBlocks
 from headway.control.live import Live
 
 
-class HostPrefixTier:
-    """Leading blocks of prompt segments (see `prefixcache`), in host memory.
+class HostPrefixTier(SegmentBlocks):
+    """Leading blocks of prompt segments (see `prefixcache`), in host memory."""
 
-    The segment that was used least recently is evicted first, its last blocks first.
-    """
-
-    __slots__ = ("_blocks", "_capacity_blocks", "_used", "load_s")
+    __slots__ = ("load_s",)
 
     def __init__(self, capacity_blocks: int, load_s: Callable[[int], float]) -> None:
-        self._capacity_blocks = capacity_blocks
+        super().__init__(capacity_blocks)
         self.load_s = load_s
         """Seconds to copy a number of blocks to the GPU."""
-        self._blocks: OrderedDict[int, int] = OrderedDict()
-        self._used = 0
-
-    def blocks(self, segment: int) -> int:
-        """Leading blocks of a segment that are stored."""
-        return self._blocks.get(segment, 0)
-
-    def store(self, segment: int, blocks: int) -> None:
-        """Store this many leading blocks of a segment, or mark the segment as used again."""
-        stored = self._blocks.pop(segment, 0)
-        self._blocks[segment] = blocks = max(blocks, stored)
-        self._used += blocks - stored
-        while self._used > self._capacity_blocks:
-            oldest, stored = self._blocks.popitem(last=False)
-            left = max(0, stored - (self._used - self._capacity_blocks))
-            self._used -= stored - left
-            if left:
-                self._blocks[oldest] = left
-                self._blocks.move_to_end(oldest, last=False)
-
-    def discard(self, segment: int) -> None:
-        """Forget a segment, if it is stored."""
-        self._used -= self._blocks.pop(segment, 0)
 
 
 class HostMemory:

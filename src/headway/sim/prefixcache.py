@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from headway.control.cache_index import Change, Span, spans
 from headway.control.live import Live
 from headway.sim.host_memory import HostPrefixTier
 from headway.sim.kvcache import KvCache
@@ -36,11 +37,15 @@ class _Node:
 class PrefixCache:
     """The cached nodes, the requests that share them, and the order of eviction."""
 
-    __slots__ = ("_accounted", "_anonymous", "_free_queue", "_kv", "_leases", "host", "nodes")
+    __slots__ = ("_accounted", "_anonymous", "_free_queue", "_kv", "_leases", "changed", "host", "nodes")
 
-    def __init__(self, kv: KvCache, host: HostPrefixTier | None = None) -> None:
+    def __init__(self, kv: KvCache, host: HostPrefixTier | None = None, changed: set[int] | None = None) -> None:
+        """`changed` gets the segments whose blocks change; None = nobody reads them."""
         self._kv = kv
         self.host = host
+        self.changed = changed
+        if host is not None:
+            host.changed = changed
         self.nodes: dict[int, _Node] = {}
         self._leases: dict[int, dict[int, None]] = {}
         self._accounted = 0
@@ -50,9 +55,9 @@ class PrefixCache:
         self._free_queue[False, 0] = kv.total
 
     def hit_blocks(self, live: Live, tick: int) -> int:
-        """Cached leading blocks of the tokens that the request must compute; the last token is always computed."""
+        """Cached leading blocks of a request that does not run; its last token is always computed."""
         self._settle(tick)
-        limit = (live.target_tokens - 1) // self._kv.block
+        limit = (live.prompt_tokens + live.generated_tokens - 1) // self._kv.block
         hit = 0
         for node_id, low, high in self._findable(live):
             node = self.nodes.get(node_id)
@@ -67,16 +72,8 @@ class PrefixCache:
         """Blocks in host memory that follow the `hit` leading ones."""
         if self.host is None:
             return 0
-        reach = hit
-        for node_id, low, high in self._findable(live):
-            if high <= reach:
-                continue
-            if low > reach:
-                break
-            reach = max(reach, low + self.host.blocks(node_id))
-            if reach < high:
-                break
-        return max(0, min(reach, (live.target_tokens - 1) // self._kv.block) - hit)
+        limit = (live.prompt_tokens + live.generated_tokens - 1) // self._kv.block
+        return max(0, min(self.host.reach(self._findable(live), hit), limit) - hit)
 
     def touch(self, live: Live, blocks: int) -> None:
         """Mark the segments of `blocks` leading blocks as used, so that host memory evicts others first."""
@@ -118,6 +115,8 @@ class PrefixCache:
             self._use(live, node_id)
             node.cached += more
             live.shared_blocks += more
+            if self.changed is not None:
+                self.changed.add(node_id)
             if self.host is not None:
                 self.host.store(node_id, node.cached)
 
@@ -142,6 +141,8 @@ class PrefixCache:
         if kept and kept_id is not None:
             node = self.nodes[kept_id] = _Node()
             node.cached = self._free_queue[True, kept_id] = kept
+            if self.changed is not None:
+                self.changed.add(kept_id)
             if self.host is not None:
                 self.host.store(kept_id, kept)
         for node_id in reversed(leases):
@@ -154,25 +155,30 @@ class PrefixCache:
         self._accounted -= blocks
         self._queue_anonymous(blocks)
 
-    def _findable(self, live: Live) -> Iterator[tuple[int, int, int]]:
+    def changes(self, tick: int) -> list[Change]:
+        """The segments that have changed since the last call, in order of their ids."""
+        self._settle(tick)
+        changed, nodes, host = self.changed, self.nodes, self.host
+        if not changed:
+            return []
+        shared = sorted(id for id in changed if id >= 0)
+        changed.clear()
+        on_host = [0 if host is None else host.blocks(id) for id in shared]
+        on_gpu = [node.cached if (node := nodes.get(id)) is not None else 0 for id in shared]
+        return list(zip(shared, on_gpu, on_host, strict=True))
+
+    def _findable(self, live: Live) -> Iterator[Span]:
         """The spans of the prompt's segments, and of what the request itself left here when it was preempted."""
         yield from self._spans(live)
         if live.preemptions:
             block = self._kv.block
             low = sum([segment.tokens for segment in live.prefix]) // block
-            if live.target_tokens // block > low:
-                yield _own_id(live), low, live.target_tokens // block
-
-    def _spans(self, live: Live) -> Iterator[tuple[int, int, int]]:
-        """(node, first block, end block) of the segments that own at least one full block."""
-        block = self._kv.block
-        start = 0
-        for segment in live.prefix:
-            end = start + segment.tokens
-            low, high = start // block, end // block
+            high = (live.prompt_tokens + live.generated_tokens) // block
             if high > low:
-                yield segment.id, low, high
-            start = end
+                yield _own_id(live), low, high
+
+    def _spans(self, live: Live) -> Iterator[Span]:
+        return spans(live.prefix, self._kv.block)
 
     def _output_id(self, live: Live) -> int | None:
         """Node of the output, if a later turn of the session can share it."""
@@ -238,6 +244,8 @@ class PrefixCache:
             if has_content:
                 node = self.nodes[key]
                 node.cached -= step
+                if self.changed is not None:
+                    self.changed.add(key)
                 if not node.cached:
                     del self.nodes[key]
             if step == blocks:

@@ -11,11 +11,13 @@ Read `enqueue`, `wake` and `_schedule` first: a request arrives, an iteration en
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from heapq import heapify, heappop
 from operator import attrgetter
 from typing import Protocol, cast
 
+from headway.control.cache_index import CacheIndex, Change
 from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
 from headway.control.recent_adapters import RecentAdapters
 from headway.control.recorder import Recorder
@@ -25,6 +27,7 @@ from headway.core.policy import Ordering
 from headway.core.record import Cause, MoveOutcome, boundary_s
 from headway.core.request import Phase
 from headway.core.view import RequestView
+from headway.perf.copies import kv_transfer_s
 from headway.sim.adapter_slots import AdapterSlots
 from headway.sim.batch import Batch
 from headway.sim.batching import BATCHING_RULES
@@ -62,10 +65,12 @@ class Replica:
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_batching_rule", "_cancelling", "_events", "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel",
-        "_lag", "_listener", "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_queue_lengths",
-        "_sends_first_token", "_undecided", "batch", "combo", "goodput_rps", "gpu", "id", "is_draining", "is_up",
-        "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier",
+        "_asked_cached", "_asked_for", "_asked_loadable", "_batching_rule",
+        "_cancelling", "_events", "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel",
+        "_kv_transfer_s", "_lag", "_listener", "_makes_first_token", "_num_received", "_output_tokens", "_pacer",
+        "_queue_lengths", "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu",
+        "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens",
+        "model", "num_by_tier",
         "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role", "timeline",
         "tokenize_s", "transit",
     )  # fmt: skip
@@ -111,10 +116,15 @@ class Replica:
         self.max_request_tokens = min(room_tokens, pool.model.max_context_tokens)
         """Longest request, prompt and output tokens, that runs here when it is alone."""
         self.recent_loras = RecentAdapters(0 if adapters is None else adapters.num_slots)
+        self.cache_index: CacheIndex | None = None
+        """What policies know of the prefix cache; None = the cache itself."""
+        self._asked_for, self._asked_cached, self._asked_loadable = -1, 0, 0
+        """The request that a router asked `cached_tokens` of last, and the answers."""
         self.is_up = True
         self.is_draining = False
         self.role = pool.role
         self.combo, self.goodput_rps = combo, goodput_rps
+        self._kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
         self._clear_requests()
 
     def _clear_requests(self) -> None:
@@ -136,6 +146,10 @@ class Replica:
         live.enqueued_s, live.num_before = now, self._num_received
         self._num_received += 1
         live.replica = self.id
+        if self._asked_for == live.id:
+            live.expected_cached_tokens = self._asked_cached + self._asked_loadable
+            batch.expected_cached_tokens += live.expected_cached_tokens
+            self._asked_for = -1
         if batch.quantum is not None or batch.stepped_ordering is not None:
             live.turn = timeline.ticks_ahead(now) + batch.tick
         response_s = self.response_s + delay_s
@@ -216,7 +230,7 @@ class Replica:
             if live.id in batch.resident:
                 live.swapped_tokens = live.resident_blocks = 0
             batch.host.drop(live)
-            live.shared_blocks = live.computed_tokens = 0
+            live.shared_blocks = live.computed_tokens = live.expected_cached_tokens = 0
             live.check_tick = -1
             live.enter(HELD)
         timeline.version += 1
@@ -225,6 +239,8 @@ class Replica:
         self.transit.clear()
         self._clear_requests()
         self.recent_loras.clear()
+        if self.cache_index is not None and self.cache_index.guesses:
+            self.cache_index.clear()
         self.is_up = False
         return lost
 
@@ -298,6 +314,8 @@ class Replica:
         self.num_by_tier[live.tier] += 1
         if live.lora:
             self.recent_loras.note(live.lora)
+        if self.cache_index is not None:
+            self.cache_index.placed(live)
         if batch.queued_ordering is not None:
             live.queue = batch.queued_ordering.queue(live)
             self._queue_lengths[live.queue] += 1
@@ -593,6 +611,45 @@ class Replica:
     @property
     def loras_waiting(self) -> Collection[str]:
         return {live.lora for live in self.waiting_requests() if live.lora}
+
+    def cached_tokens(self, request: RequestView, /) -> int:
+        index, prefixes = self.cache_index, self.batch.prefixes
+        tokens = 0
+        if index is not None:
+            tokens = index.cached_tokens(request)
+        elif prefixes is not None and request.prefix:
+            tokens = prefixes.hit_blocks(cast(Live, request), self._tick_now()) * self.batch.kv.block
+        self._asked_for, self._asked_cached, self._asked_loadable = request.id, tokens, 0
+        return tokens
+
+    def loadable_tokens(self, request: RequestView, /) -> int:
+        index, prefixes = self.cache_index, self.batch.prefixes
+        tokens = 0
+        if index is not None:
+            tokens = index.loadable_tokens(request)
+        elif prefixes is not None and prefixes.host is not None and request.prefix:
+            live = cast(Live, request)
+            tokens = prefixes.host_blocks(live, prefixes.hit_blocks(live, self._tick_now())) * self.batch.kv.block
+        if self._asked_for == request.id:
+            self._asked_loadable = tokens
+        return tokens
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        return self.batch.expected_cached_tokens
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        return self._kv_transfer_s(num_tokens)
+
+    def cache_changes(self) -> list[Change]:
+        """Cached segments that have changed since the last call (`Batch.report_cache_changes`)."""
+        prefixes = self.batch.prefixes
+        return [] if prefixes is None else prefixes.changes(self._tick_now())
+
+    def _tick_now(self) -> int:
+        """The last completed tick."""
+        ahead = self.timeline.ticks_ahead(self._kernel.now) if self.batch.decoding else 0
+        return self.batch.tick + ahead
 
     @property
     def kv_blocks_used(self) -> int:

@@ -92,9 +92,17 @@ def draw_replica(
         **identity, **place, **loads, **blocks, "max_num_seqs": 256, "queue_lengths": queues,
         "kv_blocks_total": kv_blocks_total,
         "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
+        **_draw_cache(Random(id), loads["prefill_tokens_left"]),
         "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
         "requests": [draw_placed(rng, request, id) for request in placed], **_draw_loras(Random(id)),
     }  # fmt: skip
+
+
+def _draw_cache(rng: Random, prefill_tokens_left: int) -> dict[str, Any]:
+    """The share of any request that the replica has cached, all of it or nothing at times, and can load besides."""
+    cached = rng.choice((0.0, rng.random(), 1.0))
+    shares = {"cached_tokens": cached, "loadable_tokens": rng.choice((0.0, 1.0 - cached)), "kv_transfer_s": 1e-5}
+    return {**shares, "expected_cached_tokens": rng.randrange(prefill_tokens_left + 1)}
 
 
 def _draw_loras(rng: Random) -> dict[str, Any]:

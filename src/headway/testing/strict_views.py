@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, cast
 
@@ -83,7 +83,23 @@ class StrictView:
         if name in self._hidden and not self._call.oracle:
             raise BrokenPolicyError(f"read {shown}, which only a policy with `oracle = True` may")
         self._call.reads.add(shown)
-        return self._values[name]
+        return self._method(name) if name in _METHODS else self._values[name]
+
+    def _method(self, name: str) -> Callable[[Any], float]:
+        """A method of a replica's view. Its value is the share of a request's tokens, or the factor of a number."""
+        value, call = self._values[name], self._call
+
+        def answer(argument: Any) -> float:
+            if call.is_over:
+                raise BrokenPolicyError(f"called replica.{name} after the call it belongs to: a policy may not keep it")
+            if name == "kv_transfer_s":
+                return float(value * argument)
+            if not isinstance(argument, StrictView) or argument._kind not in ("request", "placed"):
+                raise BrokenPolicyError(f"called replica.{name} with {argument!r}; expected the view of a request")
+            tokens: int = argument._values["prompt_tokens"] + argument._values["generated_tokens"] - 1
+            return int(value * tokens)
+
+        return answer
 
     def __setattr__(self, name: str, value: object) -> None:
         raise BrokenPolicyError(f"set {self._kind}.{name}: views are read-only")
@@ -96,12 +112,14 @@ def _attributes(protocol: type) -> frozenset[str]:
     return frozenset(name for name in dir(protocol) if isinstance(getattr(protocol, name), property))
 
 
+_METHODS = frozenset(("cached_tokens", "loadable_tokens", "kv_transfer_s"))
+"""Methods of `core.view.ReplicaView`."""
 _ORACLE_REQUEST = _attributes(OracleRequestView) - _attributes(RequestView)
 _ORACLE_REPLICA = _attributes(OracleReplicaView) - _attributes(ReplicaView)
 _SHOWN = {
     "request": _attributes(OracleRequestView),
     "placed": _attributes(PlacedRequestView) | _ORACLE_REQUEST,
-    "replica": _attributes(OracleReplicaView),
+    "replica": _attributes(OracleReplicaView) | _METHODS,
     "view": _attributes(FleetView),
     "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),

@@ -47,6 +47,23 @@ def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fre
     assert replica.queue_lengths == [0, 0] and not any(replica.num_by_tier.values())
 
 
+def test_the_prompts_placed_at_a_replica_are_guessed_to_be_cached_there() -> None:
+    clock = Clock(asyncio.new_event_loop())
+    clock._loop.close()
+    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
+    replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, PascalOrdering(), Pacer(), clock, stale_s=60.0)
+    prefix = (Segment(1, 256), Segment(2, 256))
+    first, second = Live(0, 0.0, 600, 10, prefix=prefix), Live(1, 0.0, 600, 10, prefix=(prefix[0], Segment(3, 256)))
+    assert (replica.cached_tokens(first), replica.loadable_tokens(first)) == (0, 0)
+    replica.reserve(first).free()
+    assert (replica.cached_tokens(first), replica.cached_tokens(second)) == (512, 256)
+    replica.cache_index.guesses = False  # events say what is cached from now on
+    replica.cache_index.clear()
+    replica.reserve(second).free()
+    assert replica.cached_tokens(second) == 0
+    assert 0 < replica.kv_transfer_s(100) < replica.kv_transfer_s(10_000)
+
+
 def test_slots_are_assigned_in_turn_and_by_cached_prefix() -> None:
     slots, heard = Slots(), []
 

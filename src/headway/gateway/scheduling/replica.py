@@ -6,16 +6,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
+from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.fleet import Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, QueuedOrdering
 from headway.core.record import ReplicaRecord
+from headway.core.view import RequestView
 from headway.gateway.clock import Clock
 from headway.gateway.upstream.dialects import Adapter, Load
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import EngineError
+from headway.perf.copies import kv_transfer_s
 from headway.sim.lifetime import Lifetime
 
 
@@ -29,12 +32,14 @@ class ReplicaReservation:
     Satisfies `in_flight.Reservation`.
     """
 
-    __slots__ = ("_replica", "live", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
+    __slots__ = ("_replica", "expected_cached", "live", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
 
     def __init__(self, replica: LiveReplica, live: Live) -> None:
         self._replica: LiveReplica | None = replica
         self.live = live
         self.prompt_left = live.prompt_tokens
+        self.expected_cached = 0
+        """Tokens of the prompt that the router expected in the prefix cache; 0 once the prompt is computed."""
         self.queue = 0
         self.slot: int | None = None
         self.waits_for_slot = False
@@ -47,6 +52,8 @@ class ReplicaReservation:
             replica.tokens_generated += tokens
             prompt_left, self.prompt_left = self.prompt_left, 0
             replica.prefill_tokens_left -= prompt_left
+            if self.expected_cached:
+                replica.forget_expected(self)
             if len(replica.queue_lengths) > 1:
                 replica.requeue(self)
             if prompt_left and replica.on_prompt is not None and self.live.is_streamed:
@@ -118,6 +125,7 @@ class LiveReplica(EngineEndpoint):
     ) -> None:
         context_tokens = pool.model.max_context_tokens
         super().__init__(id, pool.name, pool.model.name, url, adapter, context_tokens, api_key=api_key)
+        self._pool = pool
         self.gpu, self.region = pool.gpu.name, pool.region
         self.max_num_seqs = pool.engine.max_num_seqs
         self.block_size_tokens = pool.engine.block_size_tokens
@@ -144,7 +152,9 @@ class LiveReplica(EngineEndpoint):
         """Called when the prompt of a streamed request is computed. Others end then, which says the same."""
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
-        self.prefill_tokens_left = self.tokens_generated = 0
+        self.prefill_tokens_left = self.tokens_generated = self.expected_cached_tokens = 0
+        self._asked_for, self._asked_cached, self._asked_loadable = -1, 0, 0
+        """The request that a router asked `cached_tokens` of last, and the answers."""
         self.slots: Slots | None = None
         """None: the engine assigns its own."""
         self.num_slots: int | None = None
@@ -154,6 +164,8 @@ class LiveReplica(EngineEndpoint):
         self.on_adapters: Callable[[], None] = _ignore
         """Called when the engine has listed other LoRA adapters than before."""
         self.recent_loras = RecentAdapters(0 if pool.lora is None else pool.lora.max_loras)
+        self.cache_index = CacheIndex(self.block_size_tokens, kv_blocks, guesses=True)
+        """What the engine's prefix cache holds. Until events feed it, a guess from the requests placed here."""
         self._load = Load()
         self.seen_s = float("-inf")
         """When the engine's load was read."""
@@ -201,6 +213,11 @@ class LiveReplica(EngineEndpoint):
         self.tokens_generated += live.generated_tokens
         if live.lora:
             self.recent_loras.note(live.lora)
+        if self._asked_for == live.id:
+            reservation.expected_cached = self._asked_cached + self._asked_loadable
+            self.expected_cached_tokens += reservation.expected_cached
+        if self._pool.engine.prefix_caching:
+            self.cache_index.placed(live)
         if self.slots is not None:
             self.slots.enter(reservation)
         return reservation
@@ -212,6 +229,7 @@ class LiveReplica(EngineEndpoint):
         self.num_by_tier[live.tier] -= 1
         self.queue_lengths[reservation.queue] -= 1
         self.prefill_tokens_left -= reservation.prompt_left
+        self.forget_expected(reservation)
         self.tokens_generated -= live.generated_tokens
         if self.slots is not None:
             self.slots.leave(reservation)
@@ -237,6 +255,27 @@ class LiveReplica(EngineEndpoint):
             if start_s is not None and pacer.run_dry_s(start_s, live.answer_tokens) < now:
                 return False
         return True
+
+    # The prefix cache.
+
+    def cached_tokens(self, request: RequestView, /) -> int:
+        tokens = self.cache_index.cached_tokens(request)
+        self._asked_for, self._asked_cached, self._asked_loadable = request.id, tokens, 0
+        return tokens
+
+    def loadable_tokens(self, request: RequestView, /) -> int:
+        tokens = self.cache_index.loadable_tokens(request)
+        if self._asked_for == request.id:
+            self._asked_loadable = tokens
+        return tokens
+
+    def forget_expected(self, reservation: ReplicaReservation) -> None:
+        """Expect nothing of a request in the prefix cache any more: its prompt is computed, or it leaves."""
+        self.expected_cached_tokens -= reservation.expected_cached
+        reservation.expected_cached = 0
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        return kv_transfer_s(self._pool, num_tokens)
 
     # LoRA adapters.
 
