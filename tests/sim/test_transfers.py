@@ -22,10 +22,11 @@ from headway.core.request import Request
 from headway.core.view import FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
 from headway.perf import memory
+from headway.perf.copies import NETWORK
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.tiers import PriorityOrdering
-from headway.sim.fabric import NETWORK, Fabric
+from headway.sim.fabric import Fabric
 from headway.sim.kernel import COMMAND, Kernel
 from inside import assert_empty, assert_sound, replicas_of, watched
 from simulation import (
