@@ -10,8 +10,8 @@ from headway.core.fleet import Combo, Handover
 from headway.core.record import Records
 from headway.core.request import Request
 from headway.perf import memory
+from headway.perf.copies import NETWORK
 from headway.policies.routing.cauchy import CauchyRouter
-from headway.sim.fabric import NETWORK
 from inside import assert_empty, assert_sound, replicas_of, watched
 from simulation import MODEL, Made, Scenario, by_request, pool, seconds
 
