@@ -192,7 +192,6 @@ cascade:
 """
 KEEP = "quality: 80"
 LIKE = f"}}\n  - {{model: {LARGE}, gpu: h100-80gb-sxm, engine: sglang, tp: 2"
-SCALED = "}\npolicies: {scaling: reactive"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,6 @@ SCALED = "}\npolicies: {scaling: reactive"
             "replan.num_gpus: h100-80gb-sxm, a100-80gb are in the fleet; expected no num_gpus",
         ),
         (KEEP, "thresholds", LIKE, ":6: fleet[2]: pool-2: like large"),
-        (KEEP, "thresholds", SCALED, "sets the number of replicas, as `scaling` does"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_its_line(replan: str, policy: str, extra: str, words: str) -> None:
@@ -283,6 +281,32 @@ def test_the_scenarios_own_scaling_keeps_the_other_pools() -> None:
     done = run(made)
     assert [note for note in done.notes if note.startswith("planned anew")], done.notes
     assert "chat" not in changed_pools(done)
+
+
+def test_scaling_moves_the_cascades_own_replicas_between_plans() -> None:
+    """Answers of the small model pile up: it gets the GPUs that are free, and loses them when it is idle again."""
+    made = document([2.0, 16.0, 2.0], every_s=1000)
+    scaling = {"name": "target-utilization", "kv_use": None, "in_flight": 20, "stabilization_s": 30}
+    made["policies"] = {"scaling": scaling}
+    done = run(made)
+    assert not [note for note in done.notes if note.startswith("planned anew")]
+    there = spans(done.records)
+    assert set(there) == {"small", "large"}, "shapes that the plan does not have stay away"
+    assert any(180 <= start_s < 360 for start_s, _ in there["small"])
+    assert most_gpus(done.records) <= 8
+    last_s = float(done.records.requests["end_s"].max())
+    assert sum(end_s >= last_s for _, end_s in there["small"]) < len(there["small"])
+
+
+def most_gpus(records: Records) -> int:
+    """The most GPUs in use at a time."""
+    events = sorted(
+        (at_s, sign * replica.num_gpus)
+        for replica in records.replicas
+        for at_s, sign in ((replica.up[0][0], 1), (replica.up[-1][1], -1))
+    )
+    used = np.cumsum([change for _, change in events])
+    return int(used.max())
 
 
 def test_plans_keep_the_limits_of_pools() -> None:

@@ -1,4 +1,4 @@
-"""Fleets that a gateway may plan anew: several types of GPU, combos, and pools that scaling keeps."""
+"""Fleets that a gateway may plan anew: several types of GPU, combos, and pools that are scaled."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def test_combos_are_part_of_what_plans_start() -> None:
 def test_scaling_keeps_the_pools_outside_the_cascade() -> None:
     fleet = [pool(SMALL, 9000, name="small"), pool(LARGE, 9100, name="large"), pool("qwen3-14b", 9200, name="chat")]
     made = planned(fleet, policies={"scaling": "reactive"})
-    assert made.policies.scaler is not None and made.policies.scaler()._others is not None  # type: ignore[attr-defined]
+    assert made.policies.scaler is not None and made.policies.scaler()._scaler is not None  # type: ignore[attr-defined]

@@ -172,9 +172,12 @@ class UnrehearsedPlanner:
 
 
 def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, gpus: Mapping[str, int]) -> Policies:
-    """The policies with a cascade and a scaler that follow a planner. The policies' own scaler has the other pools."""
+    """The policies with a cascade and a scaler that follow a planner.
+
+    The policies' own scaler has the other pools, and those of the plan until the next one.
+    """
     accept = PolicyChoice("replanned", ReplannedCascade, {"planner": planner})
-    arguments = {"planner": planner, "gpus": gpus, "interval_s": planner.config.interval_s, "others": policies.scaler}
+    arguments = {"planner": planner, "gpus": gpus, "interval_s": planner.config.interval_s, "scaler": policies.scaler}
     scaler = PolicyChoice("replanned", ReplannedScaler, arguments)
     return structs.replace(policies, cascade=structs.replace(cascade, policy=accept), scaler=scaler)
 
@@ -307,11 +310,6 @@ def _expected(workload: WorkloadSpec, models: tuple[str, ...], base_dir: Path) -
 
 def _check(spec: Spec, fleet: Fleet, config: Replan, own: Fleet, places: Places) -> None:
     """HeadwayError where plans cannot be made for the scenario."""
-    scalings = [spec.policies.scaling, *(variant.scaling for variant in spec.variants)]
-    is_all = len(own.pools) == len(fleet.pools) and len(own.combos) == len(fleet.combos)
-    if is_all and any(scaling is not None for scaling in scalings):
-        what = "sets the number of replicas, as `scaling` does; expected one of the two, as all pools are the cascade's"
-        raise places.error(AT, what)
     gpus = _gpus(structs.replace(config, num_gpus=None), own)
     if config.num_gpus is not None and len(gpus) > 1:
         what = f"{', '.join(gpus)} are in the fleet; expected no num_gpus, as plans divide those of each type"

@@ -237,6 +237,23 @@ def test_a_replanned_cascade_replaces_replicas_by_ones_of_another_shape(tmp_path
         assert log.count("a plan was made in") >= 1
 
 
+def test_scaling_acts_on_a_cascades_pools_between_plans(tmp_path: Path) -> None:
+    """Only the small model is asked. It gets the GPUs that the plan leaves free, and gives them back."""
+    path = _cascade(tmp_path, every_s=3600)
+    made = yaml.safe_load(path.read_text())
+    scaling = {"name": "target-utilization", "kv_use": None, "in_flight": 2, "interval_s": 0.2, "stabilization_s": 1}
+    path.write_text(yaml.safe_dump(made | {"policies": {"scaling": scaling}}))
+    first = made["fleet"][0]["processes"]["ports"][0]
+    front = serving.gateway(path)
+    with serving.closing(front):
+        serving.all_up(front, 2)
+        with asking(front, 8, model=SMALL):
+            serving.all_up(front, 4)
+            assert (len(running(first, first + 3)), len(running(first + 4, first + 7))) == (3, 1)
+        serving.all_up(front, 2)
+        until(lambda: len(running(first, first + 7)) == 2)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

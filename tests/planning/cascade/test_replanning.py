@@ -325,3 +325,63 @@ def test_audited_requests_stand_for_all_first_scores() -> None:
     after = abs(float(seen.reweighted_scores.scores[:, 0].mean() - every.scores[:, 0].mean()))
     assert len(seen.reweighted_scores) == 100 and after < before / 3
     assert period(audited).reweighted_scores is audited
+
+
+# Scaling between plans.
+
+
+class Wishes:
+    """A scaler that says what the test says."""
+
+    interval_s = 1.0
+
+    def __init__(self, said: dict[str, int]) -> None:
+        self.said = said
+
+    def scale(self, view: Any) -> Mapping[str, int]:
+        return self.said
+
+
+class FixedPlans:
+    """A planner whose newest plan has these replicas."""
+
+    def __init__(self, **replicas: int) -> None:
+        self.planned = replicas
+
+    def replicas(self, now: float) -> Mapping[str, int]:
+        return self.planned
+
+    def adopt(self) -> None: ...
+
+
+def pools_view(now: float, models: Mapping[str, str], **serving: int) -> Any:
+    """Pools of replicas with one GPU each."""
+    pools = [
+        SimpleNamespace(
+            name=name, model=models[name], gpus={GPU: 1}, num_serving=num, num_starting=0, num_down=0, min_replicas=0,
+            max_replicas=100, replicas=[SimpleNamespace(combo=i) for i in range(num)],
+        )
+        for name, num in serving.items()
+    ]  # fmt: skip
+    return SimpleNamespace(now=now, pools=pools)
+
+
+def test_between_plans_the_scaler_has_the_plans_pools_within_their_gpus() -> None:
+    said: dict[str, int] = {}
+    models = {"a": "small", "b": "large", "b-tp2": "large", "other": "chat"}
+    plans = FixedPlans(a=2, b=3, **{"b-tp2": 0})
+    scaler = ReplannedScaler(plans, gpus={GPU: 6}, scaler=lambda: Wishes(said))  # type: ignore[arg-type]
+
+    def asked(at_s: float, a: int, b: int, /, **wishes: int) -> Mapping[str, int]:
+        said.clear()
+        said.update(wishes)
+        return scaler.scale(pools_view(at_s, models, a=a, b=b, other=1, **{"b-tp2": 0}))
+
+    assert asked(0, 2, 2, a=1) == {"a": 2, "b": 3, "b-tp2": 0}, "the plan is rolled out first"
+    assert asked(1, 2, 3) == {"a": 2, "b": 3, "b-tp2": 0}
+    assert asked(2, 2, 3, a=5, other=3) == {"a": 3, "b": 3, "b-tp2": 0, "other": 3}, "one GPU is free"
+    assert asked(3, 3, 3) == {"a": 3, "b": 3, "b-tp2": 0}, "and stays"
+    assert asked(4, 3, 3, b=0, **{"b-tp2": 2}) == {"a": 3, "b": 1, "b-tp2": 0}, "one of each stays, no shape is added"
+    plans.planned = {"a": 1, "b": 4, "b-tp2": 0}
+    assert asked(5, 3, 1, a=3) == {"a": 2, "b": 3, "b-tp2": 0}, "a new plan sets them anew"
+    assert asked(6, 2, 3, a=3) == {"a": 1, "b": 4, "b-tp2": 0}

@@ -15,33 +15,44 @@ class ReplannedScaler:
 
     The others change one after the other. An added replica starts as soon as there are GPUs of its types for it. A
     dropped replica drains when the next addition needs its GPUs, and the last replica of a model not before another
-    one serves. A combo counts as one replica. `gpus`: by type, those that plans divide. `others`: makes the scaler of
-    the pools that plans leave alone; without one they stay.
+    one serves. A combo counts as one replica. `gpus`: by type, those that plans divide.
+
+    `scaler`: makes a scaler for all pools; without one, plans alone decide. Once the newest plan is rolled out, it adds
+    replicas of the plan's pools while GPUs are free, and removes all but one of each. A plan with other replicas sets
+    them anew. The pools that plans leave alone have this scaler always.
     """
 
     def __init__(
         self, planner: CascadeReplanner, gpus: Mapping[str, int], interval_s: float = 2.0,
-        others: Callable[[], Scaler] | None = None,
+        scaler: Callable[[], Scaler] | None = None,
     ) -> None:  # fmt: skip
         for count in gpus.values():
             require_at_least(1, gpus=count)
         require_above(0, interval_s=interval_s)
-        self._others = None if others is None else others()
-        self._others_next_s = 0.0
-        self.interval_s = interval_s if self._others is None else min(interval_s, self._others.interval_s)
+        self._scaler = None if scaler is None else scaler()
+        self._scaler_next_s = 0.0
+        self.interval_s = interval_s if self._scaler is None else min(interval_s, self._scaler.interval_s)
         self._planner, self._gpus = planner, dict(gpus)
+        self._planned: dict[str, int] = {}
+        self._scaled: dict[str, int] = {}
+        """Replicas by pool that differ from the newest plan's."""
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
-        planned = self._planner.replicas(view.now)
+        planned = dict(self._planner.replicas(view.now))
+        if planned != self._planned:
+            self._planned, self._scaled = planned, {}
         pools = [pool for pool in view.pools if pool.name in planned]
-        wanted = {pool.name: min(max(planned[pool.name], pool.min_replicas), pool.max_replicas) for pool in pools}
         counts = {pool.name: pool.num_serving + pool.num_starting for pool in pools}
-        needed = {pool.model for pool in pools if wanted[pool.name]}
-        if needed <= {pool.model for pool in pools if pool.num_serving}:
-            self._planner.adopt()
         free = Counter(self._gpus)
         for pool in pools:
             _take(free, pool, _num_up(pool) + pool.num_starting + pool.num_down)
+        scaled = self._ask_scaler(view)
+        if self._wanted(pools) == counts:
+            self._scale_between_plans(pools, scaled, counts, free)
+        wanted = self._wanted(pools)
+        needed = {pool.model for pool in pools if wanted[pool.name]}
+        if needed <= {pool.model for pool in pools if pool.num_serving}:
+            self._planner.adopt()
         missing = [pool for pool in pools if counts[pool.name] < wanted[pool.name]]
         staying: Counter[str] = Counter()
         for pool in pools:
@@ -52,14 +63,36 @@ class ReplannedScaler:
                 _take(free, pool, 1)
         pending = [pool for pool in missing if counts[pool.name] < wanted[pool.name]]
         self._drop(pools, wanted, counts, needed, free, pending)
-        return {**self._of_others(view, planned), **counts}
+        return {**{name: num for name, num in scaled.items() if name not in planned}, **counts}
 
-    def _of_others(self, view: PoolsView, planned: Mapping[str, int]) -> dict[str, int]:
-        """Replicas of the other pools, if their scaler is due."""
-        if self._others is None or view.now < self._others_next_s:
+    def _ask_scaler(self, view: PoolsView) -> Mapping[str, int]:
+        """The scaler's replicas by pool, if it is due."""
+        if self._scaler is None or view.now < self._scaler_next_s:
             return {}
-        self._others_next_s = view.now + self._others.interval_s
-        return {name: num for name, num in self._others.scale(view).items() if name not in planned}
+        self._scaler_next_s = view.now + self._scaler.interval_s
+        return self._scaler.scale(view)
+
+    def _wanted(self, pools: Sequence[PoolView]) -> dict[str, int]:
+        """Replicas by pool of the newest plan, with what was scaled since."""
+        return {
+            pool.name: min(max(self._scaled.get(pool.name, self._planned[pool.name]), pool.min_replicas),
+                           pool.max_replicas)
+            for pool in pools
+        }  # fmt: skip
+
+    def _scale_between_plans(
+        self, pools: Sequence[PoolView], scaled: Mapping[str, int], counts: Mapping[str, int], free: Counter[str]
+    ) -> None:
+        """Take over what the scaler says of the plan's pools, as far as there are GPUs now."""
+        left = Counter(free)
+        for pool in pools:
+            num, goal = counts[pool.name], max(scaled.get(pool.name, 0), 1)
+            if pool.name not in scaled or not self._planned[pool.name]:
+                continue
+            while num < goal and _has_room(left, [pool]):
+                num += 1
+                _take(left, pool, 1)
+            self._scaled[pool.name] = min(num, goal)
 
     def _drop(
         self, pools: Sequence[PoolView], wanted: Mapping[str, int], counts: dict[str, int], needed: set[str],
