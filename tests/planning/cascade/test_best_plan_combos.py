@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 from pathlib import Path
@@ -19,12 +20,15 @@ from headway.planning.cascade.best_plan import scenario_yaml
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.rehearsal import planned_document
+from headway.planning.cascade.replanning import setup_of
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
+from headway.scenario.replan import replanner_of
 from headway.workload.quality_traces import generate_scores
 
 H800, H20 = "h800-80gb-sxm", "h20-96gb"
 GPUS = {H800: 4, H20: 8}
+REPLAN = {"quality": 70}
 SCENARIO: dict[str, Any] = {
     "workload": {
         "arrivals": 3,
@@ -137,6 +141,17 @@ def test_mixed_replicas_and_a_combo_of_one_model_are_written_side_by_side(folder
     assert sum(pool.replicas * pool.parallel.num_gpus for pool in fleet.all_pools) == 4
 
 
+def test_a_plan_with_combos_is_planned_anew_while_it_serves(folder: Path, written: dict[str, Any]) -> None:
+    """`replan` stays in the plan's file, and new plans have a number of the file's combos."""
+    assert written["cascade"]["replan"] == REPLAN
+    replanner = replanner_of(scenario.policies_of(scenario.assemble(written, Places(), folder)))
+    names = {combo["name"] for combo in written["combos"]}
+    assert replanner is not None and names <= set(replanner.pools.values()) and names <= set(replanner.first.replicas)
+    assert replanner.expected is not None
+    anew = replanner.task._function(replanner.expected.scores, 0.5)  # type: ignore[attr-defined]
+    assert set(setup_of(anew, replanner.pools).replicas) == set(replanner.first.replicas)
+
+
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__struct_fields__}
 
@@ -144,23 +159,31 @@ def _fields(value: Any) -> dict[str, Any]:
 def test_what_combos_cannot_be_planned_for_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = plan(capsys, folder / "long.yaml", "--quality", 60, "--gpus", "1", "--combos", "--no-cache")
     assert code == 2 and "--combos: on 1 x h800-80gb-sxm no model has room for two replicas" in err
-    models = ["llama-3.1-8b", "llama-3.1-70b"]
-    pools = [{"model": name, "gpu": "h800", "tp": 4} for name in models]
-    cascade = {"models": models, "replan": {"quality": 70}}
-    with pytest.raises(HeadwayError, match=r"replan.*plans anew with pools alone; leave it out, or plan without"):
-        make_request({**SCENARIO, "fleet": pools, "cascade": cascade}, Places(), folder, QualityFloor(70.0),
-                        Simulator(), combos=True)  # fmt: skip
 
 
 # Serving.
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> dict[str, Any]:
-    """The plan's file, as somebody writes endpoints and a judge into it."""
+def written(folder: Path) -> dict[str, Any]:
+    """The plan's file, of a scenario with `replan`."""
     offers = tuple(Offer(catalog.gpu(name), num) for name, num in GPUS.items())
-    asked = make_request(SCENARIO, Places(), folder, QualityFloor(75.0), Simulator(), gpus=offers, combos=True)
-    written: dict[str, Any] = yaml.safe_load(scenario_yaml(make_plan(asked, compare=False), asked))
+    (small,) = SCENARIO["fleet"]
+    document = {
+        **SCENARIO,
+        "fleet": [small, small | {"model": "llama-3.1-70b", "tp": 4, "replicas": 1}],
+        "cascade": {"models": ["llama-3.1-8b", "llama-3.1-70b"], "replan": REPLAN},
+    }
+    asked = make_request(document, Places(), folder, QualityFloor(75.0), Simulator(), gpus=offers, combos=True)
+    made: dict[str, Any] = yaml.safe_load(scenario_yaml(make_plan(asked, compare=False), asked))
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(written: dict[str, Any]) -> dict[str, Any]:
+    """The plan's file, as somebody writes endpoints and a judge into it."""
+    written = copy.deepcopy(written)
+    del written["cascade"]["replan"]
     ports = iter(range(9001, 9100))
     for part in [*written["fleet"], *(combo[role] for combo in written["combos"] for role in ("prefill", "decode"))]:
         part["endpoints"] = [f"http://127.0.0.1:{next(ports)}" for _ in range(part["replicas"])]

@@ -81,8 +81,6 @@ def make_request(
     if isinstance(cascade, dict):
         replan = cascade.get("replan")
         document = {**document, "cascade": {name: cascade[name] for name in cascade if name != "replan"}}
-    if combos and replan is not None:
-        raise places.error(("cascade", "replan"), "plans anew with pools alone; leave it out, or plan without --combos")
     if rps is not None:
         document = {**document, "workload": {**document.get("workload", {}), "arrivals": rps}}
     chosen = scenario.assemble(document, places, base_dir)
