@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from math import nan
 from operator import getitem
 from statistics import fmean
 from typing import Any
@@ -53,6 +54,12 @@ def means_by_seed(cases: Iterable[Sequence[float | None]]) -> list[float | None]
         numbers = [value for value in values if value is not None]
         means.append(fmean(numbers) if len(numbers) == len(values) else None)
     return means
+
+
+def mean(values: Iterable[float | None]) -> float:
+    """The mean of those that are known; nan without any."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else nan
 
 
 def listed_means(values: Mapping[str, Sequence[float]], unit: str = "") -> str:

@@ -38,6 +38,8 @@ NOISE = 15.0
 NOISES = (5.0, 10.0, NOISE, 20.0, 30.0)
 HIT_RATE = 0.5
 """Of prompt tokens, where prefix caching is on."""
+ERRORS = (5.0, 10.0, 20.0)
+"""Points by which a trained judge's scores are off besides."""
 ROUNDS = 6
 OFF = (JudgeError(-9.0, 8.0), JudgeError(9.0, 8.0))
 """Judges whose scores are too low, as those of Table 6's weaker judges at a score of 96, or as much too high."""
@@ -51,8 +53,8 @@ INSTRUCTIONS = 150
 def weaker(rate_rps: float, seed: int) -> Measurement:
     """The Llama cascade on trace 1 at quality 80, planned with each judge (appendix K).
 
-    A plan keeps the quality by the judge's own scores; with "known", by the reference's, while the judge's decide.
-    "bias alone" is GPT-4o-mini without a spread.
+    A plan keeps the quality by the judge's own scores; with "known", by the reference's, while the judge's decide; with
+    "less", a quality that is lower by the judge's bias, by its own. "bias alone" is GPT-4o-mini without a spread.
     """
     case = planning_case("llama", 1, 80.0, rate_rps, seed)
     latencies, reference = StageLatencies(evaluator_of(case)), case.problem.scores
@@ -69,6 +71,8 @@ def weaker(rate_rps: float, seed: int) -> Measurement:
             )
             known = best_plan_of(search, search.run(case.problem.target), "cascadia")
             results[f"{name}, known"] = _planned(known, reference, scores)
+            less = replace(case, problem=case.problem.with_target(QualityFloor(80.0 * (1 + error.bias))))
+            results[f"{name}, less"] = _planned(_plan(less, scores, latencies), reference, scores)
     return results
 
 
@@ -110,8 +114,11 @@ def trained_judge(rate_rps: float, seed: int) -> Measurement:
     """A judge trained on 70% of the answers: the reference's quality on the other 30%, routed by it (N)."""
     case = planning_case("llama", 1, 80.0, rate_rps, seed)
     unseen, judged = trained(case.problem.scores, LinearJudge(), seed=seed)
-    chosen = _plan(case, judged, StageLatencies(evaluator_of(case)))
-    return {"quality": unseen.quality_of(judged.final_stage(chosen.thresholds)), "asked": 80.0}
+    latencies, qualities = StageLatencies(evaluator_of(case)), list[float | None]()
+    for spread in (0.0, *ERRORS):
+        scores = misjudged(judged, JudgeNoise(spread=spread), seed)
+        qualities.append(unseen.quality_of(scores.final_stage(_plan(case, scores, latencies).thresholds)))
+    return {"quality": qualities[0], "with error": qualities[1:], "asked": 80.0}
 
 
 def route_llm(trace: int, rate_rps: float, q_min: float, noise: float, seeds: list[int]) -> Measurement:
@@ -168,12 +175,14 @@ def budget(q_min: float, p95_s: float, rate_rps: float) -> Measurement:
 def judge_on_gpus(q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
     """The p95 by seed, where a judge has `JUDGE_GPUS` of the GPUs and answers queue for it, by the judge's model.
 
+    "elsewhere": the models have as many GPUs less, and the judge is as fast as in all other rows.
+
     The plan is made for the other GPUs and the time that a judgement takes without a queue. The answers come to the
     judge as they do in a run of the plan; what they wait there delays the request, and not the load of later stages.
     """
     case = planning_case("deepseek", 1, q_min, rate_rps, num_gpus=NUM_GPUS - JUDGE_GPUS)
     p95_s: dict[str, list[float]] = {}
-    waits_s: dict[str, float] = {}
+    waits_s = {"elsewhere": case.problem.judge_s}
     for name, tp in JUDGES.items():
         pool = Pool("judge", catalog.model(name), case.problem.gpu, case.problem.engine, Parallel(tp), JUDGE_GPUS // tp)
         alone_s = float(_judging_s(pool, np.array([0.0, 60.0]), np.array([800.0, 800.0]), case.policies).mean())
@@ -184,6 +193,8 @@ def judge_on_gpus(q_min: float, rate_rps: float, seeds: list[int]) -> Measuremen
             latency_s, wait_s = _with_judging(records, pool, alone_s, own.policies)
             p95_s.setdefault(name, []).append(float(np.quantile(latency_s, 0.95)))
             waits_s[name] = wait_s
+    chosen = tighten_until_met(case, StageLatencies(evaluator_of(case))).plan
+    p95_s["elsewhere"] = [rehearse(with_fresh_requests(case, seed), chosen, seed).p95_s or 0.0 for seed in seeds]
     return {"p95_s": p95_s, "judging_s": waits_s}
 
 

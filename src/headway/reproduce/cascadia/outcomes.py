@@ -12,7 +12,7 @@ from headway.reproduce.cascadia import claims, runs, studies
 from headway.reproduce.cascadia.claims import CASES, EXAMPLE, LLAMA
 from headway.reproduce.cascadia.setup import NUM_GPUS
 from headway.reproduce.findings import Exhibit, Figure, Finding, Findings, PaperTable, Row
-from headway.reproduce.results import means_by_seed, ratios, reductions
+from headway.reproduce.results import mean, means_by_seed, ratios, reductions
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement
 from headway.workload.quality_traces import TABLE_2, AnswerLengths
@@ -27,8 +27,8 @@ QUICK_CASES = (CASES[0], EXAMPLE, CASES[4], CASES[5])
 GPU_USD_PER_HOUR = 2.67
 NEEDED = 1.5
 """Times the throughput that Table 7's 33% less cost at (90, 1) needs."""
-SEEDS_OPTIMAL = 2
-"""Of the comparison with exhaustive search, which takes minutes for each."""
+JUDGED_FACTOR = 3
+"""Tables that the plans of a case are judged on, for each seed of the run: plans take longer than runs of them."""
 
 
 def findings(runner: Runner) -> Findings:
@@ -39,7 +39,9 @@ def findings(runner: Runner) -> Findings:
         outcomes = _single_cases(cases) | _figure_1(rates)
         exhibits: list[Exhibit] = [_exhibit_1(rates["deepseek", 1]), *_exhibits(cases, rates)]
         if not runner.quick:
-            outcomes |= _end_to_end(cases, runner.seeds)
+            outcomes |= _end_to_end(cases, judged_seeds(runner))
+            if runner.wants(*PLANNED_FOR_MORE):
+                outcomes = _planned_for_more(runner, cases, rates, outcomes)
             if runner.wants(*claims.ABLATIONS):
                 found = _ablations(runner, cases, rates)
                 outcomes, exhibits = outcomes | dict(found.outcomes), [*exhibits, *found.exhibits]
@@ -74,6 +76,15 @@ END_TO_END = (
 """All that need DeepSeek's cases."""
 
 
+PLANNED_FOR_MORE = ("headline-throughput", "throughput-cascade-serve", "cost-cascade-serve")
+"""Claims whose reason is the rate that plans are made for."""
+
+
+def judged_seeds(runner: Runner) -> Sequence[int]:
+    """Seeds of the tables that plans are judged on."""
+    return studies.extended_seeds(runner, JUDGED_FACTOR)
+
+
 def _place(exhibit: Exhibit) -> tuple[str, int]:
     """In the paper's order: figures, then tables."""
     kind, _, number = exhibit.label.partition(" ")
@@ -103,8 +114,8 @@ def _measured(
     rates = _rates(runner, {(cascade, trace) for cascade, trace, _ in cases}, lengths)
     tasks = {}
     for cascade, trace, q_min in cases:
-        arguments = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": list(runner.seeds),
-                     "lengths": lengths,
+        seeds = judged_seeds(runner) if lengths == "alike" else runner.seeds
+        arguments = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": list(seeds), "lengths": lengths,
                      "further": lengths == "alike" and not runner.quick}  # fmt: skip
         call = Call(runs.measure, arguments | {"rate_rps": rates[cascade, trace]["rate_rps"]})
         tasks["case", lengths, cascade, trace, q_min] = call
@@ -140,7 +151,9 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
         "throughput-stand-alone": Finding(stand_alone.values, f"{stand_alone.why} {implied}"),
         "throughput-most": _most(cases, "throughput_rps"),
         "throughput-cascade-serve": throughput["cascade-serve"],
-        "always-faster": Finding([_is_always_faster(cases, i) for i in range(len(seeds))], _by_case(cases, "p95_s")),
+        "always-faster": Finding(
+            [_is_always_faster(cases, i) for i in range(len(seeds))], f"{_by_case(cases, 'p95_s')} {_slower_in(cases)}"
+        ),
         "quality": Finding(least, f"On requests that no plan was made on: {short}."),
         "cost-stand-alone-all": _saved(three, "stand-alone"),
         "cost-cascade-serve-all": _saved(three, "cascade-serve"),
@@ -184,7 +197,7 @@ def caps_of_table_2() -> dict[Case, float]:
 def _headline(by_baseline: dict[str, Finding]) -> Finding:
     """The abstract's mean over both baselines."""
     values = means_by_seed([list(finding.values) for finding in by_baseline.values()])
-    means = ", ".join(f"{name} {fmean(filter(None, finding.values)):.3g}x" for name, finding in by_baseline.items())
+    means = ", ".join(f"{name} {mean(finding.values):.3g}x" for name, finding in by_baseline.items())
     return Finding(values, f"Against {means}.")
 
 
@@ -241,6 +254,17 @@ def _by_case(cases: dict[Case, Measurement], key: str) -> str:
     return f"p95 (s) of {', '.join(SYSTEMS)}: {'; '.join(parts)}."
 
 
+def _slower_in(cases: dict[Case, Measurement]) -> str:
+    """The cases in which a baseline is as fast, with its quality."""
+    parts = [
+        f"{_name(case)} {other} {fmean(ratios):.2f}x at quality {fmean(_values(each, other, 'quality')):.1f} "
+        f"against {fmean(_values(each, 'cascadia', 'quality')):.1f}"
+        for case, each in cases.items() for other in SYSTEMS[1:]
+        if fmean(ratios := _ratios(each, other, "p95_s")) <= 1
+    ]  # fmt: skip
+    return f"Not slower on average: {'; '.join(parts) or 'none'}."
+
+
 def _saved(cases: dict[Case, Measurement], other: str) -> Finding:
     """All use 32 GPUs, so that cost per request goes as one over throughput."""
     saved = {case: [1 - 1 / r for r in _ratios(each, other, "throughput_rps")] for case, each in cases.items()}
@@ -260,13 +284,36 @@ def _figure_1(rates: Any) -> dict[str, Finding]:
     return {"size-latency": Finding([rises], f"A lone request on each model. {why}.")}
 
 
+def _arguments(case: Case, rates: Any) -> Measurement:
+    return {"cascade": case[0], "trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}
+
+
+def _planned_for_more(
+    runner: Runner, cases: dict[Case, Measurement], rates: Any, outcomes: dict[str, Finding]
+) -> dict[str, Finding]:
+    """The findings with what plans for twice the rate sustain: the reason of those about throughput."""
+    tasks = {("more", *case): Call(runs.planned_for_more, _arguments(case, rates) | {"seeds": list(runner.seeds)})
+             for case in CASES}  # fmt: skip
+    text, gains = [], list[list[float]]()
+    for case, measured in zip(CASES, runner.run(tasks).values(), strict=True):
+        more, own = (_values(each, "cascadia", "throughput_rps") for each in (measured, cases[case]))
+        gains.append(_ratios(measured, "cascade-serve", "throughput_rps"))
+        slower = fmean(_values(measured, "cascadia", "p95_s")) / fmean(_values(cases[case], "cascadia", "p95_s"))
+        text.append(f"{_name(case)}: {fmean(more):.3g} in place of {fmean(own):.3g}/s, p95 {slower:.2f} times, "
+                    f"{fmean(gains[-1]):.2f}x CascadeServe's")  # fmt: skip
+    why = (f"Planned for {runs.MORE:g} times the rate, in Table 2's cases: {'; '.join(text)}; "
+           f"{fmean(map(fmean, gains)):.2f}x on average.")  # fmt: skip
+    added = {name: Finding(each.values, f"{each.why} {why}") for name, each in outcomes.items()
+             if name in PLANNED_FOR_MORE}  # fmt: skip
+    return outcomes | added
+
+
 def _ablations(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> Findings:
     """The cases of Table 2 with one part of the search uniform."""
     tasks = {
         ("ablations", *case): Call(
             runs.ablations,
-            {"cascade": case[0], "trace": case[1], "q_min": case[2], "seeds": list(runner.seeds),
-             "rate_rps": rates[case[:2]]["rate_rps"]},
+            _arguments(case, rates) | {"seeds": list(judged_seeds(runner))},
         )
         for case in CASES
     }  # fmt: skip
@@ -281,20 +328,22 @@ def _ablations(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> Fi
 
 
 def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
-    arguments = {"seeds": list(runner.seeds)}
+    arguments = {"seeds": list(judged_seeds(runner))}
     tasks = {
         ("sarathi", case[1]): Call(
             runs.sarathi, arguments | {"trace": case[1], "rate_rps": rates["deepseek", case[1]]["rate_rps"]}
         )
         for case in claims.QUALITY_90
     }
-    by_case, chunks = dict[Case, list[float]](), list[str]()
+    by_case, chunks, faster = dict[Case, list[float]](), list[str](), list[list[float]]()
     for case, measured in zip(claims.QUALITY_90, runner.run(tasks).values(), strict=True):
         by_chunk = measured["throughput_rps"]
         chunks.append(max(by_chunk, key=lambda chunk: fmean(by_chunk[chunk])))
         by_case[case] = ratios(_values(cases[case], "cascadia", "throughput_rps"), by_chunk[chunks[-1]])
+        faster.append(ratios(by_chunk[chunks[-1]], _values(cases[case], "stand-alone", "throughput_rps")))
     why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in by_case.items())
-    best = f"The best chunks are {', '.join(chunks)} tokens."
+    best = (f"The best chunks are {', '.join(chunks)} tokens. The largest model's replicas sustain "
+            f"{fmean(map(fmean, faster)):.2f} times as much with Sarathi's batching as with SGLang's.")  # fmt: skip
     return {
         "sarathi": Finding(by_case[CASES[0]], best),
         "sarathi-all": Finding(means_by_seed(by_case.values()), f"{why}. {best}"),
@@ -308,13 +357,14 @@ def _optimality(runner: Runner) -> Findings:
             runs.optimality, {"seed": seed, "num_gpus": num_gpus, "rate_rps": rate_rps}
         )
         for num_gpus in runs.OPTIMALITY_GPUS
-        for seed in runner.seeds[:SEEDS_OPTIMAL]
+        for seed in runner.seeds
     }
     measured = list(runner.run(tasks).values())
     effort = [run["all_evaluations"] / max(run["evaluations"], 1) for run in measured]
     plan_s, exhaustive_s = (fmean(run[key] for run in measured) for key in ("plan_s", "exhaustive_s"))
-    why = (f"By GPUs (8, 8, 12, 12) and seed; {measured[0]['num_requests']} requests to a stage at most, "
-           f"{runs.NUM_ROUTINGS} routings, all sets of one shape.")  # fmt: skip
+    why = (f"By GPUs ({' and '.join(map(str, runs.OPTIMALITY_GPUS))}) and seed; {measured[0]['num_requests']} requests "
+           f"to a stage at most, {runs.NUM_ROUTINGS} routings, sets of one shape. By run: effort {_listed(effort)}, "
+           f"gap {_listed([100 * run['gap'] for run in measured])}%.")  # fmt: skip
     return Findings(
         {
             "optimality": Finding([run["gap"] for run in measured], why),

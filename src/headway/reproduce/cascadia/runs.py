@@ -52,6 +52,10 @@ LOAD = 0.95
 about 12; the paper's example has 11.88 (4.2)."""
 CHUNKS = (512, 1024, 2048)
 """Chunk sizes of Sarathi-Serve; the best one counts (appendix F)."""
+LOADS = (1.0, 0.8, 0.6)
+"""Shares of the rate at which other replicas of the middle model are compared."""
+MORE = 2.0
+"""Of the rate: plans for it show what plans for the least latency give up in throughput."""
 OPTIMALITY_GPUS = (8, 12)
 NUM_ROUTINGS = 9
 """Of the comparison with exhaustive search: even in quality."""
@@ -137,6 +141,18 @@ def ablations(cascade: str, trace: int, q_min: float, rate_rps: float, seeds: li
     return {"runs": runs}
 
 
+def planned_for_more(cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
+    """Plans for `MORE` times the rate, which are not the fastest at the rate; simulated at the rate."""
+    case, more = (planning_case(cascade, trace, q_min, times * rate_rps) for times in (1.0, MORE))
+    latencies = _latencies(more)
+    by_load = Trials(more, latencies, planners.single(planners.cascade_serve)).run()
+    plans = {
+        "cascadia": tighten_until_met(more, latencies).plan,
+        "cascade-serve": best_or_nearest(more.problem.target, by_load).plan,
+    }
+    return {"runs": {name: [run(case, plan, seed) for seed in seeds] for name, plan in plans.items()}}
+
+
 def load_policy(cascade_plan: CascadePlan) -> dict[str, Any]:
     """CascadeServe's reaction to the load: the plan's thresholds fall as the next model's seats fill."""
     used = [stage for stage in cascade_plan.stages if stage.replicas]
@@ -216,20 +232,27 @@ def _plan_numbers(option: RehearsedPlan) -> Measurement:
     }
 
 
-def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLatencies) -> list[float | None]:
-    """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3)."""
+def _other_shape(case: PlanningRequest, chosen: CascadePlan, latencies: StageLatencies) -> list[list[float]]:
+    """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3).
+
+    A row for each of `LOADS`; none where half does not fit.
+    """
     stage, model = chosen.stages[1 if len(chosen.stages) > 1 else 0], case.problem.models[1]
     part = stage.replicas[0] if stage.replicas else None
     if part is None or part.tp < 2:
-        return [None, None]
+        return []
     half = ReplicaSet((type(part)(part.tp // 2, part.pp, 2 * part.count), *stage.replicas[1:]))
     reached = case.problem.scores.final_stage(chosen.thresholds) >= 1
     lengths = case.problem.lengths(1, reached)
-    try:
-        other_s = latencies.p95_s(model, half, stage.rate_rps, lengths)
-    except HeadwayError:  # it does not fit
-        return [None, None]
-    return [latencies.p95_s(model, ReplicaSet(stage.replicas), stage.rate_rps, lengths), other_s]
+    rows = list[list[float]]()
+    for load in LOADS:
+        try:
+            both = [latencies.p95_s(model, each, load * stage.rate_rps, lengths)
+                    for each in (ReplicaSet(stage.replicas), half)]  # fmt: skip
+        except HeadwayError:  # it does not fit
+            return []
+        rows.append(both)
+    return rows
 
 
 def _latencies(case: PlanningRequest) -> StageLatencies:
