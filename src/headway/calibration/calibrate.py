@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,17 @@ CORE = ("gemm.bf16", "prefill_attention", "decode_attention")
 """Required fits for a GPU to count as measured."""
 REPORT_ONLY = ("host_copy",)
 """Fitted for the report only; step times do not use them."""
+SAMPLER = {
+    "top_p_sort": "sort_bytes_per_logit", "top_p": "cut_bytes_per_logit", "penalties": "penalty_bytes_per_logit",
+}  # fmt: skip
+"""Fits of the engine's overhead, and the values that they give."""
 DIGITS = 4
 
 
-COMPARED = ("memory_efficiency", "compute_efficiency", "link_efficiency")
+PYTORCH = "torch "
+"""In the software of kernels that are PyTorch's own, as the files of `headway measure` name it."""
+ALL = "all"
+COMPARED = ("memory_efficiency", "compute_efficiency", "link_efficiency", "efficiency", "bytes_per_logit")
 DIFFERS = 0.1
 """Smallest relative difference from the catalog's value that is told."""
 IDENTIFIED = 0.5
@@ -49,20 +56,21 @@ def calibrate(
     version: str = "",
     known: Coefficients | None = None,
     progress: Progress | None = None,
+    replaced: Collection[str] = (),
 ) -> Calibration:
     """Fit all coefficients that the measurements determine and take the others from the catalog.
 
-    `version` is the engine's version. `known` replaces the catalog's step times. HeadwayError if a fit fails (see
-    `solve`) or nothing can be fitted.
+    `version` is the engine's version. `known` replaces the catalog's step times. `replaced` names fits of PyTorch's
+    kernels that go before the catalog's, of an engine's kernels on this GPU; `all`: all of them. HeadwayError if a fit
+    fails (see `solve`), nothing can be fitted, or a name is not that of a fit.
     """
     engine = profile.name
     known = catalog.coefficients(gpu.name, engine) if known is None else known
     fits, notes = fit_all(measured.samples, gpu)
     if not fits and not measured.experiments:
         raise HeadwayError(f"nothing could be fitted for {gpu.name}: {'; '.join(notes)}")
-    if has_measured_kernels(gpu.name):
-        fits, kept = _without_worse(fits, measured, known.kernels)
-        notes += [*kept, *_replaced(known.kernels, fits)]
+    fits, more_notes = _without_substitutes(fits, measured, known, gpu, replaced)
+    notes += more_notes
     kernels, from_catalog = _kernels(known.kernels, fits, source)
     complete = has_measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
     if from_catalog:
@@ -70,6 +78,7 @@ def calibrate(
         scaled = "" if complete or not measured.experiments else ", then scaled to the runs"
         notes.append(f"taken from the catalog for {gpu.name} ({origin}){scaled}: {', '.join(from_catalog)}")
     overheads = {}
+    known = replace(known, overhead=replace(known.overhead, **_sampler(fits)))
     combined = replace(known, kernels=kernels, experts=known.experts if kernels.expert_table else None)
     if measured.experiments:
         overhead, fitted, more_notes = fit_served(measured.experiments, gpu, profile, combined, complete, progress)
@@ -84,6 +93,8 @@ def calibrate(
         notes.append(f"no served loads: the overhead of {engine} is the catalog's")
         if known.calibrated:
             overheads[engine] = known.overhead
+        elif _sampler(fits):
+            notes.append(f"the sampler was measured, but no overhead of {engine} on {gpu.name}: give served runs, too")
     measured_gpus, like = ((gpu.name,), ()) if complete else ((), (gpu.name,))
     if not complete:
         notes.append(f"{', '.join(CORE)} are not all measured: results with this file count as uncalibrated")
@@ -91,40 +102,70 @@ def calibrate(
     return Calibration(CoefficientFile(measured_gpus, kernels, overheads, like), tuple(fits), tuple(notes))
 
 
-def _without_worse(
-    fits: Sequence[FitResult], measured: Measurements, known: Kernels
+def _without_substitutes(
+    fits: list[FitResult], measured: Measurements, known: Coefficients, gpu: Gpu, replaced: Collection[str]
 ) -> tuple[list[FitResult], list[str]]:
-    """The fits without those that are of another kernel than the catalog's, and a note for each of these.
+    """The fits without those in whose place the catalog's values stay, and notes on what changes or stays.
 
-    PyTorch reduces with NCCL from one process. Engines use a kernel of their own in a CUDA graph, which the catalog's
-    tables have: in place of it, NCCL's times add 6 to 20 points to the error of E2E.
+    HeadwayError if `replaced` names no fit.
     """
-    is_nccl = any(each.kind == "all_reduce" and each.software.startswith("torch") for each in measured.samples)
-    worse = {fit.key for fit in fits if is_nccl and fit.key.startswith("all_reduce.")}
-    worse = {key for key in worse if key.partition(".")[2] in known.all_reduce}
-    what = "measured with NCCL from one process; kept: the catalog's, of an engine's kernel in a CUDA graph"
-    return [fit for fit in fits if fit.key not in worse], [f"{key}: {what}" for key in sorted(worse)]
+    if unknown := set(replaced) - {ALL, *(fit.key for fit in fits)}:
+        names = ", ".join([ALL, *(fit.key for fit in fits)])
+        raise HeadwayError(f"--replace {min(unknown)}: no such fit; expected one of: {names}")
+    if not has_measured_kernels(gpu.name):
+        return fits, []
+    stays = set() if ALL in replaced else _substitutes(fits, measured, known) - set(replaced)
+    return [fit for fit in fits if fit.key not in stays], list(_changes(known, fits, stays))
 
 
-def _replaced(known: Kernels, fits: Sequence[FitResult]) -> Iterator[str]:
-    """What differs much from the catalog's values, which were measured on the same GPU."""
-    before: dict[str, Any] = msgspec.to_builtins(known)
+def _sampler(fits: Sequence[FitResult]) -> dict[str, float]:
+    """The values of an overhead that were measured with the sampler's operators."""
+    found = {SAMPLER[fit.key]: _rounded(fit.values["bytes_per_logit"]) for fit in fits if fit.key in SAMPLER}
+    cuts = [fit.values["latency_s"] for fit in fits if fit.key in SAMPLER and fit.key != "penalties"]
+    return {**found, "sampler_latency_s": _rounded(cuts[0])} if cuts else found
+
+
+def _substitutes(fits: Sequence[FitResult], measured: Measurements, known: Coefficients) -> set[str]:
+    """Keys of the fits of PyTorch's kernels where the catalog has an engine's, measured on this GPU.
+
+    PyTorch's attention, experts and all-reduces are other kernels than an engine's. NCCL's times in place of an
+    engine's own all-reduce add 6 to 20 points to the error of E2E.
+    """
+    kinds = {each.key for each in measured.samples if PYTORCH in each.software}
+    found = {fit.key for fit in fits if fit.key in kinds or (fit.key.partition(".")[0] in kinds)}
+    return {key for key in found if _catalog_values(known, key)}
+
+
+def _catalog_values(known: Coefficients, key: str) -> dict[str, float]:
+    """The catalog's measured values of a fit's coefficients; empty if it has none."""
+    if key in SAMPLER:
+        value = getattr(known.overhead, SAMPLER[key])
+        return {"bytes_per_logit": value} if value else {}
+    group, _, entry = key.partition(".")
+    values: Any = msgspec.to_builtins(known.kernels)
+    if key == "device_copy":
+        return {"efficiency": values["elementwise_efficiency"]}
+    found = values.get(group) or {}
+    found = found.get(entry, {}) if entry else found
+    return dict(found) if key not in REPORT_ONLY else {}
+
+
+def _changes(known: Coefficients, fits: Sequence[FitResult], stays: Collection[str]) -> Iterator[str]:
+    """What differs much from the catalog's values, which were measured on the same GPU, and which of both is used."""
     for fit in fits:
-        group, _, entry = fit.key.partition(".")
-        old = before.get(group, {})
-        old = old.get(entry, {}) if entry else old
-        if fit.key in REPORT_ONLY or not isinstance(old, dict):
-            continue
+        before = _catalog_values(known, fit.key)
         changed = [
-            f"{name} {value:.3g} for {old[name]:.3g}"
+            f"{name} {before[name]:.3g} -> {value:.3g}"
             for name, value in fit.values.items()
-            if name in COMPARED and old.get(name) and abs(value / old[name] - 1) > DIFFERS
+            if name in COMPARED and before.get(name) and abs(value / before[name] - 1) > DIFFERS
         ]
-        if changed:
-            own = known.residuals.get(fit.key)
-            errors = f"median error {fit.residual:.1%}" + ("" if own is None else f", the catalog's {own:.1%}")
-            what = "replaces values that the catalog has measured on this GPU"
-            yield f"{fit.key}: {what}: {', '.join(changed)} ({errors})"
+        own = known.kernels.residuals.get(fit.key)
+        errors = f"median error {fit.residual:.1%}" + ("" if own is None else f", the catalog's {own:.1%}")
+        told = f"{', '.join(changed) or 'much as in the catalog'} ({errors})"
+        if fit.key in stays:
+            yield f"{fit.key}: {told}: PyTorch's kernel; kept: the catalog's, an engine's; --replace {fit.key} takes it"
+        elif changed:
+            yield f"{fit.key}: {told}: replaces what the catalog has measured on this GPU"
 
 
 def write(path: Path, file: CoefficientFile) -> None:
@@ -136,7 +177,7 @@ def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Ke
     merged: dict[str, Any] = msgspec.to_builtins(known)
     residuals: dict[str, float] = merged["residuals"]
     before = _keys(merged)
-    done = [fit for fit in fits if fit.key not in REPORT_ONLY]
+    done = [fit for fit in fits if fit.key not in (*REPORT_ONLY, *SAMPLER)]
     for fit in done:
         values = {name: _rounded(value) for name, value in fit.values.items()}
         group, _, entry = fit.key.partition(".")
@@ -146,7 +187,7 @@ def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Ke
         elif entry:
             merged[group][entry] = {**merged[group].get(entry, {}), **values}
         else:
-            merged[group] = {**merged[group], **values}
+            merged[group] = {**(merged[group] or {}), **values}
     fitted = {fit.key for fit in done}
     if any(key.startswith("moe.") for key in fitted):
         merged["expert_table"] = ""  # what was measured here goes before what was measured elsewhere

@@ -27,6 +27,8 @@ SMALL_SIDE = 512
 """Smaller weight matrices occur in no relevant model but would count as much as the others."""
 SHORT_PREFILL_S = 50e-6
 """Prefill attention that is shorter than this at the peak is dominated by launch time."""
+MIN_LATENT_TOKENS = 4_096
+"""Fewer cached tokens are dominated by launch time."""
 MIN_SHAPES = 3
 """Minimum number of shapes per coefficient."""
 
@@ -43,6 +45,13 @@ EXPERTS = (
 PREFILL = (Coefficient("compute_efficiency", 0.5, 0.02, 1), Coefficient("tile_tokens", 256, 0, 4096))
 DECODE = (Coefficient("latency_s", 1.2, 1, 2), Coefficient("memory_efficiency", 0.8, 0.1, 1))
 """Latency in units of the latency of the shortest contexts; a long kernel starts and ends within two of them."""
+LATENT = (
+    Coefficient("latency_s", 10, 0, 300, 1e-6), Coefficient("memory_efficiency", 0.6, 0.02, 1),
+    Coefficient("compute_efficiency", 0.5, 0.02, 1),
+)  # fmt: skip
+"""Decoding over latent vectors, whose heads share them: the larger of bytes and FLOPs."""
+SAMPLING = (Coefficient("latency_s", 100, 0, 10_000, 1e-6), Coefficient("bytes_per_logit", 100, 1, 100_000))
+"""`bytes_per_logit`: bytes at the GPU's peak bandwidth that take as long as one logit."""
 ALL_REDUCE = (
     Coefficient("latency_s", 5, 0, 1000, 1e-6), Coefficient("ramp_s_per_sqrt_byte", 5, 0, 1000, 1e-9),
     Coefficient("link_efficiency", 0.7, 0.01, 1),
@@ -172,6 +181,25 @@ def _decode(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
     return solve(samples.key, coefficients, lambda p: p[0] + read_s / p[1], large.seconds)
 
 
+def _latent(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
+    samples = samples.only(samples.shape["batch_size"] * samples.shape["context_tokens"] >= MIN_LATENT_TOKENS)
+    if why := _too_few(samples, LATENT):
+        return why
+    at_peak = peaks(samples, gpu)
+
+    def model(p: Floats) -> Floats:
+        return np.asarray(p[0] + np.maximum(at_peak.memory_s / p[1], at_peak.compute_s / p[2]))
+
+    return solve(samples.key, LATENT, model, samples.seconds)
+
+
+def _sampling(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
+    if why := _too_few(samples, SAMPLING):
+        return why
+    byte_s = samples.shape["batch_size"] * samples.shape["vocab_size"] / gpu.bandwidth_bytes_per_s
+    return solve(samples.key, SAMPLING, lambda p: p[0] + byte_s * p[1], samples.seconds)
+
+
 def _all_reduce(samples: OperatorSamples, gpu: Gpu, num_gpus: int) -> FitResult | str:
     if why := _too_few(samples, ALL_REDUCE):
         return f"{why} (among {num_gpus} GPUs)"
@@ -194,5 +222,6 @@ def _too_few(samples: OperatorSamples, coefficients: tuple[Coefficient, ...]) ->
 
 FITS = {
     "gemm": _gemm, "moe": _moe, "prefill_attention": _prefill, "decode_attention": _decode,
-    "device_copy": _copy, "host_copy": _copy,
+    "mla_attention": _latent, "device_copy": _copy, "host_copy": _copy, "top_p_sort": _sampling,
+    "top_p": _sampling, "penalties": _sampling,
 }  # fmt: skip

@@ -23,7 +23,19 @@ from headway.core.fleet import Gpu
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.object_]
 Mask = npt.NDArray[np.bool_]
-OperatorKind = Literal["gemm", "moe", "prefill_attention", "decode_attention", "all_reduce", "device_copy", "host_copy"]
+OperatorKind = Literal[
+    "gemm",
+    "moe",
+    "prefill_attention",
+    "decode_attention",
+    "mla_attention",
+    "all_reduce",
+    "device_copy",
+    "host_copy",
+    "top_p_sort",
+    "top_p",
+    "penalties",
+]
 
 SHAPES: dict[OperatorKind, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
@@ -32,17 +44,26 @@ SHAPES: dict[OperatorKind, tuple[str, ...]] = {
     ),
     "prefill_attention": ("batch_size", "new_tokens", "context_tokens", "num_heads", "num_kv_heads", "head_dim"),
     "decode_attention": ("batch_size", "context_tokens", "num_heads", "num_kv_heads", "head_dim"),
+    "mla_attention": ("batch_size", "context_tokens", "num_heads", "kv_lora_rank", "rope_head_dim"),
     "all_reduce": ("num_gpus", "num_bytes"),
     "device_copy": ("num_bytes",),
     "host_copy": ("num_bytes",),
+    "top_p_sort": ("batch_size", "vocab_size"), "top_p": ("batch_size", "vocab_size"),
+    "penalties": ("batch_size", "vocab_size"),
 }  # fmt: skip
-"""Columns of the shape, by kind of operator."""
+"""Columns of the shape, by kind of operator. `mla_attention` decodes over latent vectors; the last three are the
+sampler's: candidates cut by sorting, cut without, and penalties of repetition, each beyond greedy decoding."""
 MAY_BE_ZERO = ("context_tokens", "balanced")
-COLUMNS = (
+FIRST_COLUMNS = (
     "operator", "dtype", "m", "n", "k", "batch_size", "new_tokens", "context_tokens", "num_heads", "num_kv_heads",
     "head_dim", "num_gpus", "num_bytes", "latency_s", "gpu", "software",
 )  # fmt: skip
-"""Columns of the files of `headway measure`. A row has values for the columns of its operator."""
+COLUMNS = (
+    *FIRST_COLUMNS, "num_tokens", "hidden_size", "intermediate_size", "experts_per_token", "num_experts", "tp",
+    "balanced", "kv_lora_rank", "rope_head_dim", "vocab_size",
+)  # fmt: skip
+"""Columns of the files of `headway measure`. A row has values for the columns of its operator. Older files have
+`FIRST_COLUMNS` alone."""
 SYSTEMS = {"a100_sxm": "a100-80gb", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
 """AIConfigurator's names of systems -> GPUs of the catalog."""
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "half": "bf16", "fp8_block": "fp8"}
@@ -126,10 +147,10 @@ def _measured(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[
     operators, dtypes = table.words("operator"), _renamed(table.words("dtype"), DTYPES)
     for kind in get_args(OperatorKind):
         matching = operators == kind
-        if not matching.any() or kind == "moe":
+        if not matching.any():
             continue
         shape = {name: table.numbers(name) for name in SHAPES[kind]}
-        if kind == "gemm":
+        if kind in ("gemm", "moe"):
             for dtype in ("bf16", "fp8"):
                 yield kind, dtype, matching & (dtypes == dtype), shape
         else:
@@ -155,7 +176,7 @@ FORMATS = (
     TableFormat("gemm", ("gemm_dtype",), ("m", "n", "k"), _gemm),
     TableFormat("attention", ("isl", "step"), _ATTENTION, _attention),
     TableFormat("collectives", ("op_name", "message_size"), ("num_gpus", "kernel_source", "nccl_dtype"), _collectives),
-    TableFormat("headway measure", ("operator",), COLUMNS, _measured, "gpu", "software", ("latency_s", 1.0)),
+    TableFormat("headway measure", ("operator",), FIRST_COLUMNS, _measured, "gpu", "software", ("latency_s", 1.0)),
 )
 
 
@@ -173,8 +194,10 @@ class TableRows:
         return values
 
     def numbers(self, name: str) -> Floats:
-        """A column as numbers; NaN for cells that are not numbers."""
-        if name not in self._numbers:
+        """A column as numbers; NaN for cells that are not numbers, and for a column that is missing."""
+        if name not in self._numbers and name not in self._table.column_names:
+            self._numbers[name] = np.full(self._table.num_rows, np.nan)
+        elif name not in self._numbers:
             self._numbers[name] = np.array(
                 [_number(value) for value in self._table[name].to_pylist()], dtype=np.float64
             )

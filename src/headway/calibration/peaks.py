@@ -14,6 +14,9 @@ from headway.perf.roofline import peak_flops
 
 CACHE_SPEED = 12.0
 """Assumed speed-up of caches over memory. Small operands stay in a cache between repeated measurements."""
+SAMPLER = ("top_p_sort", "top_p", "penalties")
+LOGIT_BYTES = 8
+"""Least bytes of a pass over logits: one read and one write of each."""
 LAUNCH_S = 5e-6
 """Approximate launch time of any kernel, used only to detect wrong units."""
 UNIT = 60.0
@@ -51,6 +54,13 @@ def peaks(samples: OperatorSamples, gpu: Gpu) -> Peaks:
         return Peaks(num_bytes / gpu.bandwidth_bytes_per_s, flops / peak_flops(gpu, "bf16"))
     if samples.kind == "decode_attention":
         return Peaks(kv_bytes(samples) / gpu.bandwidth_bytes_per_s, zero)
+    if samples.kind == "mla_attention":
+        pairs = s["batch_size"] * s["context_tokens"]
+        flops = 2 * pairs * s["num_heads"] * (2 * s["kv_lora_rank"] + s["rope_head_dim"])
+        num_bytes = 2 * pairs * (s["kv_lora_rank"] + s["rope_head_dim"])
+        return Peaks(num_bytes / gpu.bandwidth_bytes_per_s, flops / peak_flops(gpu, "bf16"))
+    if samples.kind in SAMPLER:
+        return Peaks(LOGIT_BYTES * s["batch_size"] * s["vocab_size"] / gpu.bandwidth_bytes_per_s, zero)
     if samples.kind == "all_reduce":
         n = s["num_gpus"]
         return Peaks(2 * (n - 1) / n * s["num_bytes"] / gpu.link_bytes_per_s, zero)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway.calibration.serving import ServingExperiment
-from headway.catalog.coefficients import Coefficients, Kernels, Overhead
+from headway.catalog.coefficients import Coefficients, DecodeAttention, Kernels, Overhead
 from headway.core.fleet import Engine
 from headway.perf.params import num_dense_layers, num_moe_layers
 
@@ -125,18 +125,23 @@ def _scaled(kernels: Kernels, values: dict[str, float]) -> Kernels:
         )
         for dtype, one in kernels.moe.items()
     }
-    decode, prefill = kernels.decode_attention, kernels.prefill_attention
+    decode, latent, prefill = kernels.decode_attention, kernels.mla_attention, kernels.prefill_attention
     return replace(
         kernels,
         gemm=gemm,
         moe=moe,
         elementwise_efficiency=kernels.elementwise_efficiency * memory,
-        decode_attention=replace(
-            decode,
-            memory_efficiency=decode.memory_efficiency * attention,
-            compute_efficiency=decode.compute_efficiency * attention,
-        ),
+        decode_attention=_scaled_decode(decode, attention),
+        mla_attention=None if latent is None else _scaled_decode(latent, attention),
         prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * attention),
+    )
+
+
+def _scaled_decode(decode: DecodeAttention, factor: float) -> DecodeAttention:
+    return replace(
+        decode,
+        memory_efficiency=decode.memory_efficiency * factor,
+        compute_efficiency=decode.compute_efficiency * factor,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from headway.core.fleet import Engine
+from headway.core.fleet import Engine, Model
 
 
 class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,11 +90,17 @@ class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     """By the number of GPUs, as text: "2", "4", "8"."""
     elementwise_efficiency: float
     """Share of peak bandwidth of norms, activations, rotary embedding and cache writes."""
+    mla_attention: DecodeAttention | None = None
+    """Decoding over latent vectors, where it was measured; None: as `decode_attention`."""
     expert_table: str = ""
     """Name of the table of experts that goes before `moe` for the shapes that it has; empty: none."""
     residuals: dict[str, float] = field(default_factory=dict)
     """Median absolute relative error of each fit."""
     source: str = ""
+
+    def decode(self, model: Model) -> DecodeAttention:
+        """Attention of this model's decoding sequences."""
+        return self.decode_attention if self.mla_attention is None or model.mla is None else self.mla_attention
 
 
 class Overhead(Struct, frozen=True, forbid_unknown_fields=True):

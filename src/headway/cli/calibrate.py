@@ -29,6 +29,12 @@ MOST_REQUESTS = 5_000
 @click.option("--engine-version", default="", help="Version of the engine, recorded in the file.")
 @click.option("--out", type=PATH, help="Write the coefficients to this file, as JSON.")
 @click.option("--source", default="", help="Who measured what, and when, recorded in the file. Required with --out.")
+@click.option(
+    "--replace",
+    multiple=True,
+    metavar="FIT",
+    help="Let a fit of PyTorch's kernels, such as gemm.bf16, replace an engine's in the catalog; all: every one.",
+)
 @no_progress_option
 @json_option
 def command(measurements: tuple[Path, ...], out: Path | None, source: str, **flags: Any) -> None:
@@ -55,7 +61,9 @@ def command(measurements: tuple[Path, ...], out: Path | None, source: str, **fla
     measured = read(measurements, gpu, runs)
     origin = source.strip() or "measurements without a source"
     with progress("fitting", wanted=not flags["no_progress"] and bool(measured.experiments)) as report:
-        calibration = calibrate(measured, gpu, profile, origin, flags["engine_version"], known, report)
+        calibration = calibrate(
+            measured, gpu, profile, origin, flags["engine_version"], known, report, flags["replace"]
+        )
     if out is not None:
         write(out, calibration.file)
     if flags["as_json"]:

@@ -14,6 +14,11 @@ from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, no_progress_option, print_table, progress
 from headway.core.errors import HeadwayError
 
+UNTRIED = (
+    "engines' kernels, experts, latent attention, the sampler and all-reduces in CUDA graphs were not tried on a GPU by"
+    " Headway's developers, only on a CPU or with stand-ins: compare with served runs"
+)
+
 
 @click.command()
 @click.option("--model", help="A model of the catalog, whose shapes are timed.")
@@ -33,8 +38,9 @@ from headway.core.errors import HeadwayError
 def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minutes: float | None, **flags: Any) -> None:
     """Time the operators of a model on a local GPU, for headway calibrate.
 
-    The operators are matrix products by number of tokens, attention of prompts and of decoding sequences, copies, and,
-    with several GPUs, all-reduces. The file is complete at any time; a stopped sweep continues where it stopped.
+    The operators are matrix products by number of tokens, attention of prompts and of decoding sequences, experts, the
+    sampler, copies, and, with several GPUs, all-reduces. Kernels of vLLM, FlashAttention and FlashInfer are timed where
+    installed, else PyTorch's. The file is complete at any time; a stopped sweep continues where it stopped.
     """
     from headway.calibration.measure import plan, sweep
 
@@ -57,9 +63,14 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
     if kernels is None:
         return
     path = out or Path(f"measured-{name}.csv")
-    with progress("measuring", wanted=not flags["no_progress"]) as report:
-        limit_s = None if minutes is None else 60 * minutes
-        swept = sweep.run(operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, report)
+    limit_s = None if minutes is None else 60 * minutes
+    try:
+        with progress("measuring", wanted=not flags["no_progress"]) as report:
+            swept = sweep.run(operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, report)
+    finally:
+        kernels.close()
+    for note in kernels.notes:
+        click.echo(f"* {note}")
     for reason, num in swept.failures.items():
         click.echo(f"* {num} could not be timed: {reason}")
     rest = f", {swept.num_left} left: the same command goes on" if swept.num_left else ""
@@ -82,6 +93,6 @@ def _catalog_gpu(name: str) -> Any:
 def _print_plan(operations: Any, notes: list[str], seconds: float, title: str) -> None:
     counted = Counter((each.kind, each.dtype or None) for each in operations)
     print_table(("operator", "dtype", "shapes"), [(*key, num) for key, num in counted.items()], title)
-    for note in notes:
+    for note in [*notes, UNTRIED]:
         click.echo(f"* {note}")
     click.echo(f"{len(operations)} shapes, about {seconds / 60:.1f} minutes")

@@ -34,9 +34,10 @@ def attention_costs(
     tp = parallel.tp
     flops = peak_flops(gpu, "bf16")
     copies = 1 if model.mla is not None else min(tp, model.num_kv_heads)
+    decode = kernels.decode(model)
     read_s = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes) / copies
-    read_s /= gpu.bandwidth_bytes_per_s * kernels.decode_attention.memory_efficiency
-    query_s = _decode_flops(model) / tp / (flops * kernels.decode_attention.compute_efficiency)
+    read_s /= gpu.bandwidth_bytes_per_s * decode.memory_efficiency
+    query_s = _decode_flops(model) / tp / (flops * decode.compute_efficiency)
     decode_s = max(read_s, queries * query_s)
     pair_s = pair_flops(model) / tp / (flops * kernels.prefill_attention.compute_efficiency)
     up_s = _expansion_flops(model) / tp / (flops * kernels.gemm["bf16"].compute_efficiency)

@@ -68,7 +68,7 @@ class Operators:
             + self._elementwise_s(num_tokens)
             + (2 * model.num_layers + 1) * self._all_reduce_s(2.0 * num_tokens * model.hidden_size)
             + self._sends_s(2.0 * num_tokens * model.hidden_size)
-            + model.num_layers * (self._overhead.layer_s + self._kernels.decode_attention.latency_s)
+            + model.num_layers * (self._overhead.layer_s + self._kernels.decode(model).latency_s)
             + self._overhead.step_s
         )
 

@@ -19,6 +19,9 @@ CONTEXTS = (16, 64, 1024, 2048, 4096, 8192, 16384)
 BATCHES = (1, 4, 16, 64, 128, 256)
 COPIES = tuple(2**i for i in range(16, 31))
 MESSAGES = tuple(2**i for i in range(10, 29))
+SAMPLED = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+"""Sequences whose next tokens are chosen together."""
+SAMPLER: tuple[OperatorKind, ...] = ("top_p_sort", "top_p", "penalties")
 DEGREES = (1, 2, 4, 8)
 """Tensor parallel degrees whose shapes are timed on one GPU."""
 MEMORY_SHARE = 0.4
@@ -26,6 +29,8 @@ MEMORY_SHARE = 0.4
 OPERATOR_S = 0.15
 """Approximate time for one operator: set-up, warm-up, and rounds of 20 ms."""
 ROUNDS = 8
+LOGIT_BYTES = 32
+"""Logits, their order and the probabilities that a sampler keeps, for each logit."""
 LONGEST_S = 2.0
 """Slower operators are skipped."""
 
@@ -58,10 +63,8 @@ def sweep(model: Model, on: Gpu) -> tuple[list[OperatorCase], list[str]]:
         else:
             fitting[operation] = None
     notes = [f"{too_large} shapes are too large for this device"] if too_large else []
-    if model.mla is not None:
-        notes.append(f"{model.name}: PyTorch has no kernel for decoding with latent attention; not timed")
     if model.moe is not None:
-        notes.append(f"{model.name}: mixtures of experts are not timed; their coefficients stay the catalog's")
+        notes.append(f"{model.name}: experts are timed in bf16 alone; other dtypes stay the catalog's")
     if on.gpus_per_node == 1:
         notes.append("one GPU: no all-reduce")
     return list(fitting), notes
@@ -79,6 +82,9 @@ def least_s(operation: OperatorCase, on: Gpu) -> float:
     if operation.kind == "host_copy":
         return s["num_bytes"] / on.host_link_bytes_per_s
     compute_s = _flops(operation.kind, s) / peak_flops(on, operation.dtype)
+    if operation.kind == "moe":
+        touched = min(1.0, s["num_tokens"] * s["experts_per_token"] / s["num_experts"])
+        return max(touched * num_bytes(operation) / on.bandwidth_bytes_per_s, compute_s)
     return max(num_bytes(operation) / on.bandwidth_bytes_per_s, compute_s)
 
 
@@ -91,6 +97,12 @@ def num_bytes(operation: OperatorCase) -> float:
         return 4 * s["batch_size"] * s["num_kv_heads"] * s["head_dim"] * s["context_tokens"]
     if operation.kind == "prefill_attention":
         return 4 * s["batch_size"] * s["head_dim"] * s["new_tokens"] * (s["num_heads"] + s["num_kv_heads"])
+    if operation.kind == "mla_attention":
+        return 2 * s["batch_size"] * s["context_tokens"] * (s["kv_lora_rank"] + s["rope_head_dim"])
+    if operation.kind == "moe":
+        return 2 * s["num_experts"] * _expert_params(s)
+    if operation.kind in SAMPLER:
+        return LOGIT_BYTES * s["batch_size"] * s["vocab_size"]
     return 2 * s["num_bytes"]
 
 
@@ -99,7 +111,17 @@ def _flops(kind: OperatorKind, s: dict[str, float]) -> float:
         return 2 * s["m"] * s["n"] * s["k"]
     if kind == "prefill_attention":
         return 2 * s["batch_size"] * s["num_heads"] * s["head_dim"] * s["new_tokens"] ** 2
+    if kind == "mla_attention":
+        pair = 2 * (2 * s["kv_lora_rank"] + s["rope_head_dim"])
+        return pair * s["num_heads"] * s["batch_size"] * s["context_tokens"]
+    if kind == "moe":
+        return 2 * s["num_tokens"] * s["experts_per_token"] * _expert_params(s)
     return 0.0
+
+
+def _expert_params(s: dict[str, float]) -> float:
+    """Parameters of one expert's share on one GPU."""
+    return 3 * s["hidden_size"] * s["intermediate_size"] / s["tp"]
 
 
 def _all(model: Model, on: Gpu) -> Iterator[list[OperatorCase]]:
@@ -118,10 +140,38 @@ def _all(model: Model, on: Gpu) -> Iterator[list[OperatorCase]]:
             OperatorCase("decode_attention", "", (b, context, h, kv, dim))
             for b, context, (h, kv) in product(BATCHES, CONTEXTS, heads)
         ]
+    else:
+        yield _latent(model)
+    if model.moe is not None:
+        yield _experts(model)
+    vocabulary = float(model.vocab_size)
+    yield [OperatorCase(kind, "", (b, vocabulary)) for b in SAMPLED for kind in SAMPLER]
     yield [OperatorCase("device_copy", "", (size,)) for size in COPIES]
     yield [OperatorCase("host_copy", "", (size,)) for size in COPIES]
     degrees = [num for num in DEGREES[1:] if num <= on.gpus_per_node]
     yield [OperatorCase("all_reduce", "", (num, size)) for size, num in product(MESSAGES, degrees)]
+
+
+def _latent(model: Model) -> list[OperatorCase]:
+    """Decoding over latent vectors, which all heads of a GPU share."""
+    mla = model.mla
+    if mla is None:
+        return []
+    heads = sorted({model.num_heads // tp for tp in _degrees(model)}, reverse=True)
+    return [
+        OperatorCase("mla_attention", "", (b, context, h, mla.kv_lora_rank, mla.qk_rope_head_dim))
+        for b, context, h in product(BATCHES, CONTEXTS, heads)
+    ]
+
+
+def _experts(model: Model) -> list[OperatorCase]:
+    """Routed experts, which tokens choose equally often, shared by as many GPUs as divide them."""
+    moe = model.moe
+    if moe is None:
+        return []
+    degrees = [tp for tp in DEGREES if moe.intermediate_size % tp == 0]
+    sizes = (model.hidden_size, moe.intermediate_size, moe.experts_per_token, moe.num_experts)
+    return [OperatorCase("moe", "bf16", (tokens, *sizes, tp, 1)) for tokens, tp in product(TOKENS, degrees)]
 
 
 def matrices_of(model: Model, tp: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from headway.calibration.measure.plan import OperatorCase
-from headway.calibration.operators import COLUMNS, SHAPES
+from headway.calibration.operators import COLUMNS, FIRST_COLUMNS, SHAPES
 from headway.core.errors import HeadwayError
 from headway.workload.atomic_file import write_text
 
@@ -54,6 +54,8 @@ class TimedKernel(Struct, frozen=True):
     """Calls of the operator in one `run`."""
     release: Callable[[], object] = lambda: None
     """Gives the operands' memory back to the device, once nothing refers to them."""
+    software: str = ""
+    """Library of the kernel, if it is another than the sweep's."""
 
 
 class TimedOperator(Struct, frozen=True):
@@ -89,7 +91,8 @@ def run(
             if limit_s is not None and clock() - start_s >= limit_s:
                 break
             try:
-                rows.append(TimedOperator(operation, _timed_s(kernels(operation), clock), gpu, software))
+                latency_s, used = _timed(kernels, operation, clock)
+                rows.append(TimedOperator(operation, latency_s, gpu, used or software))
             except KernelError as failure:
                 why = f"{operation.kind}{f' {operation.dtype}' if operation.dtype else ''}: {failure}"
                 failures[why] = failures.get(why, 0) + 1
@@ -105,11 +108,17 @@ def run(
     return SweepResult(len(rows) - len(already), len(operations) - len(waiting), len(waiting) - done, failures)
 
 
-def _timed_s(kernel: TimedKernel, clock: Callable[[], float]) -> float:
-    """As `time_s`. The operands are gone when it returns, so that the next ones find all of the device's memory."""
-    release = kernel.release
+def _timed(
+    kernels: Callable[[OperatorCase], TimedKernel], operation: OperatorCase, clock: Callable[[], float]
+) -> tuple[float, str]:
+    """The seconds of an operator, as `time_s`, and the kernel's software.
+
+    The operands are gone when it returns, so that the next ones find all of the device's memory.
+    """
+    kernel = kernels(operation)
+    release, software = kernel.release, kernel.software
     try:
-        return time_s(kernel, clock)
+        return time_s(kernel, clock), software
     finally:
         del kernel
         release()
@@ -144,7 +153,7 @@ def read_file(path: Path, gpu: str) -> list[TimedOperator]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != COLUMNS:
+            if tuple(reader.fieldnames or ()) not in (COLUMNS, FIRST_COLUMNS):
                 raise HeadwayError(f"{path}: exists and is not a file of headway measure; give another --out")
             rows = [_row(values, path, reader.line_num) for values in reader]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,12 +1,15 @@
-"""Kernels of the operators in PyTorch, on a CUDA device or, for trial runs, on the CPU."""
+"""Kernels of the operators: an engine's where installed, else PyTorch's. On a CUDA device or, for trials, a CPU."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from headway.calibration.measure.plan import OperatorCase
+from headway.calibration.measure.engine_kernels import balanced, draw, installed
+from headway.calibration.measure.plan import OperatorCase, num_bytes
+from headway.calibration.measure.ranks import Ranks
 from headway.calibration.measure.sweep import KernelError, TimedKernel
 from headway.core.errors import HeadwayError
 
@@ -14,7 +17,8 @@ COLD_BYTES = 512 * 2**20
 """Operands rotate through copies of this total size, so that no cache holds them, as with an engine's weights."""
 MOST_COPIES = 16
 GRAPH_CALLS = 16
-GRAPHED = ("gemm", "prefill_attention", "decode_attention", "device_copy")
+GRAPHED = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention", "device_copy")
+"""Engines start the sampler's kernels one by one."""
 
 
 def load() -> Any:
@@ -27,12 +31,17 @@ def load() -> Any:
 
 
 class TorchKernels:
+    """Kernels of a device, ready to be timed. `close` ends the processes of all-reduces."""
+
     def __init__(self, device: str) -> None:
         self._torch = load()
         if device == "cuda" and not self._torch.cuda.is_available():
             raise HeadwayError("--device cuda: PyTorch finds no GPU; --device cpu tries the sweep out")
         self._device = device
         self._cuda = device == "cuda"
+        self._ranks: dict[int, Ranks] = {}
+        self.notes: dict[str, None] = {}
+        """Kernels of engines that failed and were not timed."""
 
     @property
     def software(self) -> str:
@@ -47,21 +56,48 @@ class TorchKernels:
     def num_gpus(self) -> int:
         return int(self._torch.cuda.device_count()) if self._cuda else 1
 
+    def close(self) -> None:
+        for ranks in self._ranks.values():
+            ranks.close()
+        self._ranks.clear()
+
     def __call__(self, operation: OperatorCase) -> TimedKernel:
         """Return a kernel ready to be timed. KernelError if this device cannot run it."""
-        make = getattr(self, f"_{operation.kind}")
         shape = {name: int(value) for name, value in operation.columns().items()}
+        if operation.kind == "all_reduce":
+            return self._reducing(shape["num_gpus"]).kernel(shape["num_bytes"])
+        copies = self._copies(num_bytes(operation))
+        for own in installed(operation.kind, operation.dtype) if self._cuda else ():
+            make_own = partial(own.make, self._torch, self._device, shape, copies)
+            try:
+                return self._ready(operation, make_own, own.library)
+            except KernelError as error:
+                self.notes[f"{own.library}: {operation.kind}: {error}; another kernel is timed in its place"] = None
+        make = getattr(self, f"_{operation.kind}", None)
+        if make is None:
+            raise KernelError("PyTorch has none; needs FlashInfer or vLLM")
+        return self._ready(operation, lambda: make(operation.dtype, shape), "")
+
+    def _ready(
+        self, operation: OperatorCase, make: Callable[[], Callable[[int], object]], software: str
+    ) -> TimedKernel:
+        """Run a kernel once, and capture it if engines do. KernelError if it fails."""
         try:
-            call = make(operation.dtype, shape)
+            call = make()
             call(0)
             self._wait()
             if self._cuda and operation.kind in GRAPHED:
-                return self._graph(call)
-        except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
+                return self._graph(call, software)
+        except Exception as error:  # libraries raise anything for what they do not support
             self._release()
             reason = str(error).strip().split("\n", 1)[0][:120]
             raise KernelError(reason or type(error).__name__) from None
-        return TimedKernel(_counted(call), self._wait, release=self._release)
+        return TimedKernel(_counted(call), self._wait, release=self._release, software=software)
+
+    def _reducing(self, num: int) -> Ranks:
+        if num not in self._ranks:
+            self._ranks[num] = Ranks(num, self._device, load)
+        return self._ranks[num]
 
     def _release(self) -> None:
         """Empty PyTorch's pool: it keeps blocks of one shape's sizes, which the next shape cannot use."""
@@ -73,17 +109,17 @@ class TorchKernels:
         if self._cuda:
             self._torch.cuda.synchronize()
 
-    def _graph(self, call: Callable[[int], object]) -> TimedKernel:
+    def _graph(self, call: Callable[[int], object], software: str) -> TimedKernel:
         """Capture several calls in a CUDA graph, as engines do, so that launch time does not count."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
             for i in range(GRAPH_CALLS):
                 call(i)
-        return TimedKernel(graph.replay, self._wait, GRAPH_CALLS, self._release)
+        return TimedKernel(graph.replay, self._wait, GRAPH_CALLS, self._release, software)
 
-    def _copies(self, num_bytes: float) -> int:
+    def _copies(self, size: float) -> int:
         """Number of sets of operands to rotate through."""
-        return max(1, min(MOST_COPIES, round(COLD_BYTES / max(num_bytes, 1)))) if self._cuda else 1
+        return max(1, min(MOST_COPIES, round(COLD_BYTES / max(size, 1)))) if self._cuda else 1
 
     def _random(self, *size: int) -> Any:
         return self._torch.randn(*size, device=self._device, dtype=self._torch.bfloat16)
@@ -97,7 +133,81 @@ class TorchKernels:
         fp8, one = self._torch.float8_e4m3fn, self._torch.ones((), device=self._device)
         eights = [weight.to(fp8) for weight in weights]
         out = self._torch.bfloat16
-        return lambda i: self._torch._scaled_mm(x.to(fp8), eights[i % len(eights)].t(), one, one, out_dtype=out)
+
+        def call(i: int) -> object:
+            eight = eights[i % len(eights)].t()
+            return self._torch._scaled_mm(x.to(fp8), eight, one, one, out_dtype=out, use_fast_accum=True)
+
+        return call
+
+    def _moe(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
+        """A layer's routed experts: tokens ordered by expert, grouped products, and the weighted sum of the outputs."""
+        torch = self._torch
+        hidden, width, chosen = s["hidden_size"], s["intermediate_size"] // s["tp"], s["experts_per_token"]
+        up, down = self._random(s["num_experts"], hidden, 2 * width), self._random(s["num_experts"], width, hidden)
+        x = self._random(s["num_tokens"], hidden)
+        ids = balanced(torch, self._device, s["num_tokens"], chosen, s["num_experts"]).flatten()
+        ones = torch.ones_like(ids, dtype=torch.int32)
+
+        def call(_: int) -> object:
+            order = ids.argsort()
+            counts = torch.zeros(s["num_experts"], device=self._device, dtype=torch.int32).scatter_add_(0, ids, ones)
+            ends, tokens = counts.cumsum(0, dtype=torch.int32), order // chosen
+            gate, value = torch._grouped_mm(x[tokens], up, offs=ends).chunk(2, -1)
+            out = torch._grouped_mm(torch.nn.functional.silu(gate) * value, down, offs=ends)
+            return torch.zeros_like(x).index_add_(0, tokens, out / chosen)
+
+        return call
+
+    def _mla_attention(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
+        """Decoding over latent vectors as two products and a softmax: PyTorch has no kernel for it."""
+        torch, rank, wide = self._torch, s["kv_lora_rank"], s["kv_lora_rank"] + s["rope_head_dim"]
+        batch, context = s["batch_size"], s["context_tokens"]
+        q = self._random(batch, s["num_heads"], wide)
+        caches = [self._random(batch, context, wide) for _ in range(self._copies(2 * batch * context * wide))]
+
+        def call(i: int) -> object:
+            cache = caches[i % len(caches)]
+            weights = torch.softmax(q @ cache.mT * wide**-0.5, -1, dtype=torch.float32).to(torch.bfloat16)
+            return weights @ cache[..., :rank]
+
+        return call
+
+    def _top_p_sort(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
+        """Candidates cut by sorting the vocabulary, as vLLM before 0.17 does with PyTorch, then a draw."""
+        torch, logits = self._torch, self._logits(s)
+        top_k = torch.full((s["batch_size"], 1), s["vocab_size"] - 20, device=self._device)
+        top_p = torch.full((s["batch_size"], 1), 0.9, device=self._device)
+
+        def call(i: int) -> object:
+            ordered, order = logits[i % len(logits)].sort(-1)
+            ordered = ordered.masked_fill(ordered < ordered.gather(1, top_k), -float("inf"))
+            cut = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+            cut[:, -1] = False
+            kept = torch.empty_like(ordered).scatter_(1, order, ordered.masked_fill(cut, -float("inf")))
+            return draw(torch, kept.softmax(-1))
+
+        return call
+
+    def _penalties(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
+        """Repetition, frequency and presence: tokens counted by sequence, then three passes over the logits."""
+        torch, logits = self._torch, self._logits(s)
+        tokens = torch.randint(s["vocab_size"], (s["batch_size"], 1024), device=self._device)
+        ones, one = torch.ones_like(tokens), torch.tensor(1.1, device=self._device)
+
+        def call(i: int) -> object:
+            counts = torch.zeros(s["batch_size"], s["vocab_size"], device=self._device, dtype=tokens.dtype)
+            counts.scatter_add_(1, tokens, ones)
+            seen, changed = counts > 0, logits[i % len(logits)]
+            scale = torch.where(seen, one, 1.0)
+            changed = torch.where(changed > 0, changed / scale, changed * scale)
+            return changed - 0.1 * counts - 0.1 * seen
+
+        return call
+
+    def _logits(self, s: dict[str, int]) -> list[Any]:
+        size = (s["batch_size"], s["vocab_size"])
+        return [self._torch.randn(*size, device=self._device) for _ in range(self._copies(4 * size[0] * size[1]))]
 
     def _prefill_attention(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
         q, k, v = self._qkv(s["batch_size"], s["new_tokens"], s["new_tokens"], s)
@@ -128,12 +238,6 @@ class TorchKernels:
         host = self._torch.empty(s["num_bytes"], dtype=byte, pin_memory=self._cuda)
         there = self._torch.empty(s["num_bytes"], dtype=byte, device=self._device)
         return lambda _: there.copy_(host, non_blocking=True)
-
-    def _all_reduce(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
-        size = max(1, s["num_bytes"] // 2)
-        half = self._torch.bfloat16
-        parts = [self._torch.ones(size, dtype=half, device=f"cuda:{i}") for i in range(s["num_gpus"])]
-        return lambda _: self._torch.cuda.nccl.all_reduce(parts)
 
 
 def _counted(call: Callable[[int], object]) -> Callable[[], object]:

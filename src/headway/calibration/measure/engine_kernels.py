@@ -1,0 +1,229 @@
+"""Kernels of engines where their libraries are installed: those of vLLM, FlashAttention and FlashInfer.
+
+The signatures are those of their public sources in November 2026. None was run on a GPU here: a library that refuses a
+call is named in the sweep's notes, and PyTorch's kernel is timed in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from headway.calibration.operators import OperatorKind
+
+PAGE_TOKENS = 16
+"""Of a block of the KV cache, vLLM's default."""
+WORKSPACE_BYTES = 128 * 2**20
+"""FlashInfer's recommendation."""
+Shape = dict[str, int]
+Call = Callable[[int], object]
+"""A call of the operator with the i-th set of operands."""
+
+
+class EngineKernel:
+    """One library's kernel for one operator."""
+
+    def __init__(self, library: str, make: Callable[[Any, str, Shape, int], Call]) -> None:
+        self.library = library
+        """With its version."""
+        self.make = make
+        """PyTorch, device, shape, number of sets of operands -> the call."""
+
+
+def installed(kind: OperatorKind, dtype: str) -> list[EngineKernel]:
+    """The installed kernels for an operator, that of the catalog's engine first."""
+    found = []
+    for package, module, make in KERNELS.get((kind, dtype), ()):
+        try:
+            library = import_module(module)
+        except Exception:  # a broken installation raises anything, and PyTorch's kernel is left
+            continue
+        found.append(EngineKernel(f"{package} {_version(package)}", _bound(make, library)))
+    return found
+
+
+def _bound(make: Callable[..., Call], library: Any) -> Callable[[Any, str, Shape, int], Call]:
+    return lambda torch, device, shape, copies: make(library, torch, device, shape, copies)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def _paged(torch: Any, device: str, s: Shape) -> tuple[Any, Any, Any, Any]:
+    """A KV cache in blocks, and the table of each sequence's blocks."""
+    pages = -(-s["context_tokens"] // PAGE_TOKENS)
+    num = s["batch_size"] * pages
+    size = (num, PAGE_TOKENS, s["num_kv_heads"], s["head_dim"])
+    keys, values = (torch.randn(*size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    table = torch.randperm(num, device=device, dtype=torch.int32).view(s["batch_size"], pages)
+    lengths = torch.full((s["batch_size"],), s["context_tokens"], device=device, dtype=torch.int32)
+    return keys, values, table, lengths
+
+
+def _queries(torch: Any, device: str, s: Shape, num: int) -> Any:
+    return torch.randn(num, s["num_heads"], s["head_dim"], device=device, dtype=torch.bfloat16)
+
+
+def _starts(torch: Any, device: str, num: int, step: int) -> Any:
+    return step * torch.arange(num + 1, device=device, dtype=torch.int32)
+
+
+def _vllm_attention(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    """Prompts and decoding alike, over vLLM's paged cache, with the version of FlashAttention that it selects."""
+    new = s.get("new_tokens", 1)
+    shape = {**s, "context_tokens": s["context_tokens"] + (new if "new_tokens" in s else 0)}
+    q = _queries(torch, device, s, s["batch_size"] * new)
+    starts = _starts(torch, device, s["batch_size"], new)
+    caches = [_paged(torch, device, shape) for _ in range(copies)]
+    fa_version = library.get_flash_attn_version()
+
+    def call(i: int) -> object:
+        keys, values, table, lengths = caches[i % copies]
+        return library.flash_attn_varlen_func(
+            q=q, k=keys, v=values, cu_seqlens_q=starts, max_seqlen_q=new, seqused_k=lengths,
+            max_seqlen_k=shape["context_tokens"], softmax_scale=s["head_dim"] ** -0.5, causal=True, block_table=table,
+            fa_version=fa_version,
+        )  # fmt: skip
+
+    return call
+
+
+def _flash_attention(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    """FlashAttention 2 or 3 over a contiguous cache."""
+    new = s.get("new_tokens", 1)
+    context = s["context_tokens"] + (new if "new_tokens" in s else 0)
+    q = _queries(torch, device, s, s["batch_size"] * new).view(s["batch_size"], new, s["num_heads"], s["head_dim"])
+    size = (s["batch_size"], context, s["num_kv_heads"], s["head_dim"])
+    caches = [tuple(torch.randn(*size, device=device, dtype=torch.bfloat16) for _ in range(2)) for _ in range(copies)]
+    lengths = torch.full((s["batch_size"],), context, device=device, dtype=torch.int32)
+
+    def call(i: int) -> object:
+        return library.flash_attn_with_kvcache(q, *caches[i % copies], cache_seqlens=lengths, causal=True)
+
+    return call
+
+
+def _flashinfer_decode(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    batch, heads, kv_heads, context = s["batch_size"], s["num_heads"], s["num_kv_heads"], s["context_tokens"]
+    q = _queries(torch, device, s, batch)
+    caches = [_paged(torch, device, s) for _ in range(copies)]
+    table, last = caches[0][2], (context - 1) % PAGE_TOKENS + 1
+    workspace = torch.zeros(WORKSPACE_BYTES, device=device, dtype=torch.uint8)
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=heads >= 4 * kv_heads)
+    wrapper.plan(
+        _starts(torch, device, batch, table.shape[1]), table.flatten(),
+        torch.full((batch,), last, device=device, dtype=torch.int32), heads, kv_heads, s["head_dim"], PAGE_TOKENS,
+        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+    )  # fmt: skip
+    return lambda i: wrapper.run(q, caches[i % copies][:2])
+
+
+def _flashinfer_latent(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    batch, heads, context = s["batch_size"], s["num_heads"], s["context_tokens"]
+    rank, rope = s["kv_lora_rank"], s["rope_head_dim"]
+    pages = -(-context // PAGE_TOKENS)
+
+    def random(*size: int) -> Any:
+        return torch.randn(*size, device=device, dtype=torch.bfloat16)
+
+    q_latent, q_rope = random(batch, heads, rank), random(batch, heads, rope)
+    caches = [
+        (random(batch * pages, PAGE_TOKENS, rank), random(batch * pages, PAGE_TOKENS, rope)) for _ in range(copies)
+    ]
+    workspace = torch.zeros(WORKSPACE_BYTES, device=device, dtype=torch.uint8)
+    wrapper = library.BatchMLAPagedAttentionWrapper(workspace)
+    wrapper.plan(
+        _starts(torch, device, batch, 1), _starts(torch, device, batch, pages),
+        torch.randperm(batch * pages, device=device, dtype=torch.int32),
+        torch.full((batch,), context, device=device, dtype=torch.int32), heads, rank, rope, PAGE_TOKENS, False,
+        (rank + rope) ** -0.5, torch.bfloat16, torch.bfloat16,
+    )  # fmt: skip
+    return lambda i: wrapper.run(q_latent, q_rope, *caches[i % copies])
+
+
+def _vllm_fp8(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    """vLLM's products of 8-bit matrices, with the pass that casts the activations."""
+    x = torch.randn(s["m"], s["k"], device=device, dtype=torch.bfloat16)
+    one = torch.ones(1, device=device, dtype=torch.float32)
+    weights = [
+        torch.randn(s["n"], s["k"], device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn) for _ in range(copies)
+    ]
+
+    def call(i: int) -> object:
+        eights, scale = library.scaled_fp8_quant(x)
+        return library.cutlass_scaled_mm(eights, weights[i % copies].t(), scale, one, out_dtype=torch.bfloat16)
+
+    return call
+
+
+def _vllm_experts(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    hidden, width = s["hidden_size"], s["intermediate_size"] // s["tp"]
+    num, chosen = s["num_experts"], s["experts_per_token"]
+    x = torch.randn(s["num_tokens"], hidden, device=device, dtype=torch.bfloat16)
+    up, down = (
+        torch.randn(num, *size, device=device, dtype=torch.bfloat16) for size in ((2 * width, hidden), (hidden, width))
+    )
+    ids = balanced(torch, device, s["num_tokens"], chosen, num).to(torch.int32)
+    weights = torch.full((s["num_tokens"], chosen), 1 / chosen, device=device, dtype=torch.float32)
+    return lambda _: library.fused_experts(x, up, down, weights, ids)
+
+
+def _vllm_cut(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    """Candidates cut as this version of vLLM does without FlashInfer, then a draw."""
+    logits = [torch.randn(s["batch_size"], s["vocab_size"], device=device) for _ in range(copies)]
+    top_k = torch.full((s["batch_size"],), 20, device=device, dtype=torch.int32)
+    top_p = torch.full((s["batch_size"],), 0.9, device=device)
+
+    def call(i: int) -> object:
+        probs = library.apply_top_k_top_p(logits[i % copies].clone(), top_k, top_p).softmax(-1)
+        return draw(torch, probs)
+
+    return call
+
+
+def _flashinfer_cut(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+    logits = [torch.randn(s["batch_size"], s["vocab_size"], device=device) for _ in range(copies)]
+    top_k = torch.full((s["batch_size"],), 20, device=device, dtype=torch.int32)
+    top_p = torch.full((s["batch_size"],), 0.9, device=device)
+    return lambda i: library.top_k_top_p_sampling_from_logits(logits[i % copies], top_k, top_p, deterministic=True)
+
+
+def balanced(torch: Any, device: str, num_tokens: int, chosen: int, num_experts: int) -> Any:
+    """The experts of each token; all are chosen equally often."""
+    each = torch.arange(num_tokens * chosen, device=device) % num_experts
+    return each.view(num_tokens, chosen)
+
+
+def draw(torch: Any, probs: Any) -> Any:
+    """One token of each row, without the host, as vLLM draws it: the largest of p over an exponential number."""
+    return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
+
+
+FA_UTILS = "vllm.v1.attention.backends.fa_utils"
+KERNELS: dict[tuple[OperatorKind, str], tuple[tuple[str, str, Callable[..., Call]], ...]] = {
+    ("gemm", "fp8"): (("vllm", "vllm._custom_ops", _vllm_fp8),),
+    ("moe", "bf16"): (("vllm", "vllm.model_executor.layers.fused_moe", _vllm_experts),),
+    ("prefill_attention", ""): (
+        ("vllm", FA_UTILS, _vllm_attention),
+        ("flash-attn-3", "flash_attn_interface", _flash_attention),
+        ("flash-attn", "flash_attn", _flash_attention),
+    ),
+    ("decode_attention", ""): (
+        ("vllm", FA_UTILS, _vllm_attention),
+        ("flash-attn-3", "flash_attn_interface", _flash_attention),
+        ("flashinfer-python", "flashinfer", _flashinfer_decode),
+        ("flash-attn", "flash_attn", _flash_attention),
+    ),
+    ("mla_attention", ""): (("flashinfer-python", "flashinfer.mla", _flashinfer_latent),),
+    ("top_p", ""): (
+        ("flashinfer-python", "flashinfer.sampling", _flashinfer_cut),
+        ("vllm", "vllm.v1.sample.ops.topk_topp_sampler", _vllm_cut),
+    ),
+}
+"""(kind, dtype) -> (package, module, maker) in order of preference."""
