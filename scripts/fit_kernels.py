@@ -52,6 +52,7 @@ def kernels(name: str) -> dict[str, Any]:
         values[group] = {key: _short(one) for key, one in values[group].items() if f"{group}.{key}" in fitted}
     if (OUT.parent / "experts" / f"{name}.json").exists():
         values["expert_table"] = name
+    del values["mla_attention"]  # no table has it
     values["residuals"] = {key: value for key, value in values["residuals"].items() if key in fitted}
     values["source"] = SOURCE.format(software=", ".join(software)) + "; elementwise efficiency taken, not fitted"
     return values
