@@ -283,7 +283,7 @@ def test_pytorch_replaces_an_engines_kernels_only_when_asked(tmp_path: Path) -> 
     asked = calibrate(measured, H100, catalog.engine("vllm-v1"), "a test", replaced=["gemm.bf16"])
     assert asked.file.kernels.gemm["bf16"].memory_efficiency == pytest.approx(0.6, rel=0.01)
     assert asked.file.kernels.all_reduce == known.all_reduce
-    with pytest.raises(HeadwayError, match=r"--replace gem: no such fit; expected one of: all, all_reduce\.2, gemm\.bf16"):
+    with pytest.raises(HeadwayError, match="--replace gem: no such fit; expected one of: all, all_reduce"):
         calibrate(measured, H100, catalog.engine("vllm-v1"), "a test", replaced=["gem"])
 
 

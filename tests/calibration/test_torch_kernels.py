@@ -40,9 +40,7 @@ def shape(operation: OperatorCase) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("operation", SMALL, ids=lambda each: f"{each.kind}{each.dtype}")
-def test_every_kind_is_timed(
-    operation: OperatorCase, kernels: TorchKernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_is_timed(operation: OperatorCase, kernels: TorchKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "ROUND_S", 0.0)
     kernel = kernels(operation)
     assert sweep.time_s(kernel, time.perf_counter) > 0
