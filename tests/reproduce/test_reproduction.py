@@ -27,6 +27,7 @@ from headway.report.page import library_name
 from headway.reproduce import SYSTEMS
 from headway.reproduce import tasks as tasks_module
 from headway.reproduce.claims import AtLeast, AtMost, Between, EverySeed, Rule, Value
+from headway.reproduce.markdown import BEGIN, END
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
 from headway.reproduce.runner import Runner, processes
@@ -345,6 +346,33 @@ def test_the_page_shows_every_claim_and_exhibit(tiny: str, capsys: pytest.Captur
     assert all(f'id="{name}"' in own for name in charts)
     assert charts["exhibit-0"]["data"][0]["error_y"]["array"][0] > 0
     assert "<h3>Table 1: GPUs</h3>" in own
+
+
+def test_markdown_goes_between_the_marker_lines_of_a_page(
+    tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "tiny.md"
+    said(capsys, tiny, "--jobs", 1, "--markdown", file)
+    written = file.read_text()
+    rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| `")]
+    assert [row[0] for row in rows] == [f"| `{claim.id}`" for claim in reproduced.CLAIMS]
+    assert [row[-1] for row in rows].count("**does not hold** |") == 2
+    assert "- `ttft`: " in written and "**Table 1: GPUs.** What was planned." in written and "`tokens`: " not in written
+    assert f"`headway reproduce {tiny} --markdown`" in written and str(tmp_path) not in written
+    file.write_text(f"# Tiny\n\n{BEGIN}\nold\n{END}\n\nLast words.\n")
+    said(capsys, tiny, "--jobs", 1, "--markdown", file)
+    assert file.read_text() == f"# Tiny\n\n{written}\nLast words.\n"
+
+
+def test_a_page_without_marker_lines_is_refused_before_anything_runs(
+    tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduced, "run", lambda runner: pytest.fail("it ran"))
+    file = tmp_path / "tiny.md"
+    for text, line in (("# Tiny\n", BEGIN), (f"{BEGIN}\n# Tiny\n", END)):
+        file.write_text(text)
+        assert error_of(capsys, tiny, "--markdown", file).startswith(f"{file}: has no line '{line}'")
+        assert file.read_text() == text
 
 
 def test_the_page_says_undecided(tiny: str) -> None:

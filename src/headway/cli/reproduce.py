@@ -24,6 +24,7 @@ from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
 from headway.report.page import write_page
 from headway.reproduce import SYSTEMS
+from headway.reproduce.markdown import around_markers, markdown, write_markdown
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
 from headway.reproduce.text import listing, render
@@ -51,14 +52,20 @@ FAILED = 1
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option("--html", type=PATH, help="Write claims, figures and tables as an HTML page, and plotly.js beside it.")
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=PATH,
+    help="Write claims and tables as Markdown, into a page that has the marker lines or a new one.",
+)
 @click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim does not hold.")
 @click.option("--cache", type=PATH, help="Folder of cached measurements. Default: the user's cache.")
 @click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds.")
 @no_progress_option
 def command(
     system: str | None, listed: bool, quick: bool, seeds: int | None, ids: tuple[str, ...], jobs: int | None,
-    ray: bool, data: Path | None, as_json: bool, html: Path | None, strict: bool, cache: Path | None, fresh: bool,
-    no_progress: bool,
+    ray: bool, data: Path | None, as_json: bool, html: Path | None, markdown_path: Path | None, strict: bool,
+    cache: Path | None, fresh: bool, no_progress: bool,
 ) -> int:  # fmt: skip
     """Reproduce the tables and figures of a paper, and check its claims.
 
@@ -72,6 +79,8 @@ def command(
         return 0
     if system is None:
         raise HeadwayError("SYSTEM is missing; headway reproduce --list names the systems")
+    if markdown_path is not None:
+        around_markers(markdown_path)  # before hours of work
     rehearsals = RehearsalCache(cache or user_cache("reproduce"), fresh)
     with counting("measuring", not no_progress) as report:
         reproduced = reproduce(
@@ -80,11 +89,13 @@ def command(
         )  # fmt: skip
     if html is not None:
         write_page(html, page(reproduced, shlex.join(["headway", *sys.argv[1:]])))
+    if markdown_path is not None:
+        write_markdown(markdown_path, markdown(reproduced))
     if as_json:
         print_json(reproduced.result)
     else:
         click.echo(render(reproduced, width=console().width, color=sys.stdout.isatty()), nl=False)
-    for note in [*rehearsals.notes, *([f"wrote {html}"] if html is not None else [])]:
+    for note in [*rehearsals.notes, *(f"wrote {path}" for path in (html, markdown_path) if path is not None)]:
         click.echo(note, err=True)
     return FAILED if strict and any(row.holds is False for row in reproduced.result.claims) else 0
 
