@@ -14,6 +14,7 @@ from headway.catalog import gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients, Overhead
 from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
+from headway.config.fallback import check_hosted, check_simulated, with_fallbacks
 from headway.config.own_hardware import OwnHardware, own_hardware
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
 from headway.config.speculative import with_speculation
@@ -27,6 +28,8 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """A Hugging Face repository: organisation and name."""
 
 _PROXIED_GPU = "unknown"
+_HOSTED_GPU = "hosted"
+_HOSTED_CONCURRENT = 1 << 16
 _PROXIED_CONTEXT_TOKENS = 1 << 24
 """No limit of the gateway's: an engine has its own."""
 
@@ -66,7 +69,7 @@ def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     limits = tuple((limit.region, own.gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
     fleet = _with_distinct_names(Fleet(pools, combos, spec.network, spec.provisioning, limits))
     _check(fleet, places)
-    return fleet
+    return with_fallbacks(fleet, spec, places)
 
 
 def _sampling(spec: Spec) -> Sampling | None:
@@ -91,11 +94,13 @@ def coefficients_of(
     specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
     for i, combo in enumerate(spec.combos):
         specs += [(("combos", i, key), part) for key, part in combo.parts.items()]
+    if not only_known:
+        check_simulated(specs, places)
     pairs, own = zip(specs, fleet.all_pools, strict=True), own_of(spec, places)
     return {
         pool.name: _coefficients(pool_spec, pool, at, base_dir, places, own)
         for (at, pool_spec), pool in pairs
-        if pool_spec.gpu or not only_known
+        if pool.hosted is None and (pool_spec.gpu or not only_known)
     }
 
 
@@ -136,7 +141,9 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places, own: OwnHar
         if names[0] == names[1]:
             names = [each.model.hf_id for each in parts]
         raise places.error((*at, "decode", "model"), f"{names[1]}; expected {names[0]}, as prefill")
-    return Combo(spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps)
+    return Combo(
+        spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps, spec.fallback
+    )
 
 
 def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
@@ -154,16 +161,18 @@ def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
 
 
 def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, own: OwnHardware, units: int = 1) -> Pool:
-    if not spec.gpu and not spec.endpoints:
+    if spec.hosted is not None:
+        check_hosted(spec, at, places)
+    elif not spec.gpu and not spec.endpoints:
         raise places.error((*at, "gpu"), "missing; expected a GPU, or `endpoints` of replicas to be served")
     shape = model_of(spec, at, base_dir, places, own) if spec.gpu else _proxied_model(spec, at, places)
     with places.at(*at, "gpu"):
-        accelerator = own.gpu(spec.gpu) if spec.gpu else _proxied_gpu()
+        accelerator = own.gpu(spec.gpu) if spec.gpu else _proxied_gpu(spec)
     pool = Pool(
         name=spec.name or name,
         model=shape,
         gpu=accelerator,
-        engine=_pool_engine(spec, shape, at, base_dir, places, own),
+        engine=_pool_engine(spec, shape, at, base_dir, places, own) if spec.hosted is None else _hosted_engine(spec),
         parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
         replicas=_replicas(spec, at, places, units),
         region=spec.region,
@@ -175,7 +184,14 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
         max_replicas=spec.max_replicas,
         start_s=spec.start_s,
         lora=spec.lora,
+        hosted=spec.hosted,
+        usd_per_million_input_tokens=spec.usd_per_million_input_tokens,
+        usd_per_million_output_tokens=spec.usd_per_million_output_tokens,
+        fallback=spec.fallback,
     )
+    if spec.hosted is not None:
+        num = pool.replicas
+        return replace(pool, min_replicas=num, max_replicas=num)
     with places.at(*at):
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
     if spec.gpu:
@@ -208,13 +224,28 @@ def _proxied_model(spec: PoolSpec, at: Key, places: Places) -> Model:
     with suppress(HeadwayError):  # any name will do
         names |= dict.fromkeys(model(spec.model).names)
     name, *others = filter(None, names)
+    longest = None if spec.hosted is None else spec.hosted.max_context_tokens
     return replace(
-        shape, name=name, hf_id=spec.hf_id or name, aliases=tuple(others), max_context_tokens=_PROXIED_CONTEXT_TOKENS
+        shape, name=name, hf_id=spec.hf_id or name, aliases=tuple(others),
+        max_context_tokens=longest or _PROXIED_CONTEXT_TOKENS,
+    )  # fmt: skip
+
+
+def _proxied_gpu(spec: PoolSpec) -> Gpu:
+    name = _PROXIED_GPU if spec.hosted is None else _HOSTED_GPU
+    return replace(gpu("h100"), name=name, usd_per_hour=0.0, aliases=())
+
+
+def _hosted_engine(spec: PoolSpec) -> Engine:
+    """An engine that computes each prompt and a token of each request in one step."""
+    assert spec.hosted is not None
+    step_s = 1 / (spec.hosted.tokens_per_s or 1.0)
+    return Engine(
+        name=DEFAULT_ENGINE,
+        max_num_seqs=spec.hosted.max_concurrent or _HOSTED_CONCURRENT,
+        max_num_batched_tokens=_PROXIED_CONTEXT_TOKENS,
+        request_overhead_s=max((spec.hosted.ttft_s or 0.0) - step_s, 0.0),
     )
-
-
-def _proxied_gpu() -> Gpu:
-    return replace(gpu("h100"), name=_PROXIED_GPU, usd_per_hour=0.0, aliases=())
 
 
 def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Model:

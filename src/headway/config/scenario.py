@@ -20,6 +20,7 @@ from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import unknown
 from headway.core.fleet import Combo, Fleet, Pool, unit_of
+from headway.perf.hosted import hosted_line
 from headway.perf.speculation import AnyStepModel, step_model
 from headway.sim.timeline import Line
 
@@ -54,9 +55,11 @@ class StepTimes:
 
     @property
     def pools(self) -> tuple[PoolCalibration, ...]:
-        """Of every pool, and of every part of a combo."""
+        """Of every pool on GPUs, and of every part of a combo."""
         found = []
         for pool in self.scenario.fleet.all_pools:
+            if pool.hosted is not None:
+                continue
             used = self.coefficients[pool.name]
             calibration = PoolCalibration(pool.name, pool.gpu.name, pool.engine.name, used.calibrated, used.estimated)
             found.append(calibration)
@@ -66,7 +69,7 @@ class StepTimes:
         return step_model(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients[pool.name])
 
     def __call__(self, pool: Pool) -> Line:
-        return self.model(pool).line
+        return self.model(pool).line if pool.hosted is None else hosted_line(pool.hosted)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from headway.control.observe import Scrape
-from headway.control.policies import OrderingAt
-from headway.core.fleet import DraftMethod, Fault, Handover, LoraConfig, Network, Provisioning, RoleChange
+from headway.control.policies import FallbackConfig, OrderingAt
+from headway.core.fleet import DraftMethod, Fault, Handover, Hosted, LoraConfig, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
 from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.settings import Api, Judge, Settings
@@ -101,7 +101,7 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None
     """Price of a GPU. Without one: the catalog's."""
     usd_per_million_input_tokens: Annotated[float, Meta(ge=0)] = 0.0
-    """For `headway serve`: what a key is charged for the tokens of its prompts."""
+    """For `headway serve`: what a key is charged for the tokens of its prompts. Of a `hosted` pool, also its cost."""
     usd_per_million_output_tokens: Annotated[float, Meta(ge=0)] = 0.0
     """The same for the tokens of answers."""
     kv_capacity_tokens: Count | None = None
@@ -146,6 +146,12 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     slots: str = ""
     """For `headway serve`: the folder that llama.cpp's servers share (`--slot-save-path`), by which requests that
     migrate keep their KV cache."""
+    hosted: Hosted | None = None
+    """In place of `gpu`: the endpoints belong to a service that is paid by the token. `served_name` is its name for the
+    model. It gets the pool's `api_key`, and no client's."""
+    fallback: tuple[str, ...] = ()
+    """Names of pools that answer in place of the pool's model where it cannot, in order; `policies.fallback` says when.
+    One of the same model serves nothing else."""
 
 
 class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -169,6 +175,8 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Requests per second that one combo serves within the SLOs, as `headway plan combos` writes it."""
     handover: Handover = field(default_factory=Handover)
     """How KV caches are sent from prefill to decode."""
+    fallback: tuple[str, ...] = ()
+    """Names of pools that answer in place of the combo's model where it cannot, as in `fleet`."""
 
     @property
     def parts(self) -> dict[str, PoolSpec]:
@@ -207,6 +215,8 @@ class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     window: Count | None = None
     """Most requests that the gateway sends to a replica at a time; it holds the others. Without one, it holds none,
     unless the ordering applies at the gateway; then a replica gets as many as it can run."""
+    fallback: FallbackConfig = field(default_factory=FallbackConfig)
+    """When the pools that `fleet` names as fallbacks answer."""
 
 
 class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -286,6 +296,8 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """As in `policies`."""
     window: Count | None = None
     """As in `policies`."""
+    fallback: FallbackConfig | None = None
+    """As in `policies`. `{when: []}`: no fallback answers."""
 
 
 class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

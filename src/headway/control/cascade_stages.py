@@ -78,10 +78,5 @@ class CascadeStages:
     def _assign(self, live: Live, stage: int) -> None:
         live.stage_index = stage
         model = self.stages[stage].model
-        for name, tokens in live.lengths:
-            if name == model and tokens != live.output_tokens:
-                # A later turn quotes the answer that the workload has, not this one.
-                live.output_id = None
-                reasoning = round(live.reasoning_tokens * tokens / live.output_tokens)
-                live.output_tokens, live.reasoning_tokens = tokens, reasoning
+        live.take_lengths_of(model)
         live.model = model

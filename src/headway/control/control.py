@@ -17,18 +17,19 @@ from headway.control.admissions import Admissions
 from headway.control.cascade_stages import CascadeStages
 from headway.control.decisions import DecisionObserver
 from headway.control.effects import Effects
+from headway.control.fallback import Fallback, FellBack
 from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.observe import MutableFleetView
-from headway.control.policies import CascadeConfig, Policies
+from headway.control.policies import CascadeConfig, FallbackConfig, FallbackReason, Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.sent_prompts import SentPrompts
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Role
+from headway.core.fleet import Fallbacks, Role
 from headway.core.policy import Ordering
-from headway.core.record import Ended, Outcome
+from headway.core.record import FALLBACK_REASONS, Ended, Outcome
 from headway.core.request import Phase
 from headway.policies.ordering.fcfs import FcfsOrdering
 
@@ -50,6 +51,7 @@ class Control:
         self.effects = effects
         self._notify = notify
         self._pack, self._put = recorder.requests.pack, recorder.requests.write
+        self._fallback_rows = recorder.fallbacks
         self.last_s = 0.0
         """Latest end of a request, or of its stay in one cascade stage."""
         self.by_model: dict[str, Service] = {}
@@ -59,6 +61,11 @@ class Control:
         self.admissions: dict[Service, Admissions] = {}
         self.scaling: Scaling | None = None
         self.cascade: CascadeStages | None = None
+        self.fallbacks: dict[str, Fallback] = {}
+        """By model, where it has any."""
+        self.max_held: int | None = None
+        """Most requests that a model may hold before its fallback gets them; None: any number."""
+        self._fleet_fallbacks = Fallbacks()
         self._only: Service | None = None
         self._has_entry_steps = False
         self._judged: dict[int, Live] = {}
@@ -81,6 +88,12 @@ class Control:
     def place(self, live: Live, now: float, jumps_queue: bool = False, exclude: int | None = None) -> None:
         """Start a request on the replica that the router chooses, or hold it, or reject it."""
         service = self.service_of(live)
+        if self.fallbacks:
+            service = self._answering(live, service, now)
+        self._place_at(service, live, now, jumps_queue, exclude)
+
+    def _place_at(self, service: Service, live: Live, now: float, jumps_queue: bool, exclude: int | None) -> None:
+        """The same, at the service that is to answer."""
         if service.hold_queue.num and not jumps_queue and service.fits(live):
             service.hold(live, now)
             self.release_held(service, now)
@@ -88,8 +101,10 @@ class Control:
             if service.sent is not None:
                 service.started(live, replica, now)
             self.effects.start(live, replica, now)
-        elif service.should_reject(live, now, exclude):
-            self.end(live, now, Outcome.REJECTED)
+        elif why := service.why_rejected(live, exclude):
+            if not self.fall_back(live, now):
+                service.note_refusal(live, now, why)
+                self.end(live, now, Outcome.REJECTED)
         else:
             service.hold(live, now, exclude)
 
@@ -109,7 +124,8 @@ class Control:
             else:
                 break
         for live in refused:
-            self.end(live, now, Outcome.REJECTED)
+            if not self.fall_back(live, now):
+                self.end(live, now, Outcome.REJECTED)
 
     def on_finished(self, live: Live, now: float) -> None:
         """All tokens of a request are out: it ends, unless a cascade has its answer judged."""
@@ -202,6 +218,85 @@ class Control:
             live.reasoning_end_s, live.moves, live.stage_index, live.score,
         )  # fmt: skip
         self._put(row)
+        if (rows := self._fallback_rows) is not None:
+            rows.write(rows.pack(0 if live.fallback is None else 1 + FALLBACK_REASONS.index(live.fallback.why)))
+
+    # Fallbacks.
+
+    def _fallback_of(self, live: Live) -> Fallback | None:
+        """The fallbacks of the model that the request asked for; None: it has none, or a cascade chooses its models."""
+        if live.stage_index >= 0:
+            return None
+        return self.fallbacks.get(self.service_of(live).model if live.fallback is None else live.fallback.model)
+
+    def _answering(self, live: Live, service: Service, now: float) -> Service:
+        """The service that is to answer: that of the model asked for, or a fallback of it."""
+        fallback = self._fallback_of(live)
+        if fallback is None:
+            return service
+        is_first = live.fallback is None and not live.attempt and live.placed_s != live.placed_s
+        why = fallback.reason(live, now, is_first, self.max_held)
+        if why is not None and (target := fallback.target(live)) is not None:
+            if target is not service:
+                self._change_model(live, fallback, target, why, now)
+            return target
+        if live.fallback is not None and fallback.may_return(live):
+            self._return_home(live, service, now)
+            return fallback.home
+        return service
+
+    def fall_back(self, live: Live, now: float) -> bool:
+        """Have a fallback answer a request that its present service rejects. False: none can."""
+        fallback, service = self._fallback_of(live), self.service_of(live)
+        if fallback is None or not fallback.allows("rejects"):
+            return False
+        target = fallback.target(live, after=service)
+        if target is None:
+            return False
+        self._change_model(live, fallback, target, "rejects", now)
+        self._place_at(target, live, now, jumps_queue=False, exclude=None)
+        return True
+
+    def may_fall_back(self, live: Live) -> bool:
+        """Whether a fallback takes the request if its service rejects it now."""
+        fallback = self._fallback_of(live)
+        return fallback is not None and fallback.allows("rejects") and fallback.target(live) is not None
+
+    def _change_model(self, live: Live, fallback: Fallback, target: Service, why: FallbackReason, now: float) -> None:
+        """Have another service answer a request, which is at no replica."""
+        service, taken = self.service_of(live), live.fallback
+        if taken is None:
+            taken = FellBack(fallback.home.model, why, live.output_tokens, live.reasoning_tokens, live.output_id)
+        service.note_fallback(live, target.model, f"{taken.model}: {why}", now)
+        service.ended(live, now)
+        taken.restore_lengths(live)
+        live.fallback = FellBack(taken.model, why, taken.output_tokens, taken.reasoning_tokens, taken.output_id)
+        live.decode_replica = -1
+        if not live.generated_tokens:
+            live.take_lengths_of(fallback.shape_of(target))
+        live.model = target.model
+        self._count_demand(target, live)
+
+    @staticmethod
+    def _return_home(live: Live, service: Service, now: float) -> None:
+        """Have the model that was asked for answer a request, which is at no replica."""
+        service.ended(live, now)
+        live.fallback.restore_lengths(live)
+        live.model, live.fallback, live.decode_replica = live.fallback.model, None, -1
+
+    def _move_held(self, now: float) -> None:
+        """Let fallbacks take the requests that models without replicas hold."""
+        for fallback in self.fallbacks.values():
+            service = fallback.home
+            if not service.hold_queue.num or service.any_up or not fallback.allows("down"):
+                continue
+            for live in service.take_held():
+                target = fallback.target(live)
+                if target is None:
+                    service.hold_queue.push(live, now)
+                else:
+                    self._change_model(live, fallback, target, "down", now)
+                    self._place_at(target, live, now, jumps_queue=False, exclude=None)
 
     # Other events of requests.
 
@@ -278,6 +373,8 @@ class Control:
         """The replicas of one unit that scaling started are up."""
         assert self.scaling is not None
         self.release_held(self.scaling.on_started(deployment, members), now)
+        if self.fallbacks:
+            self._move_held(now)
 
     def on_crashed(self, replica: int, lost: Sequence[Live], now: float) -> None:
         """A replica is down. Its requests are placed anew and keep the tokens that are out."""
@@ -285,6 +382,8 @@ class Control:
             if (member := service.member(replica)) is not None:
                 member.is_up = False
                 self._cover_roles(service)
+        if self.fallbacks:
+            self._move_held(now)
         for live in lost:
             live.attempt += 1
             if live.cancelled_s == live.cancelled_s:
@@ -298,6 +397,8 @@ class Control:
             member.is_up = True
             self._cover_roles(service)
             self.release_held(service, now)
+        if self.fallbacks:
+            self._move_held(now)
 
     def change_role(self, replica: int, role: Role, now: float, is_ready: bool) -> None:
         """Give a replica another role (Cauchy, section 3.6). Requests that it has begun stay.
@@ -361,11 +462,13 @@ class Control:
         seed: int,
         scaling: Callable[[dict[str, Service]], Scaling | None],
         observer: DecisionObserver | None = None,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         """Create one service per model, with new policies.
 
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
+        self._fleet_fallbacks = fallbacks or Fallbacks()
         for model in members:
             self.add_service(policies, model, members[model], names[model], seed, observer)
         self.scaling = scaling(self.by_model)
@@ -378,7 +481,19 @@ class Control:
             self.cascade = self._cascade_stages(config, stages, Random(f"{seed}/cascade"))
         for service in self.services:
             self._add_learners(service)
+        self.use_fallbacks(self._fleet_fallbacks, policies.fallback)
         self.note_parts()
+
+    def use_fallbacks(self, fallbacks: Fallbacks, config: FallbackConfig) -> None:
+        """Use these fallbacks from now on. Those that are the same keep what they have seen."""
+        self._fleet_fallbacks = fallbacks
+        found = {}
+        for model, names in fallbacks.models.items() if config.when else ():
+            home, targets = self.by_model[model], [self.by_model[name] for name in names]
+            new = Fallback(home, targets, config, fallbacks)
+            old = self.fallbacks.get(model)
+            found[model] = old if old is not None and old.is_like(new) else new
+        self.fallbacks = found
 
     def _add_learners(self, service: Service) -> None:
         """Have the policies that are not a service's own learn from its requests."""
@@ -389,7 +504,9 @@ class Control:
 
     def note_parts(self) -> None:
         """Note which steps the parts that exist need."""
-        self._only = self.services[0] if len(self.services) == 1 else None
+        fallbacks = {name for names in self._fleet_fallbacks.models.values() for name in names}
+        asked = [service for service in self.services if service.model not in fallbacks]
+        self._only = asked[0] if len(asked) == 1 else None
         self._has_entry_steps = self.cascade is not None or bool(self.admissions) or self.scaling is not None
 
     def add_service(
@@ -402,16 +519,17 @@ class Control:
         observer: DecisionObserver | None,
     ) -> None:
         """Create the service of one more model, with its own policies."""
+        is_hosted = model in self._fleet_fallbacks.hosted  # then a window for the fleet's own engines says nothing
         view = MutableFleetView(Random(f"{seed}/router/{model}"))
         service = Service(
             model,
             members,
             policies.router(),
             held_ordering(policies)(),
-            policies.window,
+            None if is_hosted else policies.window,
             view,
             observer,
-            policies.prompt_window,
+            None if is_hosted else policies.prompt_window,
         )
         self.services.append(service)
         for name in names:

@@ -33,8 +33,9 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
 
     time_s: float
     """Since the start of the run; at a gateway, since 1970."""
-    what: Literal["placed", "moved", "refused", "ejected", "returned", "reloaded"]
-    """The last three are a gateway's: about a replica (`choice`), and that its fleet file has changed (`why`)."""
+    what: Literal["placed", "moved", "refused", "ejected", "returned", "reloaded", "fallback"]
+    """`ejected`, `returned` and `reloaded` are a gateway's: about a replica (`choice`), and that its fleet file has
+    changed (`why`). `fallback`: from now on, `model` is to answer in place of the one that `why` names."""
     request: str
     model: str
     tier: int
@@ -109,6 +110,11 @@ class DecisionObserver:
         """Record that a request is rejected on placement."""
         self._record("refused", live, now, why=why)
 
+    def record_fallback(self, live: Live, model: str, why: str, now: float) -> None:
+        """Record that `model` is to answer the request in place of its present one."""
+        if self.listeners:
+            self._record("fallback", live, now, model=model, why=why)
+
     def record_hold_refusal(self, live: Live, now: float, name: str) -> None:
         """Record that a held request was rejected, with the reason for its hold; nothing if it was not held."""
         if live.id in self._held:
@@ -120,14 +126,16 @@ class DecisionObserver:
         for listener in self.listeners:
             listener(Decision(self.start_s + now, what, "", model, 0, "", choice=replica, why=why))
 
-    def _record(self, what: Literal["placed", "moved", "refused"], live: Live, now: float, **fields: Any) -> None:
-        since_s, why = self._held.pop(live.id, (now, "")) if what != "moved" else (now, "")
+    def _record(
+        self, what: Literal["placed", "moved", "refused", "fallback"], live: Live, now: float, **fields: Any
+    ) -> None:
+        since_s, why = self._held.pop(live.id, (now, "")) if what in ("placed", "refused") else (now, "")
         if self.listeners:
             name = fields.pop("request", "") or self._name(live)
             decision = Decision(
-                time_s=self.start_s + now, what=what, request=name, model=live.model, tier=live.tier,
+                time_s=self.start_s + now, what=what, request=name, tier=live.tier,
                 phase=live.phase.name.lower(), attempt=live.attempt, moves=live.moves,
-                held_s=now - since_s, **{"why": why, **fields},
+                held_s=now - since_s, **{"model": live.model, "why": why, **fields},
             )  # fmt: skip
             for listener in self.listeners:
                 listener(decision)

@@ -39,7 +39,8 @@ class Live:
     """A request and its state. Satisfies `core.view.RequestView` and `core.view.PlacedRequestView`.
 
     The fields form three sections, each with one owner: the fields of `core.request.Request` (what arrived: constant,
-    except that a cascade assigns a model), control's, and the driver's (the simulated engine, or the gateway).
+    except that a cascade or a fallback assigns a model), control's, and the driver's (the simulated engine, or the
+    gateway).
     `generated_tokens` of a request that decodes in the simulator is as of the last sync, which the replica does
     before it calls any policy.
 
@@ -49,15 +50,14 @@ class Live:
 
     __slots__ = (
         "acceptance", "admitted_s", "answer_s", "arrival_s", "attempt", "cached_tokens", "cancelled_s", "check_tick",
-        "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "expected_cached_tokens", "first_token_s",
-        "generated_tokens", "id",
-        "is_streamed", "joined_generated", "joined_tick", "lengths", "lora", "model", "move", "moves", "num_before",
-        "output_id", "output_tokens", "pace_version", "phase", "placed_s", "preemptions", "prefill_end_s", "prefix",
-        "prompt_tokens", "quality", "quantum_tick", "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens",
-        "region", "release_region", "replica", "resident_blocks", "response_s", "score", "sent_to", "sent_tokens",
-        "session_id", "shared_blocks", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "stage", "stage_index",
-        "stay_admitted_s", "swapped_tokens", "target_tokens", "tenant", "tier", "timeout_s", "turn", "turn_ends_at",
-        "unstarted_tokens",
+        "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "expected_cached_tokens", "fallback",
+        "first_token_s", "generated_tokens", "id", "is_streamed", "joined_generated", "joined_tick", "keeps_model",
+        "lengths", "lora", "model", "move", "moves", "num_before", "output_id", "output_tokens", "pace_version",
+        "phase", "placed_s", "preemptions", "prefill_end_s", "prefix", "prompt_tokens", "quality", "quantum_tick",
+        "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens", "region", "release_region", "replica",
+        "resident_blocks", "response_s", "score", "sent_to", "sent_tokens", "session_id", "shared_blocks", "slo_e2e_s",
+        "slo_tpot_s", "slo_ttft_s", "stage", "stage_index", "stay_admitted_s", "swapped_tokens", "target_tokens",
+        "tenant", "tier", "timeout_s", "turn", "turn_ends_at", "unstarted_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +125,10 @@ class Live:
         """Region that an admission policy released the request to; "" = any."""
         self.rank: object = None
         """Sort key in the queue that the request is in."""
+        self.fallback: Any = None
+        """Why another model than the one asked for answers (`control.fallback.FellBack`); None = it does not."""
+        self.keeps_model: bool = False
+        """Whether another model's answer is of no use: to an embedding, or after a part of the answer."""
         self.sent_to: Any = None
         """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
         self.sent_tokens: int = 0
@@ -181,6 +185,15 @@ class Live:
         self.prefix = tuple(Segment(segment.id ^ key, segment.tokens) for segment in self.prefix)
         if self.output_id is not None:
             self.output_id ^= key
+
+    def take_lengths_of(self, model: str) -> None:
+        """Let the answer be as long as that of this model, where the workload has one for each model."""
+        for name, tokens in self.lengths:
+            if name == model and tokens != self.output_tokens:
+                # A later turn quotes the answer that the workload has, not this one.
+                self.output_id = None
+                reasoning = round(self.reasoning_tokens * tokens / self.output_tokens)
+                self.output_tokens, self.reasoning_tokens = tokens, reasoning
 
     @property
     def answer_tokens(self) -> int:

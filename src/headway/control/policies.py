@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
 
 OrderingAt = Literal["replica", "gateway", "both"]
+FallbackReason = Literal["down", "rejects", "slow"]
+_Positive = Annotated[float, Meta(gt=0)]
 
 
 class CascadeConfig(Struct, frozen=True):
@@ -28,6 +30,26 @@ class CascadeConfig(Struct, frozen=True):
     """Bias of the judge's scores, which are 0 to 100."""
     judge_noise: float = 0.0
     """Standard deviation of the judge's scores."""
+
+
+class FallbackConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a model's fallbacks answer."""
+
+    when: tuple[FallbackReason, ...] = ("down", "rejects")
+    """`down`: no replica of the model is up. `rejects`: its queues are full, the request is too long for it, or every
+    attempt at it has failed. `slow`: too many of its latest requests have missed their TTFT SLO."""
+    ttft_s: _Positive | None = None
+    """The TTFT SLO of requests without their own, for `slow`. Without it, they do not count."""
+    miss_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """Share of requests that miss their SLO from which on the model is slow. It is slow until the share is half of
+    this."""
+    window_s: _Positive = 30.0
+    """Time over which they are counted, and the shortest time for which the model is slow."""
+    min_requests: Annotated[int, Meta(ge=1)] = 10
+    """Requests in that time that the judgement needs."""
+    return_s: Annotated[float, Meta(ge=0)] = 60.0
+    """A slow model keeps a tenth of its requests, by which its times stay known. After it, its share of them grows to
+    all in this time."""
 
 
 class Policies(Struct, frozen=True):
@@ -50,3 +72,5 @@ class Policies(Struct, frozen=True):
     """None = the model that the request names answers."""
     scaler: Callable[[], Scaler] | None = None
     """One policy for the whole fleet; None = the number of replicas is fixed."""
+    fallback: FallbackConfig = FallbackConfig()
+    """When the fallbacks of the fleet's models answer."""

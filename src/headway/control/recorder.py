@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headway.core.record import MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, Columns
+from headway.core.record import FALLBACK, MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, Columns
 
 _CODES = {
     "request": "q", "outcome": "b", "attempts": "h", "attempt": "h", "preemptions": "i", "replica": "i",
     "generated_tokens": "i", "cached_prompt_tokens": "i", "joined_tick": "q", "left_tick": "q", "cause": "b",
     "tick": "q", "iterations": "i", "num_decode": "i", "prefill_tokens": "i", "context_tokens": "q", "num_waiting": "i",
-    "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q",
+    "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q", "fallback": "b",
 }  # fmt: skip
 """Type codes of `struct` and NumPy. All other columns are seconds, as doubles."""
 
@@ -106,16 +106,29 @@ class Table:
 class Recorder:
     """The tables of a run."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_fallbacks: bool = False) -> None:
         self.requests = Table(REQUEST_COLUMNS)
+        self.fallbacks = Table((FALLBACK,)) if has_fallbacks else None
+        """One more column of the requests; None: the fleet has no fallbacks."""
         self.segments = Table(SEGMENT_COLUMNS)
         self.stretches = Table(STRETCH_COLUMNS[:-1])
         self.moves = Table(MOVE_COLUMNS)
 
     def flush(self) -> None:
         """Reduce the memory that the tables take. Call at intervals."""
-        for table in (self.requests, self.segments, self.stretches, self.moves):
-            table.flush()
+        for table in (self.requests, self.segments, self.stretches, self.moves, self.fallbacks):
+            if table is not None:
+                table.flush()
+
+    def request_columns(self) -> Columns:
+        """All requests. No more can be written."""
+        more = {} if self.fallbacks is None else self.fallbacks.columns()
+        return self.requests.columns() | more
+
+    def drain_requests(self) -> Columns:
+        """Take all requests out. Not after `flush`."""
+        more = {} if self.fallbacks is None else self.fallbacks.drain()
+        return self.requests.drain() | more
 
     def stretch_columns(self) -> Columns:
         """The stretches, with the column `advances`, which follows from the others."""

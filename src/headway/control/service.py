@@ -347,17 +347,24 @@ class Service:
             able = [m.view for m in has_lora if m.is_ready and tokens <= m.max_tokens]
         return min(able, key=_load).id if able else -1
 
-    def should_reject(self, live: Live, now: float, exclude: int | None = None) -> bool:
-        """Whether a request without a replica is rejected: it fits none, or all queues are full and nothing is held."""
-        opened = self._opened(live.lora, exclude)
-        fits = self.fits(live)
-        is_missing = self.is_without_adapter(live)
-        rejects = not fits or is_missing or (not self._has_window and bool(opened.views))
-        if rejects and self._observer is not None:
-            why = "all queues are full" if fits else "it is longer than any replica can hold"
-            why = "no replica that is up has its adapter" if is_missing else why
-            self._observer.record_refusal(live, now, why)
-        return rejects
+    def why_rejected(self, live: Live, exclude: int | None = None) -> str:
+        """Why a request without a replica is rejected: it fits none, its adapter is missing, or all queues are full and
+        nothing is held. Empty: it is held."""
+        if self.is_without_adapter(live):
+            return "no replica that is up has its adapter"
+        if not self.fits(live):
+            return "it is longer than any replica can hold"
+        is_full = not self._has_window and bool(self._opened(live.lora, exclude).views)
+        return "all queues are full" if is_full else ""
+
+    def has_room(self, live: Live) -> bool:
+        """Whether a replica could take the request now, before none that is held."""
+        if self.hold_queue.num:
+            return False
+        opened, tokens = self._opened(live.lora, None), live.prompt_tokens + live.output_tokens
+        if self._is_limited or tokens > self._shortest_tokens:
+            return bool(self._with_room(opened, tokens, live))
+        return bool(opened.views)
 
     def is_without_adapter(self, live: Live) -> bool:
         """Whether replicas are up, but none that has the request's adapter. Others must not wait behind the request."""
@@ -404,6 +411,22 @@ class Service:
         live.enter(HELD)
         self.hold_queue.push(live, now)
 
+    def take_held(self) -> list[Live]:
+        """Empty the hold queue. Returns its requests in the order of their arrival."""
+        held = self.hold_queue.requests()
+        self.hold_queue = hold_queue(self.hold_ordering)
+        return sorted(held, key=_arrival)
+
+    def note_refusal(self, live: Live, now: float, why: str) -> None:
+        """Have the observer record that a request is rejected."""
+        if self._observer is not None:
+            self._observer.record_refusal(live, now, why)
+
+    def note_fallback(self, live: Live, model: str, why: str, now: float) -> None:
+        """Have the observer record that another model is to answer a request."""
+        if self._observer is not None:
+            self._observer.record_fallback(live, model, why, now)
+
     def _hold_reason(self, exclude: int | None) -> str:
         if not self._opened("", exclude).views:
             return "no replica is up"
@@ -437,6 +460,10 @@ def _in_region(
     """The candidates in a region, with their ids; all of them if none is there."""
     local = [replica for replica in candidates if replica.region == region]
     return (local, {replica.id for replica in local}) if local else (candidates, ids)
+
+
+def _arrival(live: Live) -> tuple[float, int]:
+    return live.arrival_s, live.id
 
 
 def _load(replica: ReplicaView) -> tuple[int, int]:

@@ -317,6 +317,19 @@ class Handover(Struct, frozen=True, forbid_unknown_fields=True):
     replica's token, which arrives with the KV cache."""
 
 
+class Hosted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A service of others that answers with the model, paid by the token. Its times do not depend on its load."""
+
+    ttft_s: Annotated[float, Meta(gt=0)] | None = None
+    """Time to first token. `headway serve` does not need it."""
+    tokens_per_s: Annotated[float, Meta(gt=0)] | None = None
+    """Output tokens per second of one request. `headway serve` does not need it."""
+    max_concurrent: Annotated[int, Meta(ge=1)] | None = None
+    """Most requests at a time, at each endpoint; further ones wait. Without it: no limit."""
+    max_context_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Longest prompt and answer together. Without it: no limit that is known."""
+
+
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """Replicas of one model, GPU type and shape."""
 
@@ -345,6 +358,26 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """How KV caches leave the pool's replicas."""
     lora: LoraConfig | None = None
     """None: no LoRA adapters."""
+    hosted: Hosted | None = None
+    """None: the replicas run on GPUs of the fleet."""
+    usd_per_million_input_tokens: float = 0.0
+    """What a hosted pool charges; of other pools, what keys are charged."""
+    usd_per_million_output_tokens: float = 0.0
+    fallback: tuple[str, ...] = ()
+    """Pools whose models answer where none of the pool's model can."""
+    is_standby: bool = False
+    """The pool has the model of a pool whose fallback it is, and serves only in its place. Its model has a name of its
+    own, `MODEL@POOL`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that requests may use for the pool's model."""
+        return (self.model.name,) if self.is_standby else self.model.names
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one replica."""
+        return 0 if self.hosted is not None else self.parallel.num_gpus
 
     @property
     def lora_names(self) -> tuple[str, ...]:
@@ -354,7 +387,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def usd_per_hour(self) -> float:
         price = self.gpu.usd_per_hour if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
-        return price * self.parallel.num_gpus
+        return price * self.num_gpus
 
 
 class Combo(Struct, frozen=True, forbid_unknown_fields=True):
@@ -371,6 +404,8 @@ class Combo(Struct, frozen=True, forbid_unknown_fields=True):
     max_replicas: int | None = None
     goodput_rps: float | None = None
     """Requests per second that one combo serves within the SLOs, as profiled."""
+    fallback: tuple[str, ...] = ()
+    """As of a pool."""
 
 
 def unit_of(deployment: Pool | Combo) -> list[Pool]:
@@ -471,6 +506,21 @@ class RoleChange(Struct, frozen=True, forbid_unknown_fields=True):
     """Time for which the replica takes no new requests."""
 
 
+class Fallbacks(Struct, frozen=True):
+    """Which models may answer in place of which, by their names."""
+
+    models: dict[str, tuple[str, ...]] = {}
+    """By model, those that may answer in its place, in order."""
+    standby_of: dict[str, str] = {}
+    """By name of a model that only stands by, the model that it is."""
+    hosted: frozenset[str] = frozenset()
+    """Models that only hosted pools serve."""
+
+    def are_same(self, name: str, other: str) -> bool:
+        """Whether two names are of one model."""
+        return self.standby_of.get(name, name) == self.standby_of.get(other, other)
+
+
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     """All pools and combos. Replicas are numbered from 0 through the pools in order, then through the combos."""
 
@@ -486,3 +536,16 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     def all_pools(self) -> tuple[Pool, ...]:
         """The pools, and the parts of the combos."""
         return (*self.pools, *(part for combo in self.combos for part in combo.parts))
+
+    @property
+    def fallbacks(self) -> Fallbacks:
+        """Which models may answer in place of which."""
+        model_of = {pool.name: pool.model.name for pool in self.pools}
+        named = [(pool.model.name, pool.fallback) for pool in self.pools]
+        named += [(combo.parts[0].model.name, combo.fallback) for combo in self.combos]
+        own = {pool.model.name for pool in self.all_pools if pool.hosted is None}
+        return Fallbacks(
+            {model: tuple(dict.fromkeys(model_of[name] for name in names)) for model, names in named if names},
+            {name: name.removesuffix(f"@{pool.name}") for pool in self.pools if pool.is_standby for name in pool.names},
+            frozenset(model_of.values()) - own,
+        )

@@ -79,6 +79,11 @@ placement on a replica; `admitted_s` the start of the first prefill; `answer_s` 
 `stage` the cascade stage that answered, -1 without a cascade; `score` the judge's score of that answer, NaN if it was
 not judged. With a cascade, tokens and first token are those of the last stage; `segments` has the others."""
 
+FALLBACK = "fallback"
+"""One more column of `requests` where the fleet has fallbacks: why the model of one answered. 0: none did, 1: the model
+asked for was down, 2: it rejected the request, 3: it was slow."""
+FALLBACK_REASONS = ("down", "rejects", "slow")
+
 SEGMENT_COLUMNS = (
     "request", "replica", "attempt", "stage", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
     "end_s", "cause",
@@ -121,6 +126,9 @@ class ReplicaRecord(Struct, frozen=True):
     """Intervals in which the role was `prefill`."""
     for_decode: tuple[tuple[float, float], ...] = ()
     """Intervals in which the role was `decode`. Otherwise it was `mixed`."""
+    usd_per_million_input_tokens: float = 0.0
+    """What a hosted replica charges for prompts."""
+    usd_per_million_output_tokens: float = 0.0
 
 
 class Ended(Struct, frozen=True, gc=False):

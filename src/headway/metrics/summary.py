@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from headway.core.pacer import Pacer
-from headway.core.record import MoveOutcome, Outcome, Records
+from headway.core.record import FALLBACK, FALLBACK_REASONS, MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answer_metrics
 from headway.metrics.columns import Rows, floats, rows_by_code
 from headway.metrics.itl import ItlDistributions, itl_distributions
@@ -85,6 +85,8 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     regions: dict[str, RequestMetrics]
     """By region of origin."""
     tenants: dict[str, RequestMetrics]
+    fallbacks: dict[str, RequestMetrics]
+    """Of the requests that the model of a fallback answered, by the reason."""
     replicas: dict[str, ReplicaMetrics]
     """By the last replica of a request. Requests that were never placed are not included."""
 
@@ -104,10 +106,11 @@ def summarize(
         _models(records, chosen),
         _named(records, chosen, "region", records.regions),
         _named(records, chosen, "tenant", records.tenants),
+        _fallbacks(chosen),
     ]
     itl = _itl(records, chosen, breakdowns)
     overall = _request_metrics(chosen, itl.groups.get((ALL_REQUESTS, 0)), window_s)
-    tiers, models, regions, tenants = (
+    tiers, models, regions, tenants, fallbacks = (
         {
             name: _request_metrics(chosen.subset(rows), itl.groups.get((which, position)), window_s)
             for position, (name, rows) in enumerate(groups.items())
@@ -135,6 +138,7 @@ def summarize(
         },
         regions=regions,
         tenants=tenants,
+        fallbacks=fallbacks,
         replicas=_replicas(records, chosen, itl, used, window_s),
     )
 
@@ -259,6 +263,14 @@ def _named(records: Records, chosen: Sample, column: str, names: tuple[str, ...]
     return _several({names[c] or "none": found for c, found in rows.items() if c >= 0})
 
 
+def _fallbacks(chosen: Sample) -> Groups:
+    """By the reason for which a fallback answered; empty if none did."""
+    if FALLBACK not in chosen.records.requests:
+        return {}
+    rows = rows_by_code(chosen.column(FALLBACK))
+    return {FALLBACK_REASONS[code - 1]: found for code, found in rows.items() if code}
+
+
 def _several(groups: Groups) -> Groups:
     return groups if len(groups) > 1 else {}
 
@@ -279,7 +291,8 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "tenants": "tenant", "replicas": "replica"}
+BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "tenants": "tenant", "fallbacks": "fallback",
+              "replicas": "replica"}  # fmt: skip
 """A summary's field -> the first word of its flat keys."""
 
 

@@ -74,15 +74,44 @@ def usage(records: Records, warmup_s: float) -> ReplicaUsage:
         sums["batch_s"] += np.bincount(position, decode * duration_s, size)
         np.maximum.at(peaks["kv"], position, last_tokens)
         np.maximum.at(peaks["batch"], position, decode)
+    sums["kv_token_s"][capacity == 0] = 0.0  # a hosted replica's are not known
     return ReplicaUsage(
         gpu_hours=paid_s / 3600 * np.array([r.num_gpus for r in replicas]),
-        usd=paid_s / 3600 * np.array([r.usd_per_hour for r in replicas]),
+        usd=paid_s / 3600 * np.array([r.usd_per_hour for r in replicas]) + _tokens_usd(records, warmup_s),
         up_s=up_s,
         kv_capacity_token_s=capacity * up_s,
         kv_peak=np.divide(peaks["kv"], capacity, out=np.zeros(size), where=capacity > 0),
         batch_peak=peaks["batch"],
         **sums,
     )
+
+
+def _tokens_usd(records: Records, warmup_s: float) -> Floats:
+    """What hosted replicas charge for the requests that they answered last, of those that arrived in the window. A
+    request without a token is free."""
+    replicas, size = records.replicas, len(records.replicas)
+    usd = np.zeros(size)
+    if not any(r.usd_per_million_input_tokens or r.usd_per_million_output_tokens for r in replicas):
+        return usd
+    ids, replica = records.requests["request"].astype(np.int64), records.requests["replica"].astype(np.int64)
+    begun = (replica >= 0) & ~np.isnan(floats(records.requests, "first_token_s"))
+    begun &= floats(records.workload, "arrival_s")[ids] >= warmup_s
+    position = _positions(records)[np.where(begun, replica, 0)]
+    prices = (
+        (floats(records.workload, "prompt_tokens")[ids], [r.usd_per_million_input_tokens for r in replicas]),
+        (floats(records.requests, "generated_tokens"), [r.usd_per_million_output_tokens for r in replicas]),
+    )
+    for tokens, price in prices:
+        usd += np.bincount(position, np.where(begun, tokens, 0.0), size) * np.array(price) / 1e6
+    return usd
+
+
+def _positions(records: Records) -> Ints:
+    """Position of each replica in `Records.replicas`, by its id; -1 if there is none."""
+    ids = [replica.id for replica in records.replicas]
+    position_of = np.full(max(ids, default=0) + 1, -1, dtype=np.int64)
+    position_of[ids] = np.arange(len(ids))
+    return position_of
 
 
 def integrals(stretch: Columns) -> tuple[Floats, Floats, Floats]:
@@ -101,9 +130,7 @@ def integrals(stretch: Columns) -> tuple[Floats, Floats, Floats]:
 
 def _chunks(records: Records, warmup_s: float) -> Iterator[tuple[Ints, Columns]]:
     """Yield (positions of the replicas, stretches) for chunks of the stretches that start in the window."""
-    ids = [replica.id for replica in records.replicas]
-    position_of = np.full(max(ids, default=0) + 1, -1, dtype=np.int64)
-    position_of[ids] = np.arange(len(ids))
+    position_of = _positions(records)
     stretches = records.stretches
     for low in range(0, len(stretches["replica"]), CHUNK_ROWS):
         rows = slice(low, low + CHUNK_ROWS)

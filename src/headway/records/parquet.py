@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import REQUEST_COLUMNS, Columns, Prefixes, Records, ReplicaRecord
+from headway.core.record import FALLBACK, REQUEST_COLUMNS, Columns, Prefixes, Records, ReplicaRecord
 from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
 from headway.workload.table import NAMED
 
 METADATA = b"headway"
+_TOKEN_PRICES = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")
 
 
@@ -84,7 +85,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     workload = {
         name: _codes(requests[name], getattr(run, NAMED[name]) or ()) if name in NAMED else _numpy(requests[name])
         for name in requests.column_names
-        if name not in REQUEST_COLUMNS and name not in PREFIX_COLUMNS
+        if name not in (*REQUEST_COLUMNS, FALLBACK) and name not in PREFIX_COLUMNS
     }
     prefix = read_prefix(requests)
     records = Records(
@@ -118,7 +119,7 @@ def requests_table(records: Records) -> pa.Table:
     num_rows = len(records.workload["arrival_s"])
     absent = np.ones(num_rows, dtype=np.bool_)
     absent[ids] = False
-    for name in REQUEST_COLUMNS:
+    for name in _present(records.requests):
         column = records.requests[name]
         placed = np.zeros(num_rows, dtype=column.dtype)
         placed[ids] = column
@@ -126,10 +127,17 @@ def requests_table(records: Records) -> pa.Table:
     return pa.table(arrays)
 
 
+def _present(columns: Container[str]) -> list[str]:
+    """The columns of outcomes, that for fallbacks only if it is there."""
+    return [*REQUEST_COLUMNS, FALLBACK] if FALLBACK in columns else [*REQUEST_COLUMNS]
+
+
 def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
+    """The replicas; prices of tokens only if some replica has any."""
     intervals = pa.list_(pa.list_(pa.float64()))
     kinds = {int: pa.int64(), float: pa.float64(), str: pa.string()}
-    fields = msgspec.structs.fields(ReplicaRecord)
+    is_priced = any(each.usd_per_million_input_tokens or each.usd_per_million_output_tokens for each in replicas)
+    fields = [field for field in msgspec.structs.fields(ReplicaRecord) if is_priced or field.name not in _TOKEN_PRICES]
     schema = pa.schema([(field.name, kinds.get(field.type, intervals)) for field in fields])
     return pa.Table.from_pylist([msgspec.to_builtins(replica) for replica in replicas], schema=schema)
 
@@ -169,10 +177,10 @@ def _codes(column: pa.ChunkedArray, names: tuple[str, ...]) -> np.ndarray[Any, A
 
 
 def _outcomes(requests: pa.Table) -> Columns:
-    rows = np.flatnonzero(~np.asarray(requests["request"].is_null()))
+    rows, names = np.flatnonzero(~np.asarray(requests["request"].is_null())), _present(requests.column_names)
     if len(rows) == requests.num_rows:
-        columns = {name: _numpy(requests[name]) for name in REQUEST_COLUMNS}
+        columns = {name: _numpy(requests[name]) for name in names}
     else:
-        columns = {name: _numpy(requests[name].take(pa.array(rows))) for name in REQUEST_COLUMNS}
+        columns = {name: _numpy(requests[name].take(pa.array(rows))) for name in names}
     order = np.argsort(columns["end_s"], kind="stable")
     return {name: column[order] for name, column in columns.items()}

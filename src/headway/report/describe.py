@@ -103,7 +103,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "batch_size": ("requests", "Decoding requests in the batch, over the time in which a batch ran."),
     "busy_share": ("share", "Time in which a batch ran / up time of replicas."),
     "gpu_hours": ("GPU h", "GPUs x hours paid for, including the down time of crashed replicas."),
-    "usd": ("$", "Cost of the GPU hours."),
+    "usd": ("$", "Cost of the GPU hours, and of the tokens of hosted pools."),
     "usd_per_million_output_tokens": ("$/M tokens", "Cost per million output tokens."),
     "warmup_s": ("s", "Length of the warm-up, which is excluded."),
     "window_s": ("s", "Length of the window: from the end of the warm-up to the end of the run."),
@@ -148,6 +148,10 @@ BREAKDOWNS: dict[str, str] = {
     ),
     "region.NAME": "Requests by region of origin, if there is more than one region.",
     "tenant.NAME": "Requests by tenant, if there is more than one tenant.",
+    "fallback.REASON": (
+        "Requests that the model of a fallback pool answered, by the reason: `down`, `rejects` or `slow`, if there are "
+        "any."
+    ),
     "replica.N": "Requests by their last replica, with that replica's cost and use.",
 }
 """First words of a key -> the requests that it covers."""

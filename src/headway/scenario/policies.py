@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.config.scenario import Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpec
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Fleet
+from headway.core.fleet import Fleet, Pool
 from headway.core.policy import Scaler, SharingOrdering
 from headway.core.task import TaskFactory
 from headway.policies import resolve
@@ -74,6 +76,7 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         router, order, spec.ordering_at, _window(scenario), migration=migration, admission=admission,
         cascade=_cascade(scenario), scaler=scaler,
         prompt_window=_prompt_window(scenario) if isinstance(order(), SharingOrdering) else None,
+        fallback=spec.fallback,
     )  # fmt: skip
     if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return policies
@@ -85,12 +88,17 @@ def _window(scenario: Scenario) -> int | None:
     spec = scenario.spec.policies
     if spec.window is not None or spec.ordering_at == "replica":
         return spec.window
-    return min(pool.engine.max_num_seqs for pool in scenario.fleet.all_pools)
+    return min(pool.engine.max_num_seqs for pool in _own_pools(scenario.fleet))
 
 
 def _prompt_window(scenario: Scenario) -> int:
     """The prompt tokens of one iteration: with so many to compute, an engine needs no more."""
-    return min(pool.engine.max_num_batched_tokens for pool in scenario.fleet.all_pools)
+    return min(pool.engine.max_num_batched_tokens for pool in _own_pools(scenario.fleet))
+
+
+def _own_pools(fleet: Fleet) -> Sequence[Pool]:
+    """The pools whose engines are the fleet's own; all of them if it has none."""
+    return [pool for pool in fleet.all_pools if pool.hosted is None] or fleet.all_pools
 
 
 def _cascade(scenario: Scenario) -> CascadeConfig | None:

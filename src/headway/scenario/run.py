@@ -181,6 +181,8 @@ def metrics_of(scenario: Scenario) -> dict[str, float | int | None]:
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     """What reproduces the runs of a scenario."""
     policies = msgspec.to_builtins(scenario.spec.policies, enc_hook=_policy_name)
+    if not scenario.fleet.fallbacks.models:
+        del policies["fallback"]
     document = plain_document({**scenario.document, "seed": scenario.spec.seed, "policies": policies})
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)

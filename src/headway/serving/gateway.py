@@ -106,7 +106,7 @@ def plan(scenario: Scenario) -> ServingPlan:
     )  # fmt: skip
     return ServingPlan(
         pools=served,
-        names={each.pool.model.name: each.pool.model.names for each in declared},
+        names={each.pool.model.name: each.pool.names for each in declared},
         policies=policies,
         pacer=spec.pacer,
         seed=spec.seed,

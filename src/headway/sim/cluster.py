@@ -93,7 +93,7 @@ class Cluster:
     ) -> None:
         self._observer, self._seed = observer, seed
         self._kernel = Kernel()
-        self._recorder = Recorder()
+        self._recorder = Recorder(has_fallbacks=bool(fleet.fallbacks.models))
         self._source = source
         self._progress = progress
         self._next_s = float("inf")
@@ -114,7 +114,7 @@ class Cluster:
         self._num_units = 0
         self._loras = {pool.name: pool.lora_names for pool in fleet.all_pools}
         _check_adapters(source.table().loras, [name for names in self._loras.values() for name in names])
-        self._network, self._gpu_limits = fleet.network, fleet.gpu_limits
+        self._network, self._gpu_limits, self._fallbacks = fleet.network, fleet.gpu_limits, fleet.fallbacks
         self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
         self._instance_sources = InstanceSources(fleet, seed)
         self._cache_events = CacheEvents(scrape.cache, Random(f"{seed}/cache events"))
@@ -163,10 +163,11 @@ class Cluster:
         """Hand the replicas to control, model by model."""
         deployments = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
         members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
-        names = {pool.model.name: pool.model.names for pool in self._pools}
+        names = {pool.model.name: pool.names for pool in self._pools}
         for replica in self._replicas:
             members[replica.model].append(self._member(replica, deployments[replica.pool]))
-        self._control.configure(policies, members, names, seed, partial(self._scaling, policies, seed), self._observer)
+        scaling = partial(self._scaling, policies, seed)
+        self._control.configure(policies, members, names, seed, scaling, self._observer, self._fallbacks)
 
     def _scaling(self, policies: Policies, seed: int, services: dict[str, Service]) -> Scaling | None:
         if policies.scaler is None:
@@ -177,7 +178,10 @@ class Cluster:
 
     def _member(self, replica: Replica, deployment: str) -> Member:
         view = self._views.views[replica.id]
-        return Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment, self._loras[replica.pool])
+        loras, hosted = self._loras[replica.pool], self._pools[replica.id].hosted
+        member = Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment, loras)
+        member.window = None if hosted is None else hosted.max_concurrent
+        return member
 
     def _capacity(self, replica: int) -> float:
         return self._pools[replica].network_bytes_per_s
@@ -360,7 +364,7 @@ class Cluster:
             regions=table.regions,
             tenants=table.tenants,
             loras=table.loras,
-            requests=self._recorder.requests.columns(),
+            requests=self._recorder.request_columns(),
             segments=self._recorder.segments.columns(),
             stretches=self._recorder.stretch_columns(),
             replicas=tuple(self._replica_record(replica, end_s) for replica in self._replicas),
@@ -373,12 +377,15 @@ class Cluster:
     def _replica_record(self, replica: Replica, end_s: float) -> ReplicaRecord:
         pool = self._pools[replica.id]
         lifetime = self._lifetimes[replica.id]
-        num_gpus = pool.parallel.num_gpus
+        num_gpus, is_hosted = pool.num_gpus, pool.hosted is not None
         return ReplicaRecord(
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
-            pool.gpu.watts * num_gpus, replica.kv_blocks_total * pool.engine.block_size_tokens, replica.max_num_seqs,
+            pool.gpu.watts * num_gpus, 0 if is_hosted else replica.kv_blocks_total * pool.engine.block_size_tokens,
+            replica.max_num_seqs,
             lifetime.up(end_s), lifetime.down(end_s), *self._instance_sources.origin(replica.id),
             lifetime.with_role("prefill", end_s), lifetime.with_role("decode", end_s),
+            pool.usd_per_million_input_tokens if is_hosted else 0.0,
+            pool.usd_per_million_output_tokens if is_hosted else 0.0,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from headway.catalog.costs import costs
 from headway.core.fleet import LoraAdapter, Pool
 from headway.perf import copies, lora, memory
 from headway.perf.copies import LOCAL, cold_start_s
+from headway.perf.hosted import hosted_line
 from headway.perf.speculation import step_model
 from headway.sim.adapter_slots import AdapterSlots, LoadTimes
 from headway.sim.host_memory import HostMemory
@@ -14,6 +15,8 @@ from headway.sim.timeline import Line
 
 def calibrated_line(pool: Pool) -> Line:
     """Step times with the catalog's coefficients."""
+    if pool.hosted is not None:
+        return hosted_line(pool.hosted)
     return step_model(pool.model, pool.gpu, pool.engine, pool.parallel).line
 
 
@@ -27,7 +30,9 @@ def start_up_s(pool: Pool) -> float:
 
 
 def kv_blocks(pool: Pool) -> int:
-    """KV blocks of one replica: the memory's limit, or the pool's cap if that is lower."""
+    """KV blocks of one replica: the memory's limit, or the pool's cap if that is lower; of a hosted one, enough."""
+    if pool.hosted is not None:
+        return pool.model.max_context_tokens * pool.engine.max_num_seqs // pool.engine.block_size_tokens
     plan = memory.plan(
         pool.model, pool.gpu, pool.engine, pool.parallel, pool.mean_sequence_tokens, lora.slots_bytes(pool)
     )
@@ -57,7 +62,9 @@ def adapter_times(pool: Pool, adapter: LoraAdapter) -> LoadTimes:
 
 
 def host_memory(pool: Pool) -> HostMemory:
-    """Host memory for preempted and cached KV."""
+    """Host memory for preempted and cached KV; none of a hosted pool's is known."""
+    if pool.hosted is not None:
+        return HostMemory(0, lambda tokens: 0.0)
     per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
     return HostMemory(
         int(pool.engine.host_memory_bytes / per_token),

@@ -16,10 +16,10 @@ _MAX_REGIONS = 1 << 15
 class Recording:
     """The requests of one run. If disabled, it keeps nothing, and memory does not grow."""
 
-    def __init__(self, enabled: bool, write: Callable[[Rows], None] | None = None) -> None:
-        """`write` takes the rows at each `flush`; without it, all are kept."""
+    def __init__(self, enabled: bool, write: Callable[[Rows], None] | None = None, has_fallbacks: bool = False) -> None:
+        """`write` takes the rows at each `flush`; without it, all are kept. `has_fallbacks`: they are recorded."""
         self.enabled, self._write = enabled, write
-        self.recorder = Recorder()
+        self.recorder = Recorder(has_fallbacks and enabled)
         self.num_requests = self.num_waiting = 0
         """Requests recorded, and those of them that are not flushed."""
         self._arrivals: list[Arrival] = []
@@ -34,10 +34,10 @@ class Recording:
         """Add a request that has ended. `cascade`: the cascade that it asked for, if it did not ask for a model."""
         if not self.enabled:
             return
-        nan = float("nan")
+        nan, asked = float("nan"), live.model if live.fallback is None else live.fallback.model
         output_tokens = max(live.generated_tokens, 1)
         self._arrivals.append((
-            live.id, live.arrival_s, live.prompt_tokens, output_tokens, cascade or live.model, live.tier,
+            live.id, live.arrival_s, live.prompt_tokens, output_tokens, cascade or asked, live.tier,
             min(live.reasoning_tokens, output_tokens), self._region(live.region),
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
@@ -58,7 +58,7 @@ class Recording:
         if self._started_s is None:
             self._started_s = time() - now
         state = RunState(self._started_s, now, judge_usd, tuple(replicas))
-        rows = Rows(self._arrivals, self.recorder.requests.drain(), self.recorder.segments.drain(), state)
+        rows = Rows(self._arrivals, self.recorder.drain_requests(), self.recorder.segments.drain(), state)
         self._arrivals, self.num_waiting = [], 0
         (self._write or self._flushed.append)(rows)
 
