@@ -133,7 +133,7 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     chosen, plan = serving.load(path)
 
     def made() -> Gateway:
-        gateways.append(Gateway(plan, Recording(enabled=True), told.append))
+        gateways.append(Gateway(plan, Recording(True, has_fallbacks=bool(plan.fallbacks.models)), told.append))
         return gateways[0]
 
     async with AsyncExitStack() as stack:
@@ -143,7 +143,7 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
                 await _emulate(stack, served.pool, ordering, url)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):
-            rows, (model,) = _rows(scenario.Simulator().records(chosen)), plan.names
+            rows, model = _rows(scenario.Simulator().records(chosen)), next(iter(plan.names))
             await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
     return gateways[0].records(), told
 

@@ -181,7 +181,8 @@ def _run(
     reloaders: list[Reloader] = []
 
     def make() -> Gateway:
-        recording = Recording(records_writer is not None, None if records_writer is None else records_writer.write)
+        write = None if records_writer is None else records_writer.write
+        recording = Recording(records_writer is not None, write, bool(plan.fallbacks.models))
         gateway = Gateway(plan, recording, None if decision_writer is None else decision_writer.write)
         if supervisor is not None:
             supervisor.start(gateway)

@@ -65,7 +65,8 @@ class Control:
         """By model, where it has any."""
         self.max_held: int | None = None
         """Most requests that a model may hold before its fallback gets them; None: any number."""
-        self._fleet_fallbacks = Fallbacks()
+        self.fleet_fallbacks = Fallbacks()
+        """What the fleet says of them, also where no policy uses them."""
         self._only: Service | None = None
         self._has_entry_steps = False
         self._judged: dict[int, Live] = {}
@@ -468,7 +469,7 @@ class Control:
 
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
-        self._fleet_fallbacks = fallbacks or Fallbacks()
+        self.fleet_fallbacks = fallbacks or Fallbacks()
         for model in members:
             self.add_service(policies, model, members[model], names[model], seed, observer)
         self.scaling = scaling(self.by_model)
@@ -481,12 +482,12 @@ class Control:
             self.cascade = self._cascade_stages(config, stages, Random(f"{seed}/cascade"))
         for service in self.services:
             self._add_learners(service)
-        self.use_fallbacks(self._fleet_fallbacks, policies.fallback)
+        self.use_fallbacks(self.fleet_fallbacks, policies.fallback)
         self.note_parts()
 
     def use_fallbacks(self, fallbacks: Fallbacks, config: FallbackConfig) -> None:
         """Use these fallbacks from now on. Those that are the same keep what they have seen."""
-        self._fleet_fallbacks = fallbacks
+        self.fleet_fallbacks = fallbacks
         found = {}
         for model, names in fallbacks.models.items() if config.when else ():
             home, targets = self.by_model[model], [self.by_model[name] for name in names]
@@ -504,7 +505,7 @@ class Control:
 
     def note_parts(self) -> None:
         """Note which steps the parts that exist need."""
-        fallbacks = {name for names in self._fleet_fallbacks.models.values() for name in names}
+        fallbacks = {name for names in self.fleet_fallbacks.models.values() for name in names}
         asked = [service for service in self.services if service.model not in fallbacks]
         self._only = asked[0] if len(asked) == 1 else None
         self._has_entry_steps = self.cascade is not None or bool(self.admissions) or self.scaling is not None
@@ -519,17 +520,17 @@ class Control:
         observer: DecisionObserver | None,
     ) -> None:
         """Create the service of one more model, with its own policies."""
-        is_hosted = model in self._fleet_fallbacks.hosted  # then a window for the fleet's own engines says nothing
+        window, prompt_window = self._windows(policies, model)
         view = MutableFleetView(Random(f"{seed}/router/{model}"))
         service = Service(
             model,
             members,
             policies.router(),
             held_ordering(policies)(),
-            None if is_hosted else policies.window,
+            window,
             view,
             observer,
-            None if is_hosted else policies.prompt_window,
+            prompt_window,
         )
         self.services.append(service)
         for name in names:
@@ -538,6 +539,11 @@ class Control:
             service, self._migrations(service, policies, seed, observer),
             self._admissions(service, policies, seed, observer),
         )  # fmt: skip
+
+    def _windows(self, policies: Policies, model: str) -> tuple[int | None, int | None]:
+        """The policies' window and prompt window; none for a hosted model, as they are those of the fleet's engines."""
+        is_hosted = model in self.fleet_fallbacks.hosted
+        return (None, None) if is_hosted else (policies.window, policies.prompt_window)
 
     def _migrations(
         self, service: Service, policies: Policies, seed: int, observer: DecisionObserver | None

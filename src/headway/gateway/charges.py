@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from headway.core.record import Outcome
 from headway.gateway.accounts.budgets import Accounts, BudgetHold, Charge
-from headway.gateway.fleet.specs import ServedPool, TokenPrices
+from headway.gateway.fleet.specs import ServedPool, ServingPlan, TokenPrices
 from headway.gateway.scheduling.in_flight import InFlightRequest
 
 _FREE = TokenPrices()
@@ -15,18 +15,17 @@ _FREE = TokenPrices()
 class Charges:
     """Prices requests by the pools that serve them, and charges the accounts of their keys."""
 
-    def __init__(
-        self, accounts: Accounts, pools: Mapping[str, ServedPool], names: Callable[[], Mapping[str, tuple[str, ...]]]
-    ) -> None:
-        """`pools` are the present pools by name; `names()` returns the names of each model."""
-        self.accounts, self._pools, self._names = accounts, pools, names
+    def __init__(self, accounts: Accounts, pools: Mapping[str, ServedPool], plan: Callable[[], ServingPlan]) -> None:
+        """`pools` are the present pools by name; `plan()` is the present plan."""
+        self.accounts, self._pools, self._plan = accounts, pools, plan
 
     def hold(self, owner: str, model: str, input_tokens: int, output_tokens: int) -> BudgetHold:
         """Reserve a request's tokens, at the price of the dearest pool that may serve it. ApiError without room."""
-        usd = 0.0
+        usd, plan = 0.0, self._plan()
+        asked = [name for name, names in plan.names.items() if model in names]
+        may_serve = {*asked, *(each for name in asked for each in plan.fallbacks.models.get(name, ()))}
         for served in self._pools.values():
-            names = self._names().get(served.pool.model.name, ())
-            if model in names or not any(model in each for each in self._names().values()):
+            if served.pool.model.name in may_serve or not asked:
                 usd = max(usd, served.prices.usd(input_tokens, output_tokens))
         return self.accounts.reserve(owner, input_tokens + output_tokens, usd)
 

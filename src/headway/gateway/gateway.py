@@ -58,6 +58,9 @@ _RATIO_WEIGHT = 0.05
 """Weight of the newest count in the moving average of tokens per character."""
 _MIN_COUNTED_CHARS = 32
 """Shorter prompts are not used to estimate tokens per character."""
+_RELOADED_POLICIES = (
+    "router", "ordering", "ordering_at", "window", "prompt_window", "migration", "admission", "fallback",
+)  # fmt: skip
 _DRAIN_POLL_S = 0.05
 _RECORDS_PER_PART = 20_000
 """Records of so many requests are written before their time."""
@@ -82,8 +85,9 @@ class Gateway:
         self.driver = Driver(
             self.clock, self.replicas, plan.names, plan.policies, plan.seed, recording.recorder, self.request_metrics,
             self.settings.hold_s, self._scorer, self.scaling.configure, self.decisions, self._request_ended,
-            self.fleet.record_role,
+            self.fleet.record_role, plan.fallbacks,
         )  # fmt: skip
+        self.driver.control.max_held = self.settings.max_held
         self.health = HealthMonitor(
             self.replicas, self.settings, self._replica_up, self.driver.replica_down, self.driver.fail_over,
             self._load_read, self._replica_ejected, lambda: self.clock.now,
@@ -159,7 +163,7 @@ class Gateway:
         from headway.gateway.charges import Charges
 
         accounts = Accounts(self.settings.key_store, self._use_stored_keys)
-        charges = Charges(accounts, self.fleet.pools, lambda: self.plan.names)
+        charges = Charges(accounts, self.fleet.pools, lambda: self.plan)
         self.driver.charge = charges.charge
         return charges
 
@@ -204,17 +208,20 @@ class Gateway:
         before, settings = self.plan, self.settings
         ordering = plan.policies.ordering()
         changed = [
-            name for name in ("router", "ordering", "ordering_at", "window", "prompt_window", "migration", "admission")
-            if getattr(before.policies, name) != getattr(plan.policies, name)
-        ]  # fmt: skip
+            name for name in _RELOADED_POLICIES if getattr(before.policies, name) != getattr(plan.policies, name)
+        ]
         if changed:
             self.driver.change_policies(before.policies, plan.policies)
         self.plan, self.settings = plan, plan.settings
+        self.driver.control.fleet_fallbacks = plan.fallbacks
         for model in plan.names.keys() - before.names.keys() - self._retired_models:
             self.driver.add_model(model, plan.names[model], plan.policies)
         self._rename(before, plan)
         self._dual_dispatch_models = _dual_dispatch_models(plan)
         changes = self.fleet.reconfigure(plan, ordering)
+        self.driver.control.use_fallbacks(plan.fallbacks, plan.policies.fallback)
+        if plan.fallbacks != before.fallbacks:
+            changes.append("fleet: other fallbacks")
         changes += [f"policies: {name} changed" for name in changed]
         if plan.settings != settings:
             changes += self._use_settings(settings)
@@ -242,7 +249,7 @@ class Gateway:
         self.health.use(settings)
         self._stalls.use(settings.limits)
         self.quarantine.keep_s = settings.quarantine_s
-        self.driver.hold_s = settings.hold_s
+        self.driver.hold_s, self.driver.control.max_held = settings.hold_s, settings.max_held
         names = settings.__struct_fields__
         return [f"gateway: {name} changed" for name in names if getattr(settings, name) != getattr(before, name)]
 
@@ -348,8 +355,9 @@ class Gateway:
         request = relay.in_flight
         num_chars = 0 if client_request.has_media else len(client_request.text)
         self.settle(request, num_chars, relay.prompt_tokens, relay.used_tokens)
-        if request.copy is not None:
-            self.copies.end(client_request.stream_key, request.copy, request.outcome is _FINISHED)
+        if request.copy is not None:  # the model that was asked for cannot continue another one's answer
+            is_over = request.outcome is _FINISHED or request.live.fallback is not None
+            self.copies.end(client_request.stream_key, request.copy, is_over)
 
     def admit(
         self,
@@ -417,11 +425,13 @@ class Gateway:
         for stage in stages:
             longest = max(longest, stage.service.longest_tokens)
         live = self._live(features, model, tenant, deadline_s, longest)
-        if live.prompt_tokens + live.output_tokens > longest:
+        live.keeps_model = features.keeps_model
+        may_fall_back = self.driver.control.may_fall_back
+        if live.prompt_tokens + live.output_tokens > longest and not may_fall_back(live):
             prompt = "a prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
             wanted = f"{prompt} and {live.output_tokens:,} tokens to come"
             raise ApiError(400, f"{wanted} are more than {longest:,}", "context_length_exceeded")
-        if service.hold_queue.is_full(live, self.settings.max_held):
+        if service.hold_queue.is_full(live, self.settings.max_held) and not may_fall_back(live):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
         request = new_request(live)
         self.driver.arrived(request)
@@ -481,6 +491,8 @@ class Gateway:
     def _add_reported_names(self) -> None:
         """Accept the names under which engines report their models."""
         for replica in self.replicas:
+            if (served := self.fleet.pools.get(replica.pool)) is not None and served.pool.is_standby:
+                continue
             for name in (replica.reported_model, *replica.aliases):
                 if name is not None:
                     self.driver.services.setdefault(name, self.driver.services[replica.model])
@@ -550,6 +562,8 @@ class Gateway:
             if live.answer_s == live.answer_s:
                 self._reasons[live.model] = live.reasoning_tokens > 0
         self.request_metrics.count_end(request, outcome, now)
+        if live.fallback is not None and request.replica is not None:
+            self.request_metrics.count_fallback(live.fallback.model, live.fallback.why)
         if outcome is _REJECTED:
             request.retry_after_s = self.scaling.expected_s(live.model)
             if self.decisions is not None:

@@ -73,7 +73,8 @@ def plan(scenario: Scenario) -> ServingPlan:
     pools.check_pools(declared, places)
     starts = pools.starts(scenario, declared)
     if spec.policies.scaling is not None:
-        pools.require_starts(declared, ("policies", "scaling"), places)
+        own = [each for each in declared if each.pool.hosted is None]
+        pools.require_starts(own, ("policies", "scaling"), places)
     pools.require_starts([each for each in declared if _is_planned(spec, each)], ("cascade", "replan"), places)
     if spec.roles:
         pools.check_roles(declared, places)
@@ -100,7 +101,7 @@ def plan(scenario: Scenario) -> ServingPlan:
             None if each.combo is None else combos[each.combo.name],
             pools.engine_key(each, scenario.base_dir, places),
             TokenPrices(each.spec.usd_per_million_input_tokens, each.spec.usd_per_million_output_tokens),
-            step_times.get(each.pool.name),
+            step_times.get(each.pool.name), pools.engine_model(each),
         )
         for each, start in zip(declared, starts, strict=True)
     )  # fmt: skip
@@ -111,6 +112,7 @@ def plan(scenario: Scenario) -> ServingPlan:
         pacer=spec.pacer,
         seed=spec.seed,
         settings=_checked_settings(scenario),
+        fallbacks=scenario.fleet.fallbacks,
         sends_priority=pools.uses_engine_priority(spec),
         has_window=spec.policies.window is not None,
         judge=judge,

@@ -171,6 +171,13 @@ def engine_key(each: DeclaredPool, base_dir: Path, places: Places) -> str:
     return key
 
 
+def engine_model(each: DeclaredPool) -> str:
+    """What a hosted pool calls its model, as its list may have hundreds; empty for others."""
+    if each.pool.hosted is None:
+        return ""
+    return each.spec.served_name or str(each.spec.model)
+
+
 def check_pools(pools: Sequence[DeclaredPool], places: Places) -> None:
     """HeadwayError if a pool's replicas or their roles cannot be served, or two pools share a workload."""
     first_of: dict[str, DeclaredPool] = {}

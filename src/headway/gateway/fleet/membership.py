@@ -74,7 +74,7 @@ class LiveFleet:
         id = self._unused_ids.popleft() if is_bounded else len(self.replicas)
         replica = LiveReplica(
             id, served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
-            self._plan.pacer, self._clock, self._plan.settings.stale_s, served.api_key,
+            self._plan.pacer, self._clock, self._plan.settings.stale_s, served.api_key, served.engine_model,
         )  # fmt: skip
         replica.on_adapters = lambda: self._host.driver.adapters_changed(replica)
         self.combos.join(replica, served)
@@ -236,4 +236,8 @@ class LiveFleet:
 
 
 def _without_endpoints(served: ServedPool) -> ServedPool:
-    return replace(served, endpoints=(), prices=TokenPrices(), pool=replace(served.pool, replicas=1))
+    pool = replace(
+        served.pool, replicas=1, min_replicas=1, max_replicas=None, fallback=(), usd_per_million_input_tokens=0.0,
+        usd_per_million_output_tokens=0.0,
+    )  # fmt: skip
+    return replace(served, endpoints=(), prices=TokenPrices(), pool=pool)

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
-from headway.core.fleet import Combo, Pool, RoleChange
+from headway.core.fleet import Combo, Fallbacks, Pool, RoleChange
 from headway.core.pacer import Pacer
 from headway.gateway.settings import Api, Judge, Settings
 
@@ -91,6 +91,8 @@ class ServedPool(Struct, frozen=True):
     prices: TokenPrices = TokenPrices()
     coefficients: Coefficients | None = None
     """Step times of the fleet file, else of the catalog; None: the file names no GPU."""
+    engine_model: str = ""
+    """What the engines call the model; empty: what they list."""
 
     @property
     def deployment(self) -> Pool | Combo:
@@ -122,6 +124,8 @@ class ServingPlan(Struct, frozen=True):
     """Requests to engines carry their tier as `priority`."""
     has_window: bool = False
     """The file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has slots."""
+    fallbacks: Fallbacks = Fallbacks()
+    """Which models may answer in place of which."""
     judge: Judge | None = None
     """Scores the cascade's answers; None without a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()

@@ -100,6 +100,8 @@ class Relay:
         self._client = self._writer = client
         self._max_attempts, self._sends_priority = max_attempts, sends_priority
         self._quarantine = quarantine
+        self._models = {self._live.model}
+        """The models that were to answer so far."""
         self._headers = (
             f"Content-Type: {request.content_type}\r\nX-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
         )
@@ -119,6 +121,13 @@ class Relay:
         self._is_prefill = self._has_begun = self._is_complete = False
         self._hidden_fields = ()
         self._start_stage()
+
+    def _start_fallback(self) -> None:
+        """Begin the attempts at one more model. Only the same one continues what another has begun."""
+        self._models.add(self._live.model)
+        self._num_failures, self._doubted = 0, None
+        if not self._has_begun and not self._meter.partial.tokens:
+            self._start_next_stage()
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -174,6 +183,8 @@ class Relay:
         """Relay one model's answer, from as many of its replicas as it takes."""
         while not self._is_complete:
             replica = await self.in_flight.wait_for_replica()
+            if self._live.model not in self._models:
+                self._start_fallback()
             self._tokens_at_start = self._live.generated_tokens
             try:
                 if self._snapshot is not None:
@@ -483,16 +494,23 @@ class Relay:
         """Start the response with the headers known now. `length` None: a stream."""
         self._has_begun = True
         replica, live = self.in_flight.replica, self._live
+        live.keeps_model = True
         headers = [(b"content-type", content_type), (b"x-request-id", self.in_flight.request_id.encode("latin-1"))]
         if replica is not None:
             headers.append((b"x-headway-replica", replica.name.encode("latin-1", "replace")))
+            if live.fallback is not None:
+                headers += [
+                    (b"x-headway-fallback", live.fallback.why.encode()),
+                    (b"x-headway-model", live.model.encode("latin-1", "replace")),
+                ]
             if self._request.wants_explanation:
                 headers += [
                     (b"x-headway-held-s", b"%.6f" % (live.placed_s - live.arrival_s)),
                     (b"x-headway-attempts", b"%d" % (live.attempt + 1)),
                     (b"x-headway-tier", b"%d" % live.tier),
-                    (b"x-headway-model", live.model.encode("latin-1", "replace")),
                 ]
+                if live.fallback is None:
+                    headers.append((b"x-headway-model", live.model.encode("latin-1", "replace")))
         if self.in_flight.restored is not None:
             headers.append((b"x-headway-replayed-tokens", b"%d" % self.in_flight.restored.tokens))
         if length is None:
@@ -524,7 +542,10 @@ class Relay:
             self._count_break(replica)
         has_output = self._meter.partial.tokens or self._meter.passthrough is not None
         if self._num_failures >= self._max_attempts:
-            raise self._failure()
+            if self._has_begun or self._doubted is not None:
+                raise self._failure()
+            scheduler.release(in_flight, ReleaseReason.EXHAUSTED)
+            return
         if self._has_begun and has_output and not self._request.can_resume:
             raise self._failure()
         if is_prefill_leg:

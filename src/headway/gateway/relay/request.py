@@ -57,6 +57,10 @@ Prompt = tuple[str, list[int] | None]
 """The prompt's text, and its token ids if it was given as such."""
 
 
+_OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE))
+"""Endpoints whose answers are compared with others of the same model, or given back to it."""
+
+
 class Features(Struct, array_like=True, gc=False):
     """What control reads of a request: everything but its text."""
 
@@ -77,6 +81,8 @@ class Features(Struct, array_like=True, gc=False):
     slo_tpot_s: float | None
     has_media: bool = False
     """The prompt may have tokens that are not of its text."""
+    keeps_model: bool = False
+    """The answer means something only with those of the same model."""
 
 
 class ClientRequest(Struct):
@@ -154,7 +160,7 @@ class ClientRequest(Struct):
         return Features(
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix() if len(self.text) >= _BLOCK_TOKENS else (),
-            self.slo_ttft_s, self.slo_tpot_s, self.has_media,
+            self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
         )  # fmt: skip
 
     def prefix(self) -> tuple[Segment, ...]:

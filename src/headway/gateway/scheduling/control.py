@@ -66,7 +66,7 @@ class LiveControl(Control):
         made = [self._new_parts(service, before, after, seed, observer) for service in self.services]
         for service, new in zip(self.services, made, strict=True):
             held, kept = service.hold_queue.requests(), self.admissions.get(service)
-            service.use(new.router, new.ordering, after.window, after.prompt_window)
+            service.use(new.router, new.ordering, *self._windows(after, service.model))
             self.migrations.pop(service, None)
             self.admissions.pop(service, None)
             self._add_parts(service, new.migrations, new.admissions)
@@ -141,7 +141,14 @@ class LiveControl(Control):
             self.place(live, now, jumps_queue=True)
         elif service.is_served_without(failed):
             self.place(live, now, jumps_queue=True, exclude=failed)
-        else:
+        elif not self.fall_back(live, now):
+            self.end(live, now, Outcome.REJECTED)
+
+    def exhausted(self, live: Live, now: float) -> None:
+        """Have a fallback answer a request at which all attempts of its model have failed, or reject it."""
+        live.attempt += 1
+        live.enter(HELD)
+        if not self.fall_back(live, now):
             self.end(live, now, Outcome.REJECTED)
 
     def reassign_decode(self, live: Live, prefilled_by: int, now: float) -> bool:

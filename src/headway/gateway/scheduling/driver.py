@@ -13,7 +13,7 @@ from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
-from headway.core.fleet import Role
+from headway.core.fleet import Fallbacks, Role
 from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock, Deadlines
 from headway.gateway.scheduling.control import LiveControl
@@ -54,6 +54,7 @@ class Driver:
         decisions: DecisionObserver | None,
         on_ended: Callable[[InFlightRequest, Outcome, float], None],
         on_role: Callable[[int, Role, float], None],
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
         `on_role(replica, role, now)` are called after the fact."""
@@ -75,7 +76,7 @@ class Driver:
         self._ticking: list[Ticking] = []
         self.control = LiveControl(self, recorder, notify=True)
         members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
-        self.control.configure(policies, members, names, seed, make_scaling, decisions)
+        self.control.configure(policies, members, names, seed, make_scaling, decisions, fallbacks)
         self.services = self.control.by_model
         self.adapters: dict[str, Service] = {}
         """The services of LoRA adapters, by the adapters' names."""
@@ -168,6 +169,11 @@ class Driver:
             case ReleaseReason.ACKNOWLEDGED:
                 request.detach()
                 self.control.room_freed(request.live, self.now)
+            case ReleaseReason.EXHAUSTED:
+                request.detach()
+                if request.outcome is None:
+                    self.control.exhausted(request.live, self.now)
+                    self.arm_hold_timeout(request)
             case ReleaseReason.MOVED:
                 self._resume_after_move(request)
             case ReleaseReason.PREFILLED:
@@ -400,6 +406,7 @@ class Driver:
         """Control's entry of a replica that is not up yet."""
         member = Member(replica, replica.max_request_tokens, None, replica.deployment, replica.adapters)
         member.is_up, member.is_single_phase = False, replica.is_single_phase
+        member.window = replica.most_concurrent
         return member
 
     def remove(self, replica: LiveReplica) -> None:

@@ -43,11 +43,14 @@ class ReleaseReason(IntEnum):
     """The prefill replica of a dual dispatch failed; the request is placed again."""
     ACKNOWLEDGED = auto()
     """The request had ended before; only now has it left its replica."""
+    EXHAUSTED = auto()
+    """No attempt is left at the present model; a fallback of it may answer."""
 
 
 RESUMES = frozenset({
     ReleaseReason.FAILED, ReleaseReason.FAILED_BEFORE_FETCH, ReleaseReason.MOVED, ReleaseReason.PREFILLED,
     ReleaseReason.PREFILL_NOT_STORED, ReleaseReason.PREFILL_FAILED, ReleaseReason.PREFILL_LEG_FAILED,
+    ReleaseReason.EXHAUSTED,
 })  # fmt: skip
 """Reasons after which the request continues at some replica."""
 

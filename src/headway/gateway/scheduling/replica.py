@@ -122,9 +122,15 @@ class LiveReplica(EngineEndpoint):
         clock: Clock,
         stale_s: float,
         api_key: str = "",
+        engine_model: str = "",
     ) -> None:
-        context_tokens = pool.model.max_context_tokens
-        super().__init__(id, pool.name, pool.model.name, url, adapter, context_tokens, api_key=api_key)
+        context_tokens, is_hosted = pool.model.max_context_tokens, pool.hosted is not None
+        super().__init__(
+            id, pool.name, pool.model.name, url, adapter, context_tokens, api_key=api_key, is_hosted=is_hosted
+        )
+        self.most_concurrent = None if pool.hosted is None else pool.hosted.max_concurrent
+        """Most requests at a time; None: as many as the policies' window allows."""
+        self.reported_model = engine_model or None
         self._pool = pool
         self.gpu, self.region = pool.gpu.name, pool.region
         self.max_num_seqs = pool.engine.max_num_seqs
@@ -191,12 +197,15 @@ class LiveReplica(EngineEndpoint):
         return min(self.kv_blocks_total * self.block_size_tokens + 1, self.max_context_tokens)
 
     def record(self, pool: Pool, now: float) -> ReplicaRecord:
-        num_gpus, lifetime = pool.parallel.num_gpus, self.lifetime
+        num_gpus, lifetime, is_hosted = pool.num_gpus, self.lifetime, pool.hosted is not None
         return ReplicaRecord(
             self.id, self.pool, self.model, self.gpu, self.region, num_gpus, pool.usd_per_hour,
-            pool.gpu.watts * num_gpus, self.kv_blocks_total * self.block_size_tokens, self.max_num_seqs,
+            pool.gpu.watts * num_gpus, 0 if is_hosted else self.kv_blocks_total * self.block_size_tokens,
+            self.max_num_seqs,
             lifetime.up(now), lifetime.down(now), "initial" if self.is_initial else "new",
             for_prefill=lifetime.with_role("prefill", now), for_decode=lifetime.with_role("decode", now),
+            usd_per_million_input_tokens=pool.usd_per_million_input_tokens if is_hosted else 0.0,
+            usd_per_million_output_tokens=pool.usd_per_million_output_tokens if is_hosted else 0.0,
         )  # fmt: skip
 
     # The gateway's own counts.

@@ -44,6 +44,10 @@ class AccessLine(Struct, frozen=True, gc=False):
     """From the arrival to the first token."""
     duration_s: float
     """From the request's first byte to the end of the response."""
+    answered_by: str | None = None
+    """The model of a fallback that answered in place of `model`."""
+    fallback: str | None = None
+    """Why it did: `down`, `rejects` or `slow`."""
 
 
 class AccessEntry:
@@ -72,6 +76,7 @@ class AccessEntry:
         live = replica = None
         if self.relay is not None:
             live, replica = self.relay.in_flight.live, self.relay.in_flight.replica
+        fallback = None if live is None else live.fallback
         has_token = live is not None and live.first_token_s == live.first_token_s
         return AccessLine(
             time=self.began.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -86,6 +91,8 @@ class AccessEntry:
             output_tokens=None if live is None else live.generated_tokens,
             ttft_s=round(live.first_token_s - live.arrival_s, 6) if live is not None and has_token else None,
             duration_s=round(time.monotonic() - self.start_s, 6),
+            answered_by=None if live is None or fallback is None else live.model,
+            fallback=None if fallback is None else fallback.why,
         )
 
 

@@ -31,6 +31,7 @@ _COUNTERS = {
     "tokens_total": ("kind", "Tokens of requests that have ended"),
     "judgements_total": ("outcome", "Answers of a cascade's models, by the judgement on them"),
     "ejections_total": ("reason", "Replicas that were taken out of service though they pass their health checks"),
+    "fallbacks_total": ("reason", "Requests that a fallback of their model was to answer, by the model asked for"),
     "prefills_total": ("outcome", "Prompts to be computed by another replica, by the result"),
     "tenant_requests_total": ("tenant", "Requests that have ended, by the tenant of their key"),
     "tenant_tokens_total": ("tenant", "Prompt and output tokens of these requests"),
@@ -170,6 +171,10 @@ class PrometheusMetrics:
     def count_ejection(self, model: str, reason: str) -> None:
         """Count a replica that is ejected, or that generates nothing."""
         self._by_model["ejections_total"][model, reason] += 1
+
+    def count_fallback(self, model: str, reason: str) -> None:
+        """Count a request for a model that another one was to answer."""
+        self._by_model["fallbacks_total"][model, reason] += 1
 
     def count_prefill(self, model: str, outcome: str) -> None:
         """Count a prompt that one replica computed, or failed to compute, for another."""

@@ -290,7 +290,11 @@ class UnixTransport:
 class Client:
     """All connections to one server. `transport` replaces the TCP connection that the URL names."""
 
-    def __init__(self, url: str, connect_s: float = 5.0, transport: Transport | None = None, api_key: str = "") -> None:
+    def __init__(
+        self, url: str, connect_s: float = 5.0, transport: Transport | None = None, api_key: str = "",
+        keeps_keys: bool = False,
+    ) -> None:  # fmt: skip
+        """`api_key` is sent in place of the client's key. `keeps_keys`: that of the client is not sent in any case."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise HeadwayError(f"{url!r} is no address of an engine; expected http://host:port")
@@ -300,7 +304,7 @@ class Client:
         self._authority = parts.netloc
         self._connect_s = connect_s
         self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        """Replaces the client's key, if there is one."""
+        self._drops_client_key = keeps_keys or bool(api_key)
         self._idle: list[Connection] = []
 
     async def request(
@@ -318,7 +322,7 @@ class Client:
         A request is sent a second time, on a new connection, only if the server closed a kept connection at once and
         without a byte of an answer, and `may_resend()` agrees: the server may have begun to process it after all.
         """
-        if self._authorization:
+        if self._drops_client_key:
             headers = _CLIENT_KEY.sub("", headers) + self._authorization
         length = f"Content-Length: {len(body)}\r\n" if body or method == "POST" else ""
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"

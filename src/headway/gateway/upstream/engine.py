@@ -17,6 +17,8 @@ _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 60.0
 """Engines render templates beside their requests, at times slowly."""
 _COUNT_TIMEOUT_S = 2.0
+_HOSTED_HEALTHY = (404, 405, 429)
+"""Answers of hosted services that list no models, or not so often, and serve requests."""
 _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
 """The fields of a request on which the number of its prompt's tokens depends."""
 
@@ -62,13 +64,15 @@ class EngineEndpoint:
 
     def __init__(
         self, id: int, pool: str, model: str, url: str, adapter: Adapter, max_context_tokens: int,
-        client: Client | None = None, api_key: str = "",
+        client: Client | None = None, api_key: str = "", is_hosted: bool = False,
     ) -> None:  # fmt: skip
+        """`is_hosted`: a service of others, which gets no client's key and is not asked for its models."""
         self.id, self.pool, self.model = id, pool, model
         self.name = f"{pool}/{id}"
         """The name in logs and headers."""
         self.url, self.adapter = url, adapter
-        self.client = client or Client(url, api_key=api_key)
+        self.client = client or Client(url, api_key=api_key, keeps_keys=is_hosted)
+        self.is_hosted = is_hosted
         self.api_key = api_key
         """The engine's own key; empty: it gets the client's."""
         self.max_context_tokens = max_context_tokens
@@ -92,11 +96,13 @@ class EngineEndpoint:
     async def check_health(self, timeout_s: float) -> None:
         """EngineError if the health check fails."""
         status, data = await self.client.fetch(self.adapter.health, timeout_s)
-        if status != 200:
+        if status != 200 and not (self.is_hosted and status in _HOSTED_HEALTHY):
             raise RefusedError(status, data)
 
     async def read_details(self, timeout_s: float) -> None:
         """Read the model's name and the longest request. EngineError if there is no answer in time."""
+        if self.is_hosted:
+            return
         status, data = await self.client.fetch("/v1/models", timeout_s)
         if status != 200:
             return

@@ -32,6 +32,8 @@ TRUSTED_REFUSALS = 3
 """Refusals that are taken for the requests' fault after a peer has confirmed one: bad requests cost little more."""
 _DOUBTFUL = frozenset((401, 403, 404, 405))
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
+_HOSTED_PERIOD_S = 30.0
+"""Time between two probes of a hosted service, which limits the requests of its customers."""
 Replica = TypeVar("Replica", bound=EngineEndpoint)
 
 
@@ -268,7 +270,8 @@ class HealthMonitor(Generic[Replica]):
             failure.clear()
             with logged(f"{replica.name}: a callback of the health monitor failed"):
                 await self._probe_and_count(replica, breaker)
-            interval_s = MIN_PAUSE_S if breaker.num_failed_probes else self._settings.scrape_period_s
+            period_s = max(self._settings.scrape_period_s, _HOSTED_PERIOD_S if replica.is_hosted else 0.0)
+            interval_s = MIN_PAUSE_S if breaker.num_failed_probes else period_s
             pause_s = breaker.next_pause_s() if breaker.is_open else interval_s
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

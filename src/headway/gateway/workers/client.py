@@ -15,6 +15,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
+from headway.control.fallback import FellBack
 from headway.control.live import NEVER, WAITING, Live
 from headway.core.record import Outcome
 from headway.gateway.clock import Clock
@@ -68,7 +69,7 @@ class PendingRequest(InFlightRequest):
         live = self.live
         return Progress(
             live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
-            live.answer_s, live.reasoning_end_s, self.waits_for_client,
+            live.answer_s, live.reasoning_end_s, self.waits_for_client, live.keeps_model,
         )  # fmt: skip
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
@@ -81,6 +82,12 @@ class PendingRequest(InFlightRequest):
             live.prompt_tokens, live.phase = state.prompt_tokens, state.phase
             live.arrival_s, live.model, live.lora = state.arrival_s, state.model, state.lora
             live.stage_index, self.needs_score = state.stage_index, state.needs_score
+        elif state.model != live.model:
+            live.model, live.prompt_tokens = state.model, state.prompt_tokens
+        if state.fallback is None:
+            live.fallback = None
+        elif live.fallback is None or (live.fallback.model, live.fallback.why) != state.fallback:
+            live.fallback = FellBack(*state.fallback, 0, 0, None)
         live.tier, live.attempt, live.moves = state.tier, state.attempt, state.moves
         live.placed_s, live.enqueued_s = state.placed_s, state.enqueued_s
         live.enter(WAITING)
@@ -346,8 +353,9 @@ class RemoteScheduler:
         if replica is None:
             adapter = ADAPTERS[info.api]
             replica = EngineEndpoint(
-                info.id, info.pool, info.model, info.url, adapter, info.max_context_tokens, api_key=info.api_key
-            )
+                info.id, info.pool, info.model, info.url, adapter, info.max_context_tokens,
+                api_key=info.api_key, is_hosted=info.is_hosted,
+            )  # fmt: skip
             replica.kv_folder = None if info.kv_folder is None else Path(info.kv_folder)
             self._replicas[info.id] = replica
         replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens

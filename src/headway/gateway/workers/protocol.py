@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
+from headway.control.policies import FallbackReason
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.auth.limits import RateLimit
@@ -63,6 +64,7 @@ class Progress(Struct, array_like=True, gc=False):
     answer_s: float
     reasoning_end_s: float
     waits_for_client: bool = False
+    keeps_model: bool = False
 
 
 class RequestArrived(Struct, array_like=True, tag=0, gc=False):
@@ -193,6 +195,8 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     """The prefill replica of a dual dispatch."""
     has_peer: bool = False
     lora: str = ""
+    fallback: tuple[str, FallbackReason] | None = None
+    """The model that was asked for and why another one is to answer; None: it answers itself."""
 
 
 class RequestRefused(Struct, array_like=True, tag=1, gc=False):
@@ -236,6 +240,7 @@ class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
     kv_folder: str | None
     bootstrap_port: int = 0
     api_key: str = ""
+    is_hosted: bool = False
 
 
 class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):

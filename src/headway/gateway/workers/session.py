@@ -151,7 +151,7 @@ class WorkerSession:
         info = protocol.ReplicaInfo(
             replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, replica.reported_model,
             replica.max_context_tokens, None if replica.kv_folder is None else str(replica.kv_folder),
-            replica.bootstrap_port, replica.api_key,
+            replica.bootstrap_port, replica.api_key, replica.is_hosted,
         )  # fmt: skip
         if self._sent_replicas.get(replica.id) != info:
             self._sent_replicas[replica.id] = info
@@ -176,6 +176,7 @@ class WorkerSession:
             request.number, replica, live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase,
             live.stage_index, request.needs_score, request.is_prefill_only, request.has_stored_kv, live.attempt,
             live.moves, live.placed_s, live.enqueued_s, lora=live.lora,
+            fallback=None if live.fallback is None else (live.fallback.model, live.fallback.why),
         )  # fmt: skip
 
     def _send_limits(self, caller: Caller) -> None:
@@ -243,6 +244,7 @@ class WorkerSession:
         if request.outcome is not None or reservation is None:
             return
         request.waits_for_client = progress.waits_for_client
+        live.keeps_model |= progress.keeps_model
         if progress.prompt_tokens not in (0, live.prompt_tokens):
             request.counted_prompt_tokens = progress.prompt_tokens
             live.prompt_tokens = progress.prompt_tokens
@@ -299,7 +301,8 @@ class WorkerSession:
             used_tokens = request.escalated_tokens + live.prompt_tokens + live.generated_tokens
             self._gateway.settle(request, request.num_chars, request.counted_prompt_tokens or None, used_tokens)
             copy, request.copy = request.copy, None
-            self._gateway.copies.end(request.stream_key, copy, request.outcome is Outcome.FINISHED)
+            is_over = request.outcome is Outcome.FINISHED or live.fallback is not None
+            self._gateway.copies.end(request.stream_key, copy, is_over)
 
     def _scored(self, request: RemoteRequest, message: protocol.AnswerScored) -> None:
         if request.outcome is not None:

@@ -1,0 +1,145 @@
+"""Fallback pools, live: a hosted service answers while the fleet's own engine cannot, and no longer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import serving
+
+pytest.importorskip("httptools")
+OWN_KEY, CLIENT_KEY, ENGINE_KEY = "of-the-service", "of-the-client", "of-the-engine"
+HOSTED = "house-model"
+
+
+class Service(BaseHTTPRequestHandler):
+    """Somebody's hosted model. It keeps the headers and bodies of all that it is sent."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[tuple[str, dict[str, str], Any]]
+
+    def _answer(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _keep(self, body: Any) -> None:
+        self.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+
+    def do_GET(self) -> None:
+        self._keep(None)
+        self._answer(200, {"object": "list", "data": [{"id": "another"}, {"id": HOSTED}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._keep(body)
+        if body.get("stream"):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for delta in ({"role": "assistant", "content": "hel"}, {"content": "lo"}):
+                chunk = {"id": "s", "object": "chat.completion.chunk", "created": 1, "model": HOSTED}
+                chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": None}]
+                self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            self.wfile.write(b"data: [DONE]\n\n")
+            self.close_connection = True
+            return
+        choice = {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        self._answer(200, {"id": "c", "object": "chat.completion", "created": 1, "model": HOSTED,
+                           "choices": [choice], "usage": usage})  # fmt: skip
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def service() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Service,), {"seen": []}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def fleet(folder: Path, engine: str, service: ThreadingHTTPServer, **changes: Any) -> Path:
+    own = {
+        "name": "chat", "model": serving.MODEL, "endpoints": [engine], "api": "vllm", "api_key": ENGINE_KEY,
+        "fallback": ["hosted"],
+    }  # fmt: skip
+    hosted = {
+        "name": "hosted", "model": HOSTED, "endpoints": [f"http://127.0.0.1:{service.server_port}/v1"], "hosted": {},
+        "api_key": OWN_KEY, "usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 2.0,
+    }  # fmt: skip
+    keys = [{"sha256": sha256(CLIENT_KEY.encode()).hexdigest(), "name": "team"}]
+    settings = {"scrape_period_s": 0.1, "api_keys": keys}
+    data = {"fleet": [{**own, **changes.pop("own", {})}, hosted], "gateway": settings, **changes}
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+HEADERS = {"Authorization": f"Bearer {CLIENT_KEY}"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_hosted_service_answers_while_the_pool_is_down(
+    workers: int, service: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    engine = serving.emulator("--output-tokens", "3", "--speed", "100")
+    log, decisions = tmp_path / "access.jsonl", tmp_path / "decisions.jsonl"
+    path = fleet(tmp_path, engine.url, service)
+    options = ("--workers", str(workers), "--access-log", str(log), "--decisions", str(decisions))
+    front = serving.gateway(path, *options)
+    with serving.closing(front, engine):
+        serving.all_up(front, 2)
+        home = serving.chat(front, headers=HEADERS)
+        assert home.headers["x-headway-replica"] == "chat/0" and "x-headway-fallback" not in home.headers
+        assert home.json()["model"] == serving.MODEL
+
+        port = engine.port
+        engine.kill()
+        away = serving.chat(front, headers=HEADERS)
+        assert (away.headers["x-headway-replica"], away.headers["x-headway-fallback"]) == ("hosted/1", "down")
+        assert away.headers["x-headway-model"] == HOSTED
+        answer = away.json()
+        assert answer["model"] == HOSTED and answer["choices"][0]["message"]["content"] == "hello"
+        streamed = serving.chat(front, headers=HEADERS, stream=True)
+        assert streamed.headers["x-headway-fallback"] == "down"
+        events = list(streamed.events())
+        assert serving.said(events) == "hello" and events[-1] == "[DONE]"
+        assert {event["model"] for event in events[:-1]} == {HOSTED}
+        assert serving.metric(front, "headway_fallbacks_total") == 2
+
+        engine = serving.emulator("--output-tokens", "3", "--speed", "100", port=port)
+        with serving.closing(engine):
+            serving.all_up(front, 2)
+            back = serving.chat(front, headers=HEADERS)
+            assert back.headers["x-headway-replica"] == "chat/0" and back.json()["model"] == serving.MODEL
+        front.stop()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    asked = [(each["model"], each["answered_by"], each["fallback"]) for each in lines if each["path"].endswith("tions")]
+    assert asked == [(serving.MODEL, None, None), *[(serving.MODEL, HOSTED, "down")] * 2, (serving.MODEL, None, None)]
+    told = [json.loads(line) for line in decisions.read_text().splitlines()]
+    fell = [(each["model"], each["why"]) for each in told if each["what"] == "fallback"]
+    assert fell == [(HOSTED, f"{serving.MODEL}: down")] * 2
+    seen = service.RequestHandlerClass.seen  # type: ignore[attr-defined]
+    posts = [(path, headers, body) for path, headers, body in seen if body is not None]
+    assert len(posts) == 2 and {path for path, _, _ in posts} == {"/v1/chat/completions"}
+    assert {body["model"] for _, _, body in posts} == {HOSTED}
+    assert all(headers["authorization"] == f"Bearer {OWN_KEY}" for _, headers, _ in seen)
+    assert CLIENT_KEY not in str(seen) and ENGINE_KEY not in str(seen)
