@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fakes import FakeReplica
@@ -14,7 +15,7 @@ from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.decision import Placement
-from headway.core.fleet import Role
+from headway.core.fleet import Fallbacks, Role
 from headway.core.record import Columns, Outcome
 from headway.core.view import FleetView, RequestView
 from headway.policies.ordering.fcfs import FcfsOrdering
@@ -97,20 +98,24 @@ class Fleet:
         scaling: Callable[[FakeEffects, dict[str, Service]], Scaling | None] = lambda effects, services: None,
         observer: DecisionObserver | None = None,
         deployment: str = "main",
+        fallbacks: Fallbacks | None = None,
+        tokens_of: Mapping[str, int] = MappingProxyType({}),
         **policies: Any,
     ) -> None:
+        """`tokens_of`: the longest request by model, where it is not `max_tokens`."""
         self.effects = FakeEffects()
         self.effects.replicas = {replica.id: replica for replica in replicas}
-        self.recorder = Recorder()
+        self.recorder = Recorder(has_fallbacks=fallbacks is not None)
         self.control = Control(self.effects, self.recorder, notify=True)
         members: dict[str, list[Member]] = {}
         for replica in replicas:
-            member = Member(replica, max_tokens, max_num_waiting, deployment)
+            longest = tokens_of.get(replica.model, max_tokens)
+            member = Member(replica, longest, max_num_waiting, deployment)
             members.setdefault(replica.model, []).append(member)
         names = {model: (model, model.upper()) for model in members}
         self.control.configure(
             Policies(router, **{"ordering": FcfsOrdering, **policies}), members, names, 0,
-            lambda services: scaling(self.effects, services), observer,
+            lambda services: scaling(self.effects, services), observer, fallbacks,
         )  # fmt: skip
 
     @property
@@ -141,7 +146,7 @@ class Fleet:
 
     def records(self) -> Columns:
         """The request table."""
-        return self.recorder.requests.columns()
+        return self.recorder.request_columns()
 
 
 def fleet(*roles: Role, combo: int | None = None, model: str = "llama", **given: Any) -> Fleet:

@@ -69,7 +69,9 @@ class StepTimes:
         return step_model(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients[pool.name])
 
     def __call__(self, pool: Pool) -> Line:
-        return self.model(pool).line if pool.hosted is None else hosted_line(pool.hosted)
+        if pool.hosted is not None and self.coefficients is not None:  # which checks that its speed is known
+            return hosted_line(pool.hosted)
+        return self.model(pool).line
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
