@@ -30,8 +30,9 @@ from headway.reproduce.claims import AtLeast, AtMost, Between, EverySeed, Rule, 
 from headway.reproduce.markdown import BEGIN, END
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
-from headway.reproduce.runner import Runner, processes
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, SimulationTask, cache_key
+from headway.scenario.processes import processes
 
 KEYS = ["id", "claim", "paper", "headway", "rule", "holds", "why", "values"]
 

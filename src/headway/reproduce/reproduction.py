@@ -16,7 +16,8 @@ from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce.claims import Claim, Value
 from headway.reproduce.findings import Exhibit, Finding, Findings
-from headway.reproduce.runner import ReportProgress, Runner, processes
+from headway.reproduce.runner import ReportProgress, Runner
+from headway.scenario.processes import processes
 from headway.scenario.ray_cluster import cluster
 
 
