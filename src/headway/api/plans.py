@@ -189,7 +189,7 @@ def plan_fleet(
         offers=offers, attainment=attainment, tps=tuple(tps), routings=tuple(routings), split=split, seeds=seeds
     )
     folder = _folder(cache)
-    with TemporaryDirectory() as temporary, processes(jobs, 2) as pool:
+    with TemporaryDirectory() as temporary, processes(jobs) as pool:
         requests = Path(temporary) if folder is None else folder / "requests"
         answer = fleet.plan(document, places, base_dir, options, Simulator(), requests, folder, pool)
     rows = [

@@ -109,8 +109,9 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     choices = {name: flags.pop(name) for name in _CHOICES}
     document, places, base_dir = _document(scenario, preset, flags)
     options = _options(choices, document.get("gpus") or ())
-    with output.counting("rehearsing") as progress:
-        best, rehearsal = plan(document, places, base_dir, options, Simulator(), output.cache_dir("capacity"), progress)
+    cache = output.cache_dir("capacity")
+    with output.processes() as pool, output.counting("rehearsing") as progress:
+        best, rehearsal = plan(document, places, base_dir, options, Simulator(), cache, progress, pool)
     if output.html is not None:
         write_html(output.html, page(best, str(document.get("name", "capacity")), command_line()))
     if output.out is not None and best.choice is not None:

@@ -23,7 +23,6 @@ from headway.planning.fleet.page import page
 from headway.planning.fleet.plan import ATTAINMENT, ROUTINGS, FleetOptions, plan, scenario_yaml
 from headway.planning.fleet.text import render
 from headway.scenario import Simulator
-from headway.scenario.processes import processes
 
 SCENARIOS = (".yaml", ".yml")
 
@@ -47,12 +46,11 @@ SCENARIOS = (".yaml", ".yml")
 @click.option("--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to compare.")
 @click.option("--no-split", is_flag=True, help="No separate prefill and decode replicas.")
 @click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 if a run takes over 2 s.")
-@click.option("--jobs", type=POSITIVE, default=1, show_default=True, help="Number of processes.")
 @gpu_file_option
 @plan_options
 def fleet(
     trace: Path, have: str, slo: str | None, models: tuple[str, ...], engine: str | None, attainment: float,
-    limit: int | None, rate_scale: float | None, tp: str, routing: str, no_split: bool, seeds: int | None, jobs: int,
+    limit: int | None, rate_scale: float | None, tp: str, routing: str, no_split: bool, seeds: int | None,
     gpu_file: Path | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find the cheapest fleet of the GPUs at hand for several models, its router, and whether to disaggregate.
@@ -75,7 +73,7 @@ def fleet(
     )
     output = PlanOutput(**outputs)
     cache = output.cache_dir("fleets")
-    with output.counting("planning, step") as progress, _requests_folder(cache) as folder, processes(jobs, 2) as pool:
+    with output.processes() as pool, output.counting("planning, step") as progress, _requests_folder(cache) as folder:
         answer = plan(document, places, base_dir, options, Simulator(), folder, cache, pool, progress)
     if output.html is not None:
         write_html(output.html, page(answer, str(document.get("name", "fleet")), command_line(), output.out))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import click
 from msgspec import Struct
 
 from headway.cli.flags import together
-from headway.cli.output import counting, user_cache
+from headway.cli.output import POSITIVE, counting, user_cache
 from headway.report.page import write_page
+from headway.scenario.processes import available_cores, processes
 from headway.workload.atomic_file import write_text
 
 INFEASIBLE = 3
@@ -25,6 +27,7 @@ plan_options = together((
     click.option("--html", type=_path, help="Write the plan as an HTML page, and plotly.js beside it."),
     click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
     click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
+    click.option("--jobs", type=POSITIVE, help="Number of processes that simulate. Default: one for each core."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
 ))  # fmt: skip
@@ -37,11 +40,16 @@ class PlanOutput(Struct, frozen=True):
     html: Path | None
     cache: Path | None
     no_cache: bool
+    jobs: int | None
     as_json: bool
     no_progress: bool
 
     def cache_dir(self, name: str) -> Path | None:
         return None if self.no_cache else self.cache or user_cache(name)
+
+    def processes(self) -> AbstractContextManager[Executor | None]:
+        """Worker processes. Open it before `counting`, whose thread would keep them from being forks."""
+        return processes(self.jobs or available_cores())
 
     def counting(self, doing: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
         return counting(doing, not self.no_progress)

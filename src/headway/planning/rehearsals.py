@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,10 @@ from headway.config.scenario import Scenario, StepTimes
 from headway.control.policies import Policies
 from headway.core.record import Records
 from headway.workload.atomic_file import write_text
+from headway.workload.sources import RequestSource
 
 T = TypeVar("T")
+Watch = Callable[[RequestSource], RequestSource]
 NOT_SIMULATING = ("cli", "report", "reproduce")
 """Parts of Headway on which no simulation depends."""
 
@@ -42,11 +45,22 @@ class Simulator(Protocol):
     Every method raises HeadwayError where the scenario cannot be run.
     """
 
-    def records(self, scenario: Scenario) -> Records:
-        """Simulate. A planner reads the few metrics it needs: a whole summary takes several times as long."""
+    def records(self, scenario: Scenario, watch: Watch | None = None) -> Records:
+        """Simulate. A planner reads the few metrics it needs: a whole summary takes several times as long.
+
+        `watch` may wrap the source of requests, and end the run by an exception of its own.
+        """
 
     def policies(self, scenario: Scenario) -> Policies:
         """The scenario's policies, resolved."""
+
+
+def in_threads(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of calls that wait for worker processes, made at the same time."""
+    if len(calls) <= 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [each.result() for each in [threads.submit(call) for call in calls]]
 
 
 class _Entry(msgspec.Struct, frozen=True):

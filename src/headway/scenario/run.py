@@ -31,6 +31,7 @@ from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import flatten, summarize
 from headway.metrics.usage import usage
 from headway.planning.gpu_hours_bound import gpu_hours_bound
+from headway.planning.rehearsals import Watch
 from headway.report.run import Provenance, Run
 from headway.scenario import replan
 from headway.scenario.long_term import knows_future
@@ -52,9 +53,10 @@ LEAK_NOTE = "cheating: the forecaster is fitted on the demand of this very run, 
 class Simulator:
     """Simulates scenarios for planners. Satisfies `planning.rehearsals.Simulator`."""
 
-    def records(self, scenario: Scenario) -> Records:
+    def records(self, scenario: Scenario, watch: Watch | None = None) -> Records:
         chosen = _with_empty_pools(only_variant(scenario))
-        records = _simulate(_with_sequence_lengths(chosen), policies_of(chosen), _source(chosen), StepTimes(chosen))
+        source = _source(chosen) if watch is None else watch(_source(chosen))
+        records = _simulate(_with_sequence_lengths(chosen), policies_of(chosen), source, StepTimes(chosen))
         _check_makespan(chosen.spec, records)
         return records
 

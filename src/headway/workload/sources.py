@@ -47,7 +47,7 @@ class TraceSource:
 
     def __init__(self, workload: Workload) -> None:
         self.num_requests: int | None = len(workload)
-        self._workload = workload
+        self.workload = workload
         self._rest = workload.tuples()
         self._next = next(self._rest, None)
         self._num_issued = 0
@@ -68,7 +68,7 @@ class TraceSource:
         pass
 
     def table(self) -> Workload:
-        return self._workload.head(self._num_issued)
+        return self.workload.head(self._num_issued)
 
 
 class IssuedRows:

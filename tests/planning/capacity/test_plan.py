@@ -26,9 +26,10 @@ from headway.planning.capacity.bounds import ArrivingRequests, lower_bounds
 from headway.planning.capacity.page import page
 from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import CapacityCandidate, CapacityPlan, Situation, Targets, misses
-from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
+from headway.planning.capacity.rehearsal import CapacityRehearsal, CapacityTask, fleet_document
 from headway.planning.capacity.text import render
 from headway.report.page import library_name, write_page
+from headway.scenario.processes import processes
 
 MOST = 6
 SMALL = "--rate 40 --num-requests 200 --prompt-tokens 1500 --output-tokens 150 --model llama-3.1-8b".split()
@@ -125,6 +126,21 @@ def test_cost_rises_with_load_and_falls_with_looser_targets(small: Path) -> None
     for (load, tpot_s), usd in costs.items():
         assert all(usd <= dear for (more, tight), dear in costs.items() if more >= load and tight <= tpot_s)
     assert len(set(costs.values())) > 1
+
+
+def test_worker_processes_and_early_ends_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan from whole runs one by one, from runs that end early, and from two processes."""
+    made = document()
+    made["workload"]["arrivals"] = 30
+    options = options_of(situations=(Situation(load=3.0), Situation(lost_replicas=1)), longer=4)
+    found, rehearsal = planned(options, made)
+    with processes(2) as pool:
+        shared, _ = plan(made, Places(), Path(), options, scenario.Simulator(), pool=pool)
+    monkeypatch.setattr(CapacityTask, "_watch", lambda _, source: source)
+    whole, entirely = planned(options, made)
+    assert found == shared == whole
+    assert rehearsal.num_simulated == entirely.num_simulated
+    assert any(each.replicas_needed for each in found.what_ifs)
 
 
 def _spec(rehearsal: CapacityRehearsal) -> scenario.Spec:

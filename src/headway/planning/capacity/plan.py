@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace as with_
 from itertools import product
 from pathlib import Path
@@ -31,8 +32,8 @@ from headway.planning.capacity.problem import (
     misses,
 )
 from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
-from headway.planning.capacity.search import Progress, cheapest_fleet
-from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.planning.capacity.search import Progress, cheapest_fleet, in_turn
+from headway.planning.rehearsals import RehearsalCache, Simulator, in_threads
 from headway.workload.generate import generate
 from headway.workload.spec import resolved
 
@@ -69,8 +70,11 @@ def plan(
     simulator: Simulator,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    pool: Executor | None = None,
 ) -> tuple[CapacityPlan, CapacityRehearsal]:
     """The cheapest fleet for a scenario's workload, and the rehearsals behind it.
+
+    `pool` simulates in worker processes; the plan is the same with any number of them.
 
     The first pool of the document's fleet gives the model and the engine. HeadwayError if the document is invalid or
     there is no target.
@@ -83,7 +87,15 @@ def plan(
     document["slo"] = _slo(document.get("slo"), targets)
     regions = tuple(dict.fromkeys(pool.region for pool in spec.fleet if pool.region))
     rehearsal = CapacityRehearsal(
-        document, places, base_dir, targets, regions, requests.span_s or 0.0, simulator, RehearsalCache(cache_dir)
+        document,
+        places,
+        base_dir,
+        targets,
+        regions,
+        requests.span_s or 0.0,
+        simulator,
+        RehearsalCache(cache_dir),
+        pool,
     )
     candidates = tuple(_candidates(spec, options))
     bounds = [_bounds(rehearsal, each, requests) for each in candidates]
@@ -112,7 +124,8 @@ def _lasting(
     many; where it misses a target then, the search begins anew with that length.
     """
     while True:
-        best = cheapest_fleet(problem, bounds, rehearsal, progress)
+        together = in_turn if rehearsal.pool is None else in_threads
+        best = cheapest_fleet(problem, bounds, rehearsal, progress, rehearsal.meets_targets, together)
         num = rehearsal.num_requests
         more = None if num is None else num * options.longer
         if best.choice is None or best.choice.replicas is None or more is None or options.longer <= 1:

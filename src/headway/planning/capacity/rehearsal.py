@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,18 +16,47 @@ from headway import catalog
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.core.record import Records
 from headway.metrics.columns import Floats
-from headway.metrics.latency import sample, slo_masks
+from headway.metrics.latency import SLO_KINDS, sample, slo_masks
 from headway.metrics.usage import usage
-from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets
-from headway.planning.rehearsals import RehearsalCache, Simulator, model_keys, scenario_key
+from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
+from headway.planning.rehearsals import RehearsalCache, Simulator, content_key, model_keys, scenario_key
+from headway.planning.verdicts import TargetMissedError, watched
+from headway.workload.sources import RequestSource
 
 FRACTION = 0.99
 
 
+@dataclass(frozen=True)
+class CapacityTask:
+    """A scenario to be rehearsed, in any process."""
+
+    scenario: Scenario
+    targets: Targets
+    simulator: Simulator
+
+    stops: bool
+    """End the run as soon as it is certain that it misses a target."""
+
+    def measured(self) -> RehearsalMetrics | None:
+        """None: the run ended early."""
+        watch = self._watch if self.stops and self.scenario.spec.simulation.until_s is None else None
+        try:
+            return _metrics(self.simulator.records(self.scenario, watch), self.scenario)
+        except TargetMissedError:
+            return None
+
+    def _watch(self, source: RequestSource) -> RequestSource:
+        spec = self.scenario.spec
+        asked = {kind: getattr(self.targets, f"{kind}_p99_s") for kind in SLO_KINDS}
+        limits = {kind: (FRACTION, limit_s) for kind, limit_s in asked.items() if limit_s is not None}
+        return watched(source, limits, self.targets.attainment, spec.simulation.warmup_s, spec.slo)
+
+
 @dataclass
 class CapacityRehearsal:
-    """The evaluator: finds rehearsals in the cache, or simulates them."""
+    """The evaluator: finds rehearsals in the cache, or simulates them, in worker processes if it has any."""
 
     document: dict[str, Any]
     places: Places
@@ -35,18 +66,54 @@ class CapacityRehearsal:
     span_s: float
     simulator: Simulator
     cache: RehearsalCache
+    pool: Executor | None = None
     num_simulated: int = 0
+    _lock: Lock = field(default_factory=Lock)
+    """Held except while a worker simulates: a search may rehearse in several threads, which wait for workers."""
 
     @property
     def num_found(self) -> int:
         return self.cache.num_found
 
     def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
-        """As in `CapacityEvaluator`. A user's own policies are not cached, as their code is not part of the key."""
-        chosen = self.scenario(candidate, replicas, situation)
-        if ":" in candidate.policy:
-            return self._simulate(chosen)
-        return self.cache.get(scenario_key(chosen), RehearsalMetrics, lambda: self._simulate(chosen))
+        """As in `CapacityEvaluator`."""
+        measured = self._rehearsed(candidate, replicas, situation, stops=False)
+        assert measured is not None
+        return measured
+
+    def meets_targets(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> bool:
+        """Whether the metrics would miss no target. A run that misses one ends as soon as that is certain."""
+        measured = self._rehearsed(candidate, replicas, situation, stops=True)
+        return measured is not None and not misses(measured, self.targets)
+
+    def _rehearsed(
+        self, candidate: CapacityCandidate, replicas: int, situation: Situation, stops: bool
+    ) -> RehearsalMetrics | None:
+        """From the cache, or by a run; None: a run that ended early.
+
+        A user's own policies are not cached, as their code is not part of the key.
+        """
+        with self._lock:
+            chosen = self.scenario(candidate, replicas, situation)
+            task = CapacityTask(chosen, self.targets, self.simulator, stops)
+            key = None if ":" in candidate.policy else scenario_key(chosen)
+            if key is not None:
+                found: RehearsalMetrics | None = self.cache.find(key, RehearsalMetrics)
+                if found is not None or (stops and self.cache.find(self._missed_key(key), bool)):
+                    return found
+            self.num_simulated += 1
+            future = None if self.pool is None else self.pool.submit(CapacityTask.measured, task)
+        measured = task.measured() if future is None else future.result()
+        with self._lock:
+            if key is not None and measured is not None:
+                self.cache.keep(key, measured)
+            elif key is not None:
+                self.cache.keep(self._missed_key(key), True)
+        return measured
+
+    def _missed_key(self, key: str) -> str:
+        """Of runs that ended early, for these targets."""
+        return content_key([key, self.targets, "missed"])
 
     @property
     def num_requests(self) -> int | None:
@@ -74,27 +141,27 @@ class CapacityRehearsal:
         document["faults"] = [{"at_s": at_s, "replica": i} for i in lost]
         return assemble(document, self.places, self.base_dir)
 
-    def _simulate(self, chosen: Scenario) -> RehearsalMetrics:
-        """Percentiles count an unfinished request as infinitely late."""
-        self.num_simulated += 1
-        records, warmup_s = self.simulator.records(chosen), chosen.spec.simulation.warmup_s
-        measured = sample(records, warmup_s, chosen.spec.slo)
-        tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
-        has, good = slo_masks(measured)["all"]
-        window_s = records.end_s - warmup_s
-        num_good = int((good if has.any() else measured.finished).sum())
-        return RehearsalMetrics(
-            ttft_p99_s=_p99(np.where(measured.finished, measured.ttft_s, inf)),
-            tpot_p99_s=_p99(np.where(measured.finished, tpot_s, inf)),
-            e2e_p99_s=_p99(np.where(measured.finished, measured.e2e_s, inf)),
-            attainment=float(good.sum() / has.sum()) if has.any() else None,
-            goodput_rps=num_good / window_s if window_s > 0 else None,
-            busy_share=usage(records, warmup_s).busy_share(list(range(len(records.replicas)))),
-            num_requests=len(measured),
-            num_completed=int(measured.finished.sum()),
-            calibrated=all(each.calibrated for each in StepTimes(chosen).pools),
-            wait_growth=_growth(np.where(measured.finished, measured.ttft_s, inf)),
-        )
+
+def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
+    """Percentiles count an unfinished request as infinitely late."""
+    warmup_s = chosen.spec.simulation.warmup_s
+    measured = sample(records, warmup_s, chosen.spec.slo)
+    tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
+    has, good = slo_masks(measured)["all"]
+    window_s = records.end_s - warmup_s
+    num_good = int((good if has.any() else measured.finished).sum())
+    return RehearsalMetrics(
+        ttft_p99_s=_p99(np.where(measured.finished, measured.ttft_s, inf)),
+        tpot_p99_s=_p99(np.where(measured.finished, tpot_s, inf)),
+        e2e_p99_s=_p99(np.where(measured.finished, measured.e2e_s, inf)),
+        attainment=float(good.sum() / has.sum()) if has.any() else None,
+        goodput_rps=num_good / window_s if window_s > 0 else None,
+        busy_share=usage(records, warmup_s).busy_share(list(range(len(records.replicas)))),
+        num_requests=len(measured),
+        num_completed=int(measured.finished.sum()),
+        calibrated=all(each.calibrated for each in StepTimes(chosen).pools),
+        wait_growth=_growth(np.where(measured.finished, measured.ttft_s, inf)),
+    )
 
 
 def fleet_document(

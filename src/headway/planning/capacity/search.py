@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -47,7 +49,11 @@ from headway.planning.capacity.problem import (
 
 Progress = Callable[[int, int], None]
 """Called with the number of rehearsals done, and the number expected in all."""
+Judge = Callable[[CapacityCandidate, int, Situation], bool]
+"""Whether a rehearsal misses no target, as of `CapacityEvaluator` and `misses`."""
 AS_ASKED = Situation()
+Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""Makes calls that do not depend on each other, in turn or at the same time, and returns their results in order."""
 GAIN = 0.05
 """Share by which a missed target must come nearer for a doubling of replicas to count as a gain."""
 
@@ -77,19 +83,46 @@ class _CandidateSearch:
         return self.high * self.usd if self.high is not None and self.high == self.low else inf
 
 
+def in_turn(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [call() for call in calls]
+
+
 class _CapacitySearch:
-    def __init__(self, problem: CapacityProblem, evaluate: CapacityEvaluator, progress: Progress | None) -> None:
-        self.problem, self.evaluate, self.progress = problem, evaluate, progress
+    def __init__(
+        self, problem: CapacityProblem, evaluate: CapacityEvaluator, judge: Judge | None, together: Together,
+        progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self.problem, self.evaluate, self.judge, self.together = problem, evaluate, judge, together
+        self.progress = progress
         self.rehearsed: dict[tuple[CapacityCandidate, int, Situation], RehearsalMetrics] = {}
+        self.judged: dict[tuple[CapacityCandidate, int, Situation], bool] = {}
+        """Verdicts without metrics."""
         self.expected = 0
+
+    @property
+    def num_rehearsals(self) -> int:
+        return len(self.rehearsed) + len(self.judged)
 
     def measured(self, each: _CandidateSearch, replicas: int, situation: Situation = AS_ASKED) -> RehearsalMetrics:
         key = (each.candidate, replicas, situation)
         if key not in self.rehearsed:
-            if self.progress is not None:
-                self.progress(len(self.rehearsed), max(self.expected, len(self.rehearsed) + 1))
+            self._report()
             self.rehearsed[key] = self.evaluate(*key)
         return self.rehearsed[key]
+
+    def is_met(self, each: _CandidateSearch, replicas: int, situation: Situation) -> bool:
+        """Whether all targets are met, where nobody asks for the metrics."""
+        key = (each.candidate, replicas, situation)
+        if self.judge is None or key in self.rehearsed:
+            return not misses(self.measured(each, replicas, situation), self.problem.targets)
+        if key not in self.judged:
+            self._report()
+            self.judged[key] = self.judge(*key)
+        return self.judged[key]
+
+    def _report(self) -> None:
+        if self.progress is not None:
+            self.progress(self.num_rehearsals, max(self.expected, self.num_rehearsals + 1))
 
     def meets_targets(self, each: _CandidateSearch, replicas: int) -> bool:
         """Rehearse a number of replicas and narrow the range of the candidate."""
@@ -123,7 +156,7 @@ class _CapacitySearch:
             if not rest:
                 return best
             each = min(rest, key=lambda one: one.bound_usd)
-            self.expected = len(self.rehearsed) + 2 * len(rest) + 4 + 3 * len(self.problem.situations)
+            self.expected = self.num_rehearsals + 2 * len(rest) + 4 + 3 * len(self.problem.situations)
             most = each.most if best is None else _most_below(limit, each)
             if best is None or each.high is not None or self.meets_targets(each, most):
                 self.settle(each, most if each.high is None else each.high)
@@ -155,13 +188,16 @@ def cheapest_fleet(
     bounds: Sequence[CandidateBounds],
     evaluate: CapacityEvaluator,
     progress: Progress | None = None,
+    judge: Judge | None = None,
+    together: Together = in_turn,
 ) -> CapacityPlan:
     """The cheapest candidate and number of replicas; `bounds[i]` belongs to `problem.candidates[i]`.
 
+    `judge` is asked where the verdict on `evaluate` is enough. The plan is the same however `together` makes calls.
     HeadwayError if there is no candidate or no target.
     """
     _check(problem)
-    search = _CapacitySearch(problem, evaluate, progress)
+    search = _CapacitySearch(problem, evaluate, judge, together, progress)
     searches = [_start(problem, *pair) for pair in zip(problem.candidates, bounds, strict=True)]
     best = search.cheapest(searches)
     if best is None:
@@ -171,7 +207,7 @@ def cheapest_fleet(
             targets=problem.targets,
             options=tuple(map(_result, searches)),
             reach=tuple(reach),
-            num_rehearsals=len(search.rehearsed),
+            num_rehearsals=search.num_rehearsals,
         )
     best, policies = _best_policy(search, searches, best)
     monotone = _rehearse_neighbours(search, best)
@@ -179,22 +215,26 @@ def cheapest_fleet(
         best.low = best.high = min(n for n, size in best.sizes.items() if not size.misses)
     assert best.high is not None
     replicas = best.high
+    bound_usd = min(each.bound_usd for each in searches)
+    others = _other_gpus(searches, best)
+    what_ifs = [partial(_what_if, search, best, replicas, each) for each in problem.situations]
+    found = together([*(partial(_runner_up, search, among) for among in others), *what_ifs])
     one_less = best.sizes.get(replicas - 1)
     return CapacityPlan(
         status="optimal",
         targets=problem.targets,
         objective_usd_per_hour=replicas * best.usd,
-        bound_usd_per_hour=min(each.bound_usd for each in searches),
+        bound_usd_per_hour=bound_usd,
         choice=_result(best),
         measured=best.sizes[replicas].measured,
         binds=one_less.misses if one_less else (),
         one_less=one_less.measured if one_less else None,
-        runners_up=_runners_up(search, searches, best),
+        runners_up=tuple(sorted(found[: len(others)], key=_cost)),
         policies=policies,
-        what_ifs=tuple(_what_if(search, best, replicas, each) for each in problem.situations),
+        what_ifs=tuple(found[len(others) :]),
         options=tuple(map(_result, searches)),
         monotone=monotone,
-        num_rehearsals=len(search.rehearsed),
+        num_rehearsals=search.num_rehearsals,
     )
 
 
@@ -233,6 +273,7 @@ def _best_policy(
     ]  # fmt: skip
     if len(peers) == 1:
         return best, ()
+    search.together([partial(search.measured, each, replicas) for each in peers])
     meeting = [each for each in peers if search.meets_targets(each, replicas)]
     distances = {each.candidate: distance(search.measured(each, replicas), targets) for each in peers}
     least = min(distances[each.candidate] for each in meeting)
@@ -256,6 +297,8 @@ def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch) -> boo
     """Whether one replica more meets all targets and one and two fewer miss some; narrows the range of `best`."""
     assert best.high is not None
     least, n = search.problem.least_replicas, best.high
+    near = [n + 1] * (n < best.most) + [fewer for fewer in (n - 1, n - 2) if fewer >= least]
+    search.together([partial(search.measured, best, each) for each in near])
     as_assumed = []
     if n < best.most:
         as_assumed.append(search.meets_targets(best, n + 1))
@@ -264,19 +307,19 @@ def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch) -> boo
     return all(as_assumed) if as_assumed else None
 
 
-def _runners_up(
-    search: _CapacitySearch, searches: Sequence[_CandidateSearch], best: _CandidateSearch
-) -> tuple[CandidateResult, ...]:
-    """The cheapest candidate of each other GPU, settled; of an infeasible GPU, the candidate that tells the most."""
-    results = []
-    for gpu in dict.fromkeys(each.candidate.gpu for each in searches if each.candidate.gpu != best.candidate.gpu):
-        among = [each for each in searches if each.candidate.gpu == gpu]
-        # of an infeasible GPU: a rehearsed candidate before a bounded one before a merely large one
-        telling = max(
-            among, key=lambda one: (bool(one.sizes), one.bounds.ttft_p99_s is not None, one.candidate.parallel.num_gpus)
-        )
-        results.append(_result(search.cheapest(among) or telling))
-    return tuple(sorted(results, key=lambda each: inf if each.usd_per_hour is None else each.usd_per_hour))
+def _other_gpus(searches: Sequence[_CandidateSearch], best: _CandidateSearch) -> list[list[_CandidateSearch]]:
+    """The candidates of each GPU but the plan's."""
+    gpus = dict.fromkeys(each.candidate.gpu for each in searches if each.candidate.gpu != best.candidate.gpu)
+    return [[each for each in searches if each.candidate.gpu == gpu] for gpu in gpus]
+
+
+def _runner_up(search: _CapacitySearch, among: Sequence[_CandidateSearch]) -> CandidateResult:
+    """The cheapest candidate of one GPU, settled; of an infeasible GPU, the candidate that tells the most."""
+    # of an infeasible GPU: a rehearsed candidate before a bounded one before a merely large one
+    telling = max(
+        among, key=lambda one: (bool(one.sizes), one.bounds.ttft_p99_s is not None, one.candidate.parallel.num_gpus)
+    )
+    return _result(search.cheapest(among) or telling)
 
 
 def _what_if(search: _CapacitySearch, best: _CandidateSearch, replicas: int, situation: Situation) -> WhatIf:
@@ -284,7 +327,7 @@ def _what_if(search: _CapacitySearch, best: _CandidateSearch, replicas: int, sit
     targets = search.problem.targets
     measured = search.measured(best, replicas, situation)
     most = ceil(best.most * max(situation.load, 1.0)) + situation.lost_replicas
-    needed = _needed(lambda n: not misses(search.measured(best, n, situation), targets), replicas, most)
+    needed = _needed(lambda n: search.is_met(best, n, situation), replicas, most)
     cost = None if needed is None else needed * best.usd
     return WhatIf(situation, measured, misses(measured, targets), needed, cost)
 
@@ -330,6 +373,10 @@ def _result(each: _CandidateSearch) -> CandidateResult:
         calibrated=not each.bounds.uncalibrated,
         uncalibrated=each.bounds.uncalibrated,
     )
+
+
+def _cost(each: CandidateResult) -> float:
+    return inf if each.usd_per_hour is None else each.usd_per_hour
 
 
 def _reach(name: str, targets: Targets, searches: Sequence[_CandidateSearch]) -> BestReached:

@@ -1,0 +1,110 @@
+"""Rehearsals that end as soon as it is certain that a target is missed.
+
+The number of requests is known before a run, and so is the number that may be late. A request that has ended is late
+or not for good. So a run with more late requests than that has its verdict, and nothing is estimated: a whole run
+would miss the same target. A run that may still meet its targets goes on to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import floor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headway.core.record import Outcome, Records
+from headway.core.view import RequestView
+from headway.metrics.latency import SLO_KINDS, DefaultSlo, Sample, SloKind
+from headway.workload.sources import RequestSource, TraceSource
+from headway.workload.table import Workload
+
+R = TypeVar("R")
+Limits = Mapping[SloKind, tuple[float, float]]
+"""By latency: a quantile of the requests, and the most seconds that it may be."""
+
+
+class TargetMissedError(Exception):
+    """Ends a run from within, whose verdict is certain."""
+
+
+def watched(
+    source: RequestSource, limits: Limits, attainment: float | None, warmup_s: float, slo: DefaultSlo
+) -> RequestSource:
+    """The source, which raises `TargetMissedError` as soon as a quantile or the share of SLOs met is out of reach.
+
+    Sources that react to answers stay as they are: how many requests they send is not known.
+    """
+    if not isinstance(source, TraceSource):
+        return source
+    return _WatchedSource(source, limits, attainment, warmup_s, slo)
+
+
+class _WatchedSource:
+    """A source of known requests that counts those that ended late."""
+
+    reactive = True
+    """So that ends are reported. None of them adds an arrival."""
+
+    def __init__(
+        self, source: TraceSource, limits: Limits, attainment: float | None, warmup_s: float, slo: DefaultSlo
+    ) -> None:
+        rows = source.workload
+        self.num_requests = source.num_requests
+        self._source, self._warmup_s, self._attainment = source, warmup_s, attainment
+        num = int((rows.arrival_s >= warmup_s).sum())
+        self._limits = [
+            (SLO_KINDS.index(kind), limit_s, num - floor(quantile * (num - 1)))
+            for kind, (quantile, limit_s) in limits.items()
+        ]
+        self._num_late = [0] * len(self._limits)
+        self._slo_s = _slo_s(rows, slo)
+        """By kind: each request's SLO; NaN: none."""
+        has_any = ~np.isnan(self._slo_s).all(axis=0)
+        self._num_with_slo = int((has_any & (rows.arrival_s >= warmup_s)).sum())
+        self._num_missed = 0
+
+    def peek_s(self) -> float | None:
+        return self._source.peek_s()
+
+    def pop(self, make: Callable[..., R]) -> R:
+        return self._source.pop(make)
+
+    def table(self) -> Workload:
+        return self._source.table()
+
+    def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
+        """Count a request. TargetMissedError if one more than may be late is late."""
+        if request.arrival_s < self._warmup_s:
+            return
+        latencies_s = _latencies_s(request, now_s) if outcome is Outcome.FINISHED else None
+        for i, (kind, limit_s, too_many) in enumerate(self._limits):
+            if latencies_s is None or latencies_s[kind] > limit_s:
+                self._num_late[i] += 1
+                if self._num_late[i] >= too_many:
+                    raise TargetMissedError
+        if self._attainment is not None and self._misses_slo(request.id, latencies_s):
+            self._num_missed += 1
+            if (self._num_with_slo - self._num_missed) / self._num_with_slo < self._attainment:
+                raise TargetMissedError
+
+    def _misses_slo(self, request: int, latencies_s: Sequence[float] | None) -> bool:
+        limits_s = self._slo_s[:, request].tolist()
+        if latencies_s is None:
+            return any(limit_s == limit_s for limit_s in limits_s)
+        return any(limit_s == limit_s and not value <= limit_s
+                   for value, limit_s in zip(latencies_s, limits_s, strict=True))  # fmt: skip
+
+
+def _latencies_s(request: Any, end_s: float) -> tuple[float, float, float]:
+    """TTFT, TPOT and E2E of a finished request, as the metrics compute them; a single token has a TPOT of 0."""
+    later = request.generated_tokens - 1
+    tpot_s = (end_s - request.first_token_s) / later if later > 0 else 0.0
+    return request.first_token_s - request.arrival_s, tpot_s, end_s - request.arrival_s
+
+
+def _slo_s(rows: Workload, slo: DefaultSlo) -> Any:
+    """[kind, request]: the SLOs by the rule of the metrics."""
+    records = Records(rows.columns, (), (), {"request": np.arange(len(rows))}, {}, {}, (), 0.0)
+    every = Sample(records, slice(None), slo, None)
+    return np.stack([every.slo_s(kind) for kind in SLO_KINDS])

@@ -1,0 +1,96 @@
+"""Runs that end when a missed target is certain: the verdict is that of the whole run, in every case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from headway.config.scenario import assemble
+from headway.config.strict_yaml import Places
+from headway.core.record import Records
+from headway.metrics.latency import DefaultSlo
+from headway.planning.capacity.problem import RehearsalMetrics, Targets, misses
+from headway.planning.capacity.rehearsal import CapacityTask
+from headway.planning.rehearsals import Watch
+from headway.planning.verdicts import TargetMissedError, watched
+from headway.scenario import Simulator
+from headway.workload.generate import build
+from headway.workload.spec import WorkloadSpec
+
+
+def _document(draw: Random) -> dict[str, Any]:
+    """A small fleet, too small for its requests more often than not, some of which give up, or have SLOs."""
+    workload: dict[str, Any] = {
+        "num_requests": draw.choice([1, 2, 40, 90]), "arrivals": draw.choice([5.0, 20.0, 60.0]),
+        "prompt_tokens": {"kind": "lognormal", "mean": 1500, "cv": 1}, "output_tokens": draw.choice([1, 30, 120]),
+    }  # fmt: skip
+    if draw.random() < 0.4:
+        workload["tiers"] = [{"tier": 0, "ttft_s": 0.3}, {"tier": 1, "e2e_s": 4.0}, {"tier": 2}]
+    if draw.random() < 0.3:
+        workload["timeout_s"] = 1.0
+    pool = {"model": "llama-3.1-8b", "gpu": "l4", "replicas": draw.choice([1, 2]), "kv_capacity_tokens": 9000}
+    slo = {} if draw.random() < 0.4 else {"ttft_s": draw.choice([0.2, 1.0]), "tpot_s": 0.08}
+    simulation = {"warmup_s": draw.choice([0.0, 0.5])} | ({"until_s": 2.0} if draw.random() < 0.2 else {})
+    return {"workload": workload, "fleet": [pool], "slo": slo, "simulation": simulation, "seed": draw.randrange(9)}
+
+
+def _targets_near(found: RehearsalMetrics, draw: Random) -> Targets:
+    """Targets that are met by a hair or missed by one, and others."""
+    kinds = ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "attainment")
+    values = {name: value for name in kinds if (value := getattr(found, name)) is not None}
+    chosen = {name: value * draw.choice([0.5, 1 - 1e-9, 1.0, 1 + 1e-9, 2.0]) for name, value in values.items()}
+    some = {name: value for name, value in chosen.items() if draw.random() < 0.6 and value > 0}
+    return Targets(**(some or {"ttft_p99_s": draw.choice([0.1, 1.0, 10.0])}))
+
+
+def test_the_verdict_is_that_of_the_whole_run() -> None:
+    draw, num_early, num_met = Random(5), 0, 0
+    for _ in range(60):
+        scenario = assemble(_document(draw), Places(), Path())
+        whole = CapacityTask(scenario, Targets(), Simulator(), stops=False).measured()
+        assert whole is not None
+        for _ in range(3):
+            targets = _targets_near(whole, draw)
+            found = CapacityTask(scenario, targets, Simulator(), stops=True).measured()
+            if found is None:
+                num_early += 1
+                assert misses(whole, targets)
+            else:
+                num_met += not misses(whole, targets)
+                assert found == whole
+    assert num_early > 40 and num_met > 20
+
+
+def test_a_run_that_must_miss_ends_early() -> None:
+    document = {
+        "workload": {"num_requests": 400, "arrivals": 200, "prompt_tokens": 2000, "output_tokens": 50},
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "l4", "replicas": 1}],
+    }  # fmt: skip
+    ended: list[int] = []
+
+    class Counting(Simulator):
+        def records(self, scenario: Any, watch: Watch | None = None) -> Records:
+            assert watch is not None
+            source = watch(build(scenario.spec.workload, 0))
+            seen = source.ended
+
+            def count(*given: Any) -> None:
+                ended.append(1)
+                seen(*given)
+
+            source.ended = count  # type: ignore[method-assign]
+            return super().records(scenario, lambda _: source)
+
+    task = CapacityTask(assemble(document, Places(), Path()), Targets(ttft_p99_s=0.2), Counting(), stops=True)
+    assert task.measured() is None
+    assert len(ended) < 40
+    assert replace(task, stops=False, simulator=Simulator()).measured() is not None
+
+
+def test_sources_that_react_are_not_watched() -> None:
+    spec = WorkloadSpec(num_requests=5, prompt_tokens=10, output_tokens=5, concurrency=2)
+    source = build(spec, 0)
+    assert watched(source, {"ttft": (0.99, 1e-9)}, None, 0.0, DefaultSlo()) is source
+    assert issubclass(TargetMissedError, Exception)
