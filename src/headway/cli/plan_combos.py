@@ -100,8 +100,8 @@ def combos(
         routings=tuple(listed_routers(routing)),
     )
     output = PlanOutput(**outputs)
-    with output.counting("profiling") as progress:
-        answer = plan(services, options, simulator, output.cache_dir("combos"), progress)
+    with output.processes() as pool, output.counting("profiling") as progress:
+        answer = plan(services, options, simulator, output.cache_dir("combos"), progress, pool)
     if output.html is not None:
         write_html(output.html, page(answer.plan, answer.selection, answer.others, answer.rehearsals, command_line()))
     planned = {chosen.service for chosen in answer.plan.combos}

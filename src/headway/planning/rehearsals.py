@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -53,14 +52,6 @@ class Simulator(Protocol):
 
     def policies(self, scenario: Scenario) -> Policies:
         """The scenario's policies, resolved."""
-
-
-def in_threads(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of calls that wait for worker processes, made at the same time."""
-    if len(calls) <= 1:
-        return [call() for call in calls]
-    with ThreadPoolExecutor(len(calls)) as threads:
-        return [each.result() for each in [threads.submit(call) for call in calls]]
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -32,8 +32,9 @@ from headway.planning.capacity.problem import (
     misses,
 )
 from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
-from headway.planning.capacity.search import Progress, cheapest_fleet, in_turn
-from headway.planning.rehearsals import RehearsalCache, Simulator, in_threads
+from headway.planning.capacity.search import Progress, cheapest_fleet
+from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.planning.together import together_in
 from headway.workload.generate import generate
 from headway.workload.spec import resolved
 
@@ -124,7 +125,7 @@ def _lasting(
     many; where it misses a target then, the search begins anew with that length.
     """
     while True:
-        together = in_turn if rehearsal.pool is None else in_threads
+        together = together_in(rehearsal.pool)
         best = cheapest_fleet(problem, bounds, rehearsal, progress, rehearsal.meets_targets, together)
         num = rehearsal.num_requests
         more = None if num is None else num * options.longer

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -46,14 +45,13 @@ from headway.planning.capacity.problem import (
     distance,
     misses,
 )
+from headway.planning.together import Together, in_turn
 
 Progress = Callable[[int, int], None]
 """Called with the number of rehearsals done, and the number expected in all."""
 Judge = Callable[[CapacityCandidate, int, Situation], bool]
 """Whether a rehearsal misses no target, as of `CapacityEvaluator` and `misses`."""
 AS_ASKED = Situation()
-Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Makes calls that do not depend on each other, in turn or at the same time, and returns their results in order."""
 GAIN = 0.05
 """Share by which a missed target must come nearer for a doubling of replicas to count as a gain."""
 
@@ -81,10 +79,6 @@ class _CandidateSearch:
     def settled_usd(self) -> float:
         """Its cost once the smallest number of replicas is known, else infinite."""
         return self.high * self.usd if self.high is not None and self.high == self.low else inf
-
-
-def in_turn(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    return [call() for call in calls]
 
 
 class _CapacitySearch:

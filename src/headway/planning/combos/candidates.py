@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from math import inf
 from typing import Literal
@@ -33,6 +34,7 @@ from headway.planning.combos.problem import (
     Rejected,
     Selection,
 )
+from headway.planning.together import Together, in_turn
 
 Directions = Literal["closed-form", "estimate", "both"]
 
@@ -139,6 +141,7 @@ def select(
     top: int | None = None,
     per_pair: int | None = None,
     directions: Directions = "closed-form",
+    together: Together = in_turn,
 ) -> Selection:
     """Candidates for every service; of each, the `top` best by served tokens per dollar, or all.
 
@@ -146,14 +149,15 @@ def select(
     the paper; by the estimate of served tokens per dollar; or `both` stay. The choices may differ: the closed form
     takes decode to be bound by bytes, which holds on an H20 for small batches only. `per_pair`: of each pair of types,
     and of each aggregated type, only so many sizes are profiled, those with the highest estimate; every type stays in
-    the choice while profiles are few. HeadwayError if two services have one name.
+    the choice while profiles are few. `together` makes the calls of the profiler. HeadwayError if two services have one
+    name.
     """
     if len({service.name for service in services}) < len(services):
         raise HeadwayError("services: a name is listed twice")
     candidates: list[ComboCandidate] = []
     rejected: dict[str, tuple[Rejected, ...]] = {}
     for service in services:
-        some, rejected[service.name] = _of_service(service, offers, profiler, counts, per_pair, directions)
+        some, rejected[service.name] = _of_service(service, offers, profiler, counts, per_pair, directions, together)
         candidates += some if top is None else some[:top]
     return Selection(tuple(candidates), rejected)
 
@@ -165,6 +169,7 @@ def _of_service(
     counts: Counts | None,
     per_pair: int | None,
     directions: Directions,
+    together: Together,
 ) -> tuple[list[ComboCandidate], tuple[Rejected, ...]]:
     every, too_large = enumerate_combos(service.model, service.engine, offers, counts)
     efficiencies = Efficiencies(service, offers)
@@ -174,8 +179,8 @@ def _of_service(
     if per_pair is not None:
         kept, unlikely = _likely(kept, efficiencies, per_pair)
     candidates, late = [], []
-    for combo in kept:
-        goodput = profiler.goodput_rps(combo, service.pattern, service.slo)
+    profiles = [partial(profiler.goodput_rps, combo, service.pattern, service.slo) for combo in kept]
+    for combo, goodput in zip(kept, together(profiles), strict=True):
         if goodput > 0:
             candidates.append(efficiencies.candidate(combo, goodput))
         else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from headway.planning.combos.search import deploy
 from headway.planning.combos.verify import verify
 from headway.planning.combos.whole import WholeRehearsal, planned_document
 from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.planning.together import Together, together_in
 from headway.workload.arrivals import Replay
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec, resolved
@@ -163,8 +166,9 @@ def plan(
     simulator: Simulator,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    pool: Executor | None = None,
 ) -> ComboAnswer:
-    """The plan of an objective, and of the others.
+    """The plan of an objective, and of the others. `pool` simulates in worker processes.
 
     A plan must last: its combos are profiled over more requests, and each service's part of it is rehearsed whole. A
     service that falls behind is planned for anew, with more goodput than that plan had.
@@ -172,12 +176,21 @@ def plan(
     cache = RehearsalCache(cache_dir)
     profiler = GoodputProfiler(
         {each.service.name: each for each in scenarios}, simulator, cache, options.attainment, options.num_requests,
-        progress,
+        progress, pool=pool,
     )  # fmt: skip
     services = [each.service for each in scenarios]
-    selection = select(services, options.offers, profiler, options.counts, None, options.per_pair, options.directions)
+    selection = select(
+        services,
+        options.offers,
+        profiler,
+        options.counts,
+        None,
+        options.per_pair,
+        options.directions,
+        together_in(pool),
+    )
     whole = WholeRehearsal(
-        simulator, cache, options.attainment, options.num_requests, LONGEST * options.num_requests, progress
+        simulator, cache, options.attainment, options.num_requests, LONGEST * options.num_requests, progress, pool=pool
     )
     best, selection, rehearsals = _lasting(scenarios, options, selection, profiler, whole)
     return ComboAnswer(
@@ -213,14 +226,14 @@ def _lasting(
     """A plan of which every service's part lasts, the candidates with its combos' long profiles, and the rehearsals."""
     asked = list(scenarios)
     for round_ in range(MOST_PLANS):
-        best, selection = _profiled(asked, options, selection, profiler)
+        best, selection = _profiled(asked, options, selection, profiler, whole.together)
         if best.status == "short":
             return _as_demanded(best, scenarios, asked), selection, {}
         parts = {each.service.name: [p for p in best.combos if p.service == each.service.name] for each in scenarios}
         planned = [each for each in scenarios if parts[each.service.name]]
-        found = {
-            each.service.name: whole.rehearse(each, parts[each.service.name], options.routings) for each in planned
-        }
+        rehearsals = [partial(whole.rehearse, each, parts[each.service.name], options.routings) for each in planned]
+        names = [each.service.name for each in planned]
+        found: dict[str, ServiceRehearsal] = dict(zip(names, whole.together(rehearsals), strict=True))
         missed = {name for name, each in found.items() if not each.is_met}
         if not missed or round_ == MOST_PLANS - 1:
             break
@@ -236,8 +249,9 @@ def _lasting(
 
 
 def _profiled(
-    asked: Sequence[ServiceScenario], options: ComboOptions, selection: Selection, profiler: GoodputProfiler
-) -> tuple[ComboPlan, Selection]:
+    asked: Sequence[ServiceScenario], options: ComboOptions, selection: Selection, profiler: GoodputProfiler,
+    together: Together,
+) -> tuple[ComboPlan, Selection]:  # fmt: skip
     """A plan of combos with long profiles.
 
     Short profiles are too high, if anything, so a plan whose combos all have long ones is the best of all.
@@ -252,9 +266,10 @@ def _profiled(
         if not unsure:
             return best, selection
         sure: dict[ComboCandidate, ComboCandidate] = {}
-        for each in unsure:
-            service = efficiencies[each.service].service
-            goodput = profiler.lasting_rps(each.combo, service.pattern, service.slo)
+        of = [efficiencies[each.service].service for each in unsure]
+        profiles = [partial(profiler.lasting_rps, each.combo, s.pattern, s.slo)
+                    for each, s in zip(unsure, of, strict=True)]  # fmt: skip
+        for each, goodput in zip(unsure, together(profiles), strict=True):
             sure[each] = structs.replace(efficiencies[each.service].candidate(each.combo, goodput), is_lasting=True)
         candidates = tuple(sure.get(each, each) for each in selection.candidates)
         selection = structs.replace(selection, candidates=tuple(c for c in candidates if c.goodput_rps > 0))

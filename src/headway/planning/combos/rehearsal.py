@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
 from headway import catalog
-from headway.config.scenario import assemble
+from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
 from headway.core.fleet import Gpu
 from headway.metrics.latency import DefaultSlo, Sample, sample
@@ -62,9 +64,29 @@ class ServiceScenario:
     """In the scenario's own GPUs, then in the catalog."""
 
 
+@dataclass(frozen=True)
+class RateTask:
+    """A combo at one rate, to be simulated in any process."""
+
+    scenario: Scenario
+    slo: ServiceSlo
+    attainment: float
+    growth: float
+    simulator: Simulator
+
+    def strains(self) -> Strains:
+        records = self.simulator.records(self.scenario)
+        end_s = float(records.workload["arrival_s"][-1])
+        measured = sample(records, end_s / LIVES, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
+        return strains(measured, end_s, self.attainment, self.growth)
+
+
 @dataclass
 class GoodputProfiler:
-    """A `Profiler` that simulates. It finds services by `WorkloadPattern.name`."""
+    """A `Profiler` that simulates, in worker processes if it has any. It finds services by `WorkloadPattern.name`.
+
+    Several threads may use it at a time.
+    """
 
     services: dict[str, ServiceScenario]
     simulator: Simulator
@@ -73,6 +95,11 @@ class GoodputProfiler:
     num_requests: int = MOST_REQUESTS
     progress: Progress | None = None
     num_simulated: int = 0
+    pool: Executor | None = None
+    _lock: Lock = field(default_factory=Lock)
+    """Held while the cache or the counter is used."""
+    _profiled: dict[str, float] = field(default_factory=dict)
+    """Goodputs of this profiler, by key, for plans without a cache."""
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
         """The highest rate served; 0: none. Without a name, all requests have the workload's mean lengths."""
@@ -91,13 +118,16 @@ class GoodputProfiler:
         is_long = short_rps is not None
         scenario = assemble(self._document(chosen, combo, 1.0), Places(), chosen.base_dir)
         key = scenario_key(scenario, self.attainment, self.num_requests, is_long)
-        cached: float | None = self.cache.find(key, float)
+        with self._lock:
+            cached: float | None = self._profiled.get(key) if key in self._profiled else self.cache.find(key, float)
         if cached is not None:
             return cached
         goodput = self._search(chosen, combo, short_rps)
-        self.cache.keep(key, goodput)
-        if self.progress is not None:
-            self.progress(self.num_simulated, self.num_simulated)
+        with self._lock:
+            self.cache.keep(key, goodput)
+            self._profiled[key] = goodput
+            if self.progress is not None:
+                self.progress(self.num_simulated, self.num_simulated)
         return goodput
 
     def _service(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> ServiceScenario:
@@ -123,12 +153,11 @@ class GoodputProfiler:
             return 0.0
 
         def strains_at(rate: float) -> Strains:
-            self.num_simulated += 1
             scenario = assemble(self._document(chosen, combo, rate, longer), Places(), chosen.base_dir)
-            records = self.simulator.records(scenario)
-            end_s = float(records.workload["arrival_s"][-1])
-            limits = DefaultSlo(service.slo.ttft_s, service.slo.tpot_s)
-            return strains(sample(records, end_s / LIVES, limits), end_s, self.attainment, growth)
+            task = RateTask(scenario, service.slo, self.attainment, growth, self.simulator)
+            with self._lock:
+                self.num_simulated += 1
+            return task.strains() if self.pool is None else self.pool.submit(RateTask.strains, task).result()
 
         return highest(strains_at, short_rps or START * most, LOWEST * most, HIGHEST * most, PRECISION)
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
 from typing import Any
 
 from msgspec import structs
 
-from headway.config.scenario import assemble
+from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
 from headway.metrics.columns import floats
 from headway.metrics.latency import DefaultSlo, sample, slo_masks
-from headway.planning.combos.problem import PlannedCombo, RouterResult, ServiceRehearsal
+from headway.planning.combos.problem import PlannedCombo, RouterResult, ServiceRehearsal, ServiceSlo
 from headway.planning.combos.rehearsal import Progress, ServiceScenario, fleet_sections
 from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
 from headway.planning.stability import Stability, lasting, lasts, stability
+from headway.planning.together import Together, together_in
 
 Planned = Sequence[PlannedCombo]
 
@@ -26,8 +30,24 @@ def planned_document(chosen: ServiceScenario, planned: Planned, routing: str) ->
     return {**chosen.document, **fleet_sections(chosen, named, routing)}
 
 
+@dataclass(frozen=True)
+class WholeTask:
+    """A service's part of a plan, to be simulated in any process."""
+
+    scenario: Scenario
+    slo: ServiceSlo
+    simulator: Simulator
+
+    def stability(self) -> Stability:
+        measured = sample(self.simulator.records(self.scenario), 0.0, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
+        arrival_s = floats(measured.records.workload, "arrival_s", measured.id)
+        return stability(arrival_s, measured.ttft_s, slo_masks(measured)["all"][1])
+
+
 @dataclass
 class WholeRehearsal:
+    """Rehearses in worker processes if it has any, and then for several threads at a time."""
+
     simulator: Simulator
     cache: RehearsalCache
     attainment: float
@@ -38,6 +58,15 @@ class WholeRehearsal:
     """Of the longest run."""
     progress: Progress | None = None
     num_simulated: int = 0
+    pool: Executor | None = None
+    _lock: Lock = field(default_factory=Lock)
+    """Held while the cache or the counter is used."""
+    _rehearsed: dict[str, Stability] = field(default_factory=dict)
+    """Runs of this object, by key, for plans without a cache."""
+
+    @property
+    def together(self) -> Together:
+        return together_in(self.pool)
 
     def rehearse(self, chosen: ServiceScenario, planned: Planned, routings: Sequence[str]) -> ServiceRehearsal:
         """With the first of the routers that lasts; if none does, with the one that reaches the most."""
@@ -54,7 +83,8 @@ class WholeRehearsal:
     ) -> ServiceRehearsal:
         """The same with every router at the same length; the planned router is the first of the best ones."""
         num = found.runs[-1].num_requests
-        runs = {each: self._run(chosen, planned, each, num) for each in routings}
+        results_of = self.together([partial(self._run, chosen, planned, each, num) for each in routings])
+        runs: dict[str, Stability] = dict(zip(routings, results_of, strict=True))
         met = [each for each in routings if lasts(runs[each], self.attainment)]
         if not met:
             return found
@@ -77,14 +107,17 @@ class WholeRehearsal:
         workload = {**document["workload"], "num_requests": num_requests}
         workload.pop("duration_s", None)
         scenario = assemble({**document, "workload": workload}, Places(), chosen.base_dir)
-        slo = chosen.service.slo
-
-        def simulated() -> Stability:
+        key = scenario_key(scenario, "whole")
+        with self._lock:
+            found: Stability | None = self._rehearsed.get(key) or self.cache.find(key, Stability)
+            if found is not None:
+                return found
             self.num_simulated += 1
             if self.progress is not None:
                 self.progress(self.num_simulated, self.num_simulated + 1)
-            measured = sample(self.simulator.records(scenario), 0.0, DefaultSlo(slo.ttft_s, slo.tpot_s))
-            arrival_s = floats(measured.records.workload, "arrival_s", measured.id)
-            return stability(arrival_s, measured.ttft_s, slo_masks(measured)["all"][1])
-
-        return self.cache.get(scenario_key(scenario, "whole"), Stability, simulated)
+        task = WholeTask(scenario, chosen.service.slo, self.simulator)
+        result = task.stability() if self.pool is None else self.pool.submit(WholeTask.stability, task).result()
+        with self._lock:
+            self.cache.keep(key, result)
+            self._rehearsed[key] = result
+        return result
