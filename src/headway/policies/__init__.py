@@ -11,6 +11,7 @@ from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.migration.headway import HeadwayMigration
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
+from headway.policies.ordering.attained import LeastAttainedServiceOrdering, VtcOrdering
 from headway.policies.ordering.deadlines import DeadlinePriorityOrdering, EdfOrdering
 from headway.policies.ordering.fair import FairOrdering
 from headway.policies.ordering.fcfs import FcfsOrdering
@@ -20,14 +21,21 @@ from headway.policies.ordering.tiers import PriorityFirstOrdering, PriorityOrder
 from headway.policies.ordering.time_sharing import FewestQuantaOrdering, RoundRobinOrdering
 from headway.policies.routing.affinity import PrefixAffinityRouter, SessionAffinityRouter
 from headway.policies.routing.cauchy import CauchyRouter
+from headway.policies.routing.dlpm import DlpmRouter
+from headway.policies.routing.dualmap import DualMapRouter
+from headway.policies.routing.dynamo_cost import DynamoCostRouter
 from headway.policies.routing.freest import FreestRouter
 from headway.policies.routing.headway import HeadwayRouter
 from headway.policies.routing.infaas import InfaasRouter
 from headway.policies.routing.jsq_tokens import JsqTokensOracleRouter, JsqTokensRouter
 from headway.policies.routing.kv import LeastFootprintRouter, LeastKvRouter, PascalRouter
 from headway.policies.routing.least_loaded import LeastLoadedRouter, PowerOfTwoRouter
+from headway.policies.routing.llm_d_scorers import LlmDScorersRouter
+from headway.policies.routing.lmetric import LmetricRouter
 from headway.policies.routing.lora_affinity import LoraAffinityRouter
+from headway.policies.routing.preble import PrebleRouter
 from headway.policies.routing.random import RandomRouter
+from headway.policies.routing.remaining_work import RemainingWorkRouter
 from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.policies.routing.sageserve import SageServeRouter
 from headway.policies.scaling.chiron import ChironScaler
@@ -52,6 +60,13 @@ ROUTERS: dict[str, type[Router]] = {
     "infaas": InfaasRouter,
     "prefix-affinity": PrefixAffinityRouter,
     "session-affinity": SessionAffinityRouter,
+    "lmetric": LmetricRouter,
+    "dynamo-cost": DynamoCostRouter,
+    "llm-d-scorers": LlmDScorersRouter,
+    "preble": PrebleRouter,
+    "dualmap": DualMapRouter,
+    "remaining-work": RemainingWorkRouter,
+    "dlpm": DlpmRouter,
     "lora-affinity": LoraAffinityRouter,
     "pascal": PascalRouter,
     "cauchy": CauchyRouter,
@@ -64,6 +79,8 @@ ORDERINGS: dict[str, type[Ordering]] = {
     "fewest-quanta": FewestQuantaOrdering,
     "priority": PriorityOrdering,
     "fair": FairOrdering,
+    "vtc": VtcOrdering,
+    "least-attained-service": LeastAttainedServiceOrdering,
     "edf": EdfOrdering,
     "priority-first": PriorityFirstOrdering,
     "deadline-priority": DeadlinePriorityOrdering,

@@ -39,8 +39,8 @@ class PrefixAffinityRouter:
             return Placement(least_loaded(replicas))
         ids = [replica.id for replica in replicas]
         if ids != self._ids:
-            self._ids, self._salts = ids, [_scrambled(i) | 1 for i in ids]
-        group = _scrambled(prefix[min(self._num_segments, len(prefix)) - 1].id)
+            self._ids, self._salts = ids, [scrambled(i) | 1 for i in ids]
+        group = scrambled(prefix[min(self._num_segments, len(prefix)) - 1].id)
         scores = [group * salt & _MASK for salt in self._salts]
         loads = [replica.num_in_flight for replica in replicas]
         room = ceil(self._load_factor * (sum(loads) + 1) / len(loads)) + self._spare_requests
@@ -50,7 +50,7 @@ class PrefixAffinityRouter:
         return Placement(ids[best])
 
 
-def _scrambled(number: int) -> int:
+def scrambled(number: int) -> int:
     """A 30-bit hash that is the same on every machine (the finaliser of SplitMix64)."""
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,66 @@
+"""Deficit longest prefix match between tenants and replicas."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from headway.core.decision import Placement
+from headway.core.record import Ended
+from headway.core.view import FleetView, RequestView
+from headway.policies.arguments import require_above, require_at_least
+from headway.policies.routing.work_left import uncached_tokens
+
+_MAX_IN_FLIGHT = 100_000
+_MAX_COUNTERS = 100_000
+"""Pairs of tenant and replica whose deficit is remembered."""
+
+
+class DlpmRouter:
+    """The replica with the longest cached prefix of those at which the request's tenant has service left.
+
+    A tenant has a counter for each replica. A request takes its uncached prompt tokens from it, and at its end
+    `output_weight` for each output token. While the counter is above 0, the tenant may use the replica; when none of
+    its counters is, each gets `quantum_tokens`. So a tenant follows its prefixes for about a quantum at a time, and its
+    load spreads over the replicas: a smaller quantum spreads more, a larger one keeps prefixes together. Among
+    equals, the fewest requests in flight win, then the lowest id.
+
+    This is the dispatcher of D2LPM, the distributed form of deficit longest prefix match (Cao et al., 2025, arXiv
+    2501.14312). Its part at a replica, where requests of a tenant without service left wait, is left to the ordering of
+    the hold queue: `vtc` or `fair`.
+    """
+
+    def __init__(self, quantum_tokens: float = 32_768.0, output_weight: float = 2.0) -> None:
+        require_above(0, quantum_tokens=quantum_tokens)
+        require_at_least(0, output_weight=output_weight)
+        self._quantum_tokens, self._output_weight = quantum_tokens, output_weight
+        self._left: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._placed: dict[int, tuple[str, int]] = {}
+        """By request in flight, its tenant and replica."""
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        tenant, replicas, left = request.tenant, view.replicas, self._left
+        able = [one for one in replicas if left.get((tenant, one.id), self._quantum_tokens) > 0]
+        if not able:
+            # As many rounds as it takes until one is above 0.
+            most = max(left[tenant, one.id] for one in replicas)
+            rounds = int(-most // self._quantum_tokens) + 1
+            for one in replicas:
+                left[tenant, one.id] += rounds * self._quantum_tokens
+            able = [one for one in replicas if left[tenant, one.id] > 0]
+        uncached, _, id = min((uncached_tokens(request, one), one.num_in_flight, one.id) for one in able)
+        self._take(tenant, id, uncached)
+        if len(self._placed) < _MAX_IN_FLIGHT:
+            self._placed[request.id] = tenant, id
+        return Placement(id)
+
+    def _take(self, tenant: str, replica: int, tokens: float) -> None:
+        left = self._left
+        left[tenant, replica] = left.get((tenant, replica), self._quantum_tokens) - tokens
+        left.move_to_end((tenant, replica))
+        if len(left) > _MAX_COUNTERS:
+            left.popitem(last=False)
+
+    def learn(self, record: Ended) -> None:
+        placed = self._placed.pop(record.id, None)
+        if placed is not None:
+            self._take(*placed, self._output_weight * record.generated_tokens)

@@ -1,0 +1,66 @@
+"""The scorers of llm-d's inference scheduler: filter, score, pick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.policies.arguments import require_at_least
+
+
+class LlmDScorersRouter:
+    """The replica with the highest weighted sum of three scores from 0 to 1.
+
+    Prefix: the share of the request's tokens that the replica has cached. Queue: how short its queue is between the
+    longest and the shortest of all. KV: the share of its KV blocks that is free. One of the best is drawn at random, as
+    by llm-d's picker.
+
+    Before, replicas with more than `max_waiting` waiting requests, or a larger share than `max_kv` of their KV blocks
+    in use, are left out, unless that leaves none.. Source: the inference scheduler
+    of llm-d and the Gateway API Inference Extension (kubernetes-sigs): prefix-cache, queue and kv-cache-utilization
+    scorers with the weights of its guides.
+    """
+
+    def __init__(
+        self,
+        prefix_weight: float = 3.0,
+        queue_weight: float = 2.0,
+        kv_weight: float = 2.0,
+        max_waiting: int | None = None,
+        max_kv: float = 1.0,
+    ) -> None:
+        require_at_least(0, prefix_weight=prefix_weight, queue_weight=queue_weight, kv_weight=kv_weight, max_kv=max_kv)
+        if max_waiting is not None:
+            require_at_least(0, max_waiting=max_waiting)
+        self._weights = prefix_weight, queue_weight, kv_weight
+        self._max_waiting, self._max_kv = max_waiting, max_kv
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        replicas = [replica for replica in view.replicas if self._has_room(replica)] or view.replicas
+        scores = self._scores(request, replicas)
+        best = max(scores)
+        chosen = view.random.choice([i for i, score in enumerate(scores) if score == best])
+        ids = [replica.id for replica in replicas]
+        return Placement(ids[chosen], scores=tuple(zip(ids, scores, strict=True)))
+
+    def _has_room(self, replica: ReplicaView) -> bool:
+        if self._max_waiting is not None and replica.num_waiting > self._max_waiting:
+            return False
+        return self._max_kv >= 1 or _use(replica) <= self._max_kv
+
+    def _scores(self, request: RequestView, replicas: Sequence[ReplicaView]) -> list[float]:
+        waiting = [replica.num_waiting for replica in replicas]
+        longest, spread = max(waiting), max(waiting) - min(waiting)
+        prefix_weight, queue_weight, kv_weight = self._weights
+        tokens = max(request.prompt_tokens, 1)
+        return [
+            prefix_weight * replica.cached_tokens(request) / tokens
+            + queue_weight * ((longest - num) / spread if spread else 1.0)
+            + kv_weight * (1 - _use(replica))
+            for replica, num in zip(replicas, waiting, strict=True)
+        ]
+
+
+def _use(replica: ReplicaView) -> float:
+    return replica.kv_blocks_used / max(replica.kv_blocks_total, 1)

@@ -1,0 +1,41 @@
+"""The replica with the least work left."""
+
+from __future__ import annotations
+
+from headway.core.decision import Placement
+from headway.core.record import Ended
+from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.policies.arguments import require_above, require_at_least
+from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
+
+
+class RemainingWorkRouter:
+    """The replica with the least work left, the request's own included: tokens to prefill and to generate.
+
+    Work is uncached prompt tokens, of the request and of those that wait, plus `decode_weight` for each output token
+    that is still expected, divided by the replica's capacity: its profiled goodput, or its KV blocks if no replica has
+    one. Output lengths are the mean of finished requests, which begins at `prior_output_tokens` with the weight of
+    16 requests. This is `jsq-tokens` with prefix caches and unlike replicas. Among equals, the lowest id wins.
+    """
+
+    def __init__(self, decode_weight: float = 1.0, prior_output_tokens: float = 256.0) -> None:
+        require_at_least(0, decode_weight=decode_weight)
+        require_above(0, prior_output_tokens=prior_output_tokens)
+        self._decode_weight = decode_weight
+        self._output = MeanOutput(prior_output_tokens)
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        is_profiled = all(replica.goodput_rps for replica in view.replicas)
+        scores = [(self._work(request, replica, is_profiled), replica.id) for replica in view.replicas]
+        return Placement(min(scores)[1], scores=tuple((id, work) for work, id in scores))
+
+    def _work(self, request: RequestView, replica: ReplicaView, is_profiled: bool) -> float:
+        in_flight = replica.num_in_flight
+        to_generate = max(in_flight * self._output.tokens - replica.tokens_generated, in_flight)
+        prefill = pending_tokens(replica) + uncached_tokens(request, replica)
+        work = prefill + self._decode_weight * (to_generate + self._output.tokens)
+        capacity = replica.goodput_rps if is_profiled else replica.kv_blocks_total
+        return work / (capacity or 1)
+
+    def learn(self, record: Ended) -> None:
+        self._output.learn(record)
