@@ -3,30 +3,18 @@
 Blocks are counted, not named. They are held by decoding requests, or `pinned` (by requests in prefill, by transfers,
 and by the prefix cache while running requests share them). A decoding request that joined with c tokens of its own has
 c + (tick - joined) tokens at any later tick, so its offset c - joined describes it. The cache keeps the sum of the
-offsets, and a histogram of the offsets modulo the block size, which gives the blocks that the coming ticks take.
+offsets, and a histogram of the offsets modulo the block size, which gives the blocks that each coming tick takes. The
+blocks of all are counted at one tick, and the histogram brings the count forward when it is read.
 """
 
 from __future__ import annotations
-
-from functools import cache
-from operator import add, mul
-
-
-@cache
-def _slacks(block: int) -> tuple[tuple[int, ...], ...]:
-    """Unused tokens in a request's last block: by its offset and by the tick, both modulo the block size.
-
-    Index `~residue` has the negative values.
-    """
-    slacks = [tuple(-(residue + tick) % block for tick in range(block)) for residue in range(block)]
-    return *slacks, *(tuple(-tokens for tokens in slack) for slack in reversed(slacks))
 
 
 class KvCache:
     """Block counts. At tick t the `count` decoding requests have `offset + count * t` tokens of their own."""
 
     __slots__ = (
-        "_draft_slots", "_pending", "_residues", "_slack", "_slacks", "block", "count", "offset", "pinned", "total",
+        "_counted_tick", "_draft_slots", "_held", "_residues", "block", "count", "offset", "pinned", "total",
         "watermark",
     )  # fmt: skip
 
@@ -40,12 +28,8 @@ class KvCache:
         self.offset = 0
         self.count = 0
         self._residues = [0] * block_size_tokens
-        self._slack = [0] * block_size_tokens
-        """Unused tokens in the last blocks of the decoding requests, by tick modulo the block size."""
-        self._pending: list[int] = []
-        """Offsets modulo the block size that are not in `_slack` yet, as `residue` for a join and `~residue` for a
-        leave. A list as long as a block is incomplete; `_slack` is then computed from the histogram."""
-        self._slacks = _slacks(block_size_tokens)
+        self._counted_tick = self._held = 0
+        """A tick, and the blocks that the decoding requests hold there."""
 
     def blocks(self, tokens: int) -> int:
         """Blocks for this many tokens."""
@@ -56,46 +40,41 @@ class KvCache:
         offset = tokens - tick
         self.offset += offset
         self.count += 1
-        residue = offset % self.block
-        self._residues[residue] += 1
-        if len(self._pending) < self.block:
-            self._pending.append(residue)
+        block = self.block
+        self._residues[offset % block] += 1
+        self._held += -(-(offset + self._counted_tick) // block)
 
     def leave(self, tokens: int, tick: int) -> None:
         """Remove a decoding request that now has this many tokens of its own, and free its blocks."""
         offset = tokens - tick
         self.offset -= offset
         self.count -= 1
-        residue = offset % self.block
-        self._residues[residue] -= 1
-        if len(self._pending) < self.block:
-            self._pending.append(~residue)
+        block = self.block
+        self._residues[offset % block] -= 1
+        self._held += -(offset + self._counted_tick) // block
 
     def grow(self, own: int, tokens: int, tick: int) -> None:
         """Give a decoding request that has `own` tokens of its own more tokens at once."""
-        offset = own - tick
+        before = own - tick
+        after = before + tokens
         self.offset += tokens
-        before, after = offset % self.block, (offset + tokens) % self.block
-        self._residues[before] -= 1
-        self._residues[after] += 1
-        if len(self._pending) < self.block:
-            self._pending += (~before, after)
+        block = self.block
+        self._residues[before % block] -= 1
+        self._residues[after % block] += 1
+        counted = self._counted_tick
+        self._held += -(before + counted) // block - -(after + counted) // block
 
     def used(self, tick: int) -> int:
-        if self._pending:
-            self._update_slack()
-        block = self.block
-        return self.pinned + (self.offset + self.count * tick + self._slack[tick % block]) // block
-
-    def _update_slack(self) -> None:
-        pending, slack, slacks = self._pending, self._slack, self._slacks
-        if len(pending) < self.block:
-            for residue in pending:
-                slack = list(map(add, slack, slacks[residue]))
-        else:
-            slack = [sum(map(mul, self._residues, unused)) for unused in slacks[: self.block]]
-        self._slack = slack
-        pending.clear()
+        """Blocks that are held."""
+        counted = self._counted_tick
+        if tick != counted:
+            block, residues = self.block, self._residues
+            periods = (tick - counted) // block
+            held = self._held + periods * self.count
+            for each in range(counted + periods * block, tick):
+                held += residues[-each % block]
+            self._held, self._counted_tick = held, tick
+        return self.pinned + self._held
 
     def free(self, tick: int) -> int:
         """Blocks that are not held."""
