@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes import FakeFleet, FakePlaced, FakeReplica, FakeRequest
 from headway import scenario
@@ -49,6 +51,36 @@ def test_a_placement_says_how_full_each_would_be() -> None:
     fleet = FakeFleet([one(0, kv_blocks_used=100), one(1, kv_blocks_used=40), one(2, answers_on_pace=False)])
     placed = HeadwayRouter().route(FakeRequest(prompt_tokens=160), fleet)
     assert placed.scores == ((0, pytest.approx(0.11)), (1, pytest.approx(0.05)))
+
+
+LOADS = st.lists(
+    st.builds(
+        FakeReplica,
+        kv_blocks_used=st.sampled_from([0, 40, 41, 60, 90]),
+        kv_blocks_host=st.sampled_from([0, 0, 20]),
+        prefill_tokens_left=st.sampled_from([0, 0, 16, 320]),
+        kv_blocks_total=st.sampled_from([1000, 1000, 1500]),
+        region=st.sampled_from(["near", "far"]),
+        role=st.sampled_from(["mixed"] * 20 + ["prefill"]),
+        goodput_rps=st.sampled_from([None] * 20 + [2.0]),
+        answers_on_pace=st.sampled_from([True, True, False]),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(st.lists(LOADS, min_size=1, max_size=3), st.permutations(range(9)), st.sampled_from(["near", "", "far"]))
+def test_the_choice_does_not_depend_on_who_wants_the_scores(
+    moments: list[list[FakeReplica]], combos: list[int], region: str
+) -> None:
+    with_scores, without = HeadwayRouter(), HeadwayRouter()
+    for replicas in moments:
+        for id, replica in enumerate(replicas):
+            replica.id, replica.combo = id, combos[id]
+        request = FakeRequest(prompt_tokens=100, region=region)
+        placed = without.route(request, FakeFleet(replicas, wants_scores=False))
+        assert placed.replica == with_scores.route(request, FakeFleet(replicas)).replica
 
 
 def test_a_far_region_is_chosen_when_the_near_one_is_half_as_full_again() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -106,6 +106,10 @@ class FakeFleet:
     replicas: Sequence[Any]
     now: float = 0.0
     random: Random = field(default_factory=lambda: Random(0))
+    wants_scores: bool = True
+
+    def map(self, key: Callable[[Any], Any]) -> Sequence[Any]:
+        return [key(replica) for replica in self.replicas]
 
 
 @dataclass

@@ -521,7 +521,7 @@ class Control:
     ) -> None:
         """Create the service of one more model, with its own policies."""
         window, prompt_window = self._windows(policies, model)
-        view = MutableFleetView(Random(f"{seed}/router/{model}"))
+        view = MutableFleetView(Random(f"{seed}/router/{model}"), wants_scores=observer is not None)
         service = Service(
             model,
             members,

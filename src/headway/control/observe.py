@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct, field
 
 from headway.control.cache_index import CacheIndex, Change
+from headway.control.changes import KEPT_FROM, Changes, KeptValues
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.errors import HeadwayError
 from headway.core.view import OracleReplicaView, PoolView, ReplicaView, RequestView
 
+T = TypeVar("T")
+_MOST_KEYS = 16
 _ENGINE_METRICS = (
     "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "output_tokens_left",
 )  # fmt: skip
@@ -63,12 +66,27 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
 class MutableFleetView:
     """Implements `core.view.FleetView`: one object whose attributes are set before every call of a policy."""
 
-    __slots__ = ("now", "random", "replicas")
+    __slots__ = ("_kept", "changes", "now", "random", "replicas", "wants_scores")
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, wants_scores: bool = True) -> None:
         self.now = 0.0
         self.random = random
         self.replicas: Sequence[ReplicaView] = ()
+        self.wants_scores = wants_scores
+        self.changes: Changes | None = None
+        """Where the replicas note their changes; None: they do not."""
+        self._kept: dict[Callable[[ReplicaView], Any], KeptValues] = {}
+
+    def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
+        replicas = self.replicas
+        if self.changes is None or len(replicas) < KEPT_FROM:
+            return [key(replica) for replica in replicas]
+        kept = self._kept.get(key)
+        if kept is None:
+            if len(self._kept) >= _MOST_KEYS:
+                self._kept.clear()  # keys that a policy defines anew in each call
+            kept = self._kept[key] = KeptValues(key, self.changes)
+        return kept.values(replicas, self.now)
 
 
 class MutablePoolsView:

@@ -7,12 +7,14 @@ that the gateway keeps itself are never stale.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from headway.core.fleet import Role
 from headway.core.request import Phase, Segment
+
+T = TypeVar("T")
 
 
 class RequestView(Protocol):
@@ -304,6 +306,17 @@ class FleetView(PolicyView, Protocol):
         """Router: the replicas that may be chosen now, at least one, in a fixed order.
 
         Migration policy: all replicas of a model that are up, draining ones too.
+        """
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether somebody may read the scores of the decision."""
+
+    def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
+        """`[key(replica) for replica in replicas]`; do not change it.
+
+        A driver may keep values, and call `key` for the replicas that have changed since the last call with the same
+        `key`: a function of one replica's fields, without state of its own.
         """
 
 

@@ -168,6 +168,9 @@ class Cluster:
             members[replica.model].append(self._member(replica, deployments[replica.pool]))
         scaling = partial(self._scaling, policies, seed)
         self._control.configure(policies, members, names, seed, scaling, self._observer, self._fallbacks)
+        if not self._views.scrape_config.period_s:
+            for service in self._control.services:
+                service.view.changes = self._kernel.changes
 
     def _scaling(self, policies: Policies, seed: int, services: dict[str, Service]) -> Scaling | None:
         if policies.scaler is None:
@@ -218,6 +221,7 @@ class Cluster:
 
     def set_role(self, replica: int, role: Role) -> None:
         self._replicas[replica].role = role
+        self._replicas[replica].timeline.note_change()
         self._lifetimes[replica].set_role(role, self._kernel.now)
 
     def judge(self, live: Live, now: float) -> None:
@@ -252,6 +256,7 @@ class Cluster:
 
     def drain(self, replica: int, on: bool) -> None:
         self._replicas[replica].is_draining = on
+        self._replicas[replica].timeline.note_change()
 
     def stop_replica(self, replica: int, now: float) -> None:
         self._replicas[replica].is_up = False
@@ -287,6 +292,7 @@ class Cluster:
         self._control.on_arrival(live, now)
         if not live.id % _PROGRESS_EVERY:
             self._recorder.flush()
+            self._kernel.changes.limit()
             if self._progress is not None:
                 self._progress(now, live.id)
 

@@ -48,6 +48,7 @@ class InTransit:
         """Reserve blocks that are known to be free."""
         self._batch.kv.pinned += blocks
         self.reserved_blocks += blocks
+        self._timeline.note_change()
 
     def unreserve(self, blocks: int, now: float) -> None:
         batch = self._batch
@@ -56,6 +57,7 @@ class InTransit:
             batch.prefixes.free(blocks, batch.tick)
         batch.kv.pinned -= blocks
         self.reserved_blocks -= blocks
+        self._timeline.note_change()
         self._timeline.wake_by(now)
 
     # At the source.
@@ -95,3 +97,4 @@ class InTransit:
         """Note that the KV of a request out of the batch and the queue is being copied."""
         live.enter(PAUSED)
         self.leaving[live.id] = live
+        self._timeline.note_change()

@@ -8,6 +8,8 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
+from headway.control.changes import Changes
+
 # Priorities at equal times, the first to happen first. Scheduling comes after all of them.
 FINISH: Final = 0
 COMMAND: Final = 1
@@ -33,7 +35,7 @@ Event = tuple[float, int, int, int, Action, Any]
 class Kernel:
     """The event loop. `key` breaks ties between entities, so that the order never depends on who pushed first."""
 
-    __slots__ = ("_sequence", "heap", "now", "push", "undecided")
+    __slots__ = ("_sequence", "changes", "heap", "now", "push", "undecided")
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -41,6 +43,7 @@ class Kernel:
         self._sequence = 0
         self.undecided: list[Schedulable] = []
         """Replicas that decide at the end of this instant. Each appends itself, once."""
+        self.changes = Changes()
         self.push: Callable[[Event], None] = partial(heappush, self.heap)
         """Add an event with the caller's own sequence number, unique per (priority, key)."""
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from heapq import heapify, heappop
+from math import inf
 from operator import attrgetter
 from typing import Protocol, cast
 
@@ -65,14 +66,13 @@ class Replica:
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_asked_cached", "_asked_for", "_asked_loadable", "_batching_rule",
-        "_cancelling", "_events", "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel",
-        "_kv_transfer_s", "_lag", "_listener", "_makes_first_token", "_num_received", "_output_tokens", "_pacer",
-        "_queue_lengths", "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu",
-        "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens",
-        "model", "num_by_tier",
-        "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role", "timeline",
-        "tokenize_s", "transit",
+        "_asked_cached", "_asked_for", "_asked_loadable", "_batching_rule", "_cancelling", "_changes", "_events",
+        "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_listener",
+        "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_queue_lengths", "_sends_first_token",
+        "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s", "id", "is_draining",
+        "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier",
+        "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role", "timeline", "tokenize_s",
+        "transit",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +99,9 @@ class Replica:
         self.timeline = Timeline(self, self.batch, line, kernel, recorder.stretches)
         self.transit = InTransit(self.batch, self.timeline)
         self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
+        self._changes = kernel.changes
+        self.holds_until_s = inf
+        """Time until which values hold that were read since it was infinite, if nothing else changes."""
         self._listener, self._exact, self._pacer = listener, exact, pacer
         engine, kv = pool.engine, self.batch.kv
         self._batching_rule = BATCHING_RULES[engine.batching]
@@ -207,6 +210,7 @@ class Replica:
         self._inbox = [other for other in self._inbox if other is not live]
         self.batch.waiting = [entry for entry in self.batch.waiting if entry[2] is not live]
         heapify(self.batch.waiting)
+        self.timeline.note_change()
 
     def halt(self, now: float, cause: Cause) -> list[Live]:
         """Stop in the middle of an iteration; complete iterations count. Returns the requests here, by id."""
@@ -242,6 +246,7 @@ class Replica:
         if self.cache_index is not None and self.cache_index.guesses:
             self.cache_index.clear()
         self.is_up = False
+        timeline.note_change()
         return lost
 
     # Transfers of KV caches (see `transfers`).
@@ -308,6 +313,8 @@ class Replica:
     def count(self, live: Live) -> None:
         """Count a request as placed here."""
         batch = self.batch
+        if self._changes.is_read:
+            self._changes.ids.append(self.id)
         self.num_in_flight += 1
         batch.generated_offset += live.generated_tokens
         self._output_tokens += live.output_tokens
@@ -323,6 +330,8 @@ class Replica:
     def uncount(self, live: Live) -> None:
         """Stop counting a request as placed here."""
         batch = self.batch
+        if self._changes.is_read:
+            self._changes.ids.append(self.id)
         self.num_in_flight -= 1
         batch.generated_offset -= live.generated_tokens
         self._output_tokens -= live.output_tokens
@@ -365,6 +374,7 @@ class Replica:
         if not self._undecided and (not events or events[0][0] > now):
             self._schedule(now)
         else:
+            timeline.note_change()
             timeline.request_decision()
 
     def decide(self, now: float) -> None:
@@ -394,6 +404,7 @@ class Replica:
                     live.first_token_s = now + live.response_s
             batch.end_prefill(live)
             self._check(live, now)
+            self.timeline.note_change()
             if live.decode_replica >= 0 and live.stage is DECODING and live.move is None:
                 self._listener.on_prefilled(live, now)
             self._listener.on_prompt_computed(live, now)
@@ -441,6 +452,7 @@ class Replica:
         self._requeue(live)
         if self.batch.stalls is not None:
             self.batch.stalls.update(live)
+        self.timeline.note_change()
         self._listener.on_phase_changed(live, now)
 
     def _requeue(self, live: Live) -> None:
@@ -450,6 +462,7 @@ class Replica:
             return
         queue = batch.queued_ordering.queue(live)
         if queue != live.queue:
+            self.timeline.note_change()
             self._queue_lengths[live.queue] -= 1
             self._queue_lengths[queue] += 1
             live.queue = queue
@@ -472,6 +485,8 @@ class Replica:
         """Decide the next iteration, and sleep for as long as it repeats."""
         batch, timeline = self.batch, self.timeline
         batch.must_recheck = False
+        if self._changes.is_read:
+            self._changes.ids.append(self.id)
         if self._inbox:
             self._open_inbox(now)
         if batch.waiting or batch.prefilling:
@@ -658,11 +673,22 @@ class Replica:
             return batch.kv.pinned
         tick, t = batch.tick, self.timeline
         if batch.speculation is not None:
-            t.ticks_ahead(self._kernel.now)
-            return batch.kv.used(batch.tick)
-        if t.advances and t.k != t.k_end:  # `ticks_ahead` written out, as routers read this of every replica
-            tick += completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end) - t.k
+            return batch.kv.used(self._ticks_ahead() + batch.tick)
+        if t.advances and t.k != t.k_end:  # `_ticks_ahead` written out, as routers read this of every replica
+            k = completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end)
+            tick += k - t.k
+            if self._changes.is_read and k < t.k_end:
+                end_s = boundary_s(t.start_s, t.a_s, t.b_s, k + 1)
+                if end_s < self.holds_until_s:
+                    self.holds_until_s = end_s
         return batch.kv.used(tick)
+
+    def _ticks_ahead(self) -> int:
+        """As the timeline's. What the caller computes from it holds until the next tick."""
+        ticks = self.timeline.ticks_ahead(self._kernel.now)
+        if self._changes.is_read:
+            self.holds_until_s = min(self.holds_until_s, self.timeline.holds_until_s(ticks))
+        return ticks
 
     @property
     def kv_blocks_host(self) -> int:
@@ -680,7 +706,7 @@ class Replica:
         batch = self.batch
         if not batch.decoding:
             return batch.generated_offset
-        tick = self.timeline.ticks_ahead(self._kernel.now) + batch.tick
+        tick = self._ticks_ahead() + batch.tick
         return batch.generated_offset + len(batch.decoding) * tick
 
     @property
@@ -694,12 +720,18 @@ class Replica:
             stalls = self.batch.stalls = StallTracker(self._pacer)
             for live in self.requests:
                 stalls.update(live)
-        return stalls.all_on_pace(self.timeline.ticks_ahead(now) + self.batch.tick, now)
+        tick = self._ticks_ahead() + self.batch.tick
+        if not stalls.all_on_pace(tick, now):
+            return False
+        if self._changes.is_read:
+            self.holds_until_s = min(self.holds_until_s, stalls.first_stall_s(tick))
+        return True
 
     @property
     def requests(self) -> list[Live]:
         batch, transit = self.batch, self.transit
-        tick = self.timeline.ticks_ahead(self._kernel.now) + batch.tick
+        tick = self._ticks_ahead() + batch.tick
+        self.holds_until_s = self._kernel.now
         for live in batch.decoding.values():
             live.generated_tokens = live.joined_generated + tick - live.joined_tick
         return [

@@ -8,6 +8,7 @@ time of a request that does not decode is constant.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from math import inf
 
 from headway.control.live import DECODING, Live
 from headway.core.pacer import Pacer
@@ -49,6 +50,14 @@ class StallTracker:
             return False
         first_s = _first_s(self._paused)
         return first_s is None or first_s > now
+
+    def first_stall_s(self, tick: int) -> float:
+        """When the first reader stalls, if no further tick passes; infinite if there is no reader."""
+        first_s = _first_s(self._decoding)
+        paused_s = _first_s(self._paused)
+        return min(
+            inf if first_s is None else first_s + tick * self.pacer.tpot_s, inf if paused_s is None else paused_s
+        )
 
     def _stall_s(self, live: Live, generated: int) -> float | None:
         """None: the answer has no reader yet."""

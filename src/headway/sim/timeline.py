@@ -8,7 +8,7 @@ boundary that has been dealt with. Reads in between see the iterations that are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import inf, sqrt
 from typing import Final, Protocol
 
 from headway.control.recorder import Table
@@ -114,6 +114,19 @@ class Timeline:
             self._pass(n, now)
             return 0
         return n
+
+    def holds_until_s(self, ticks: int) -> float:
+        """The time of the next tick, after as many as `ticks_ahead` has returned; infinite if an event comes first."""
+        k = self.k + ticks
+        if k >= self.k_end or not self.advances:
+            return inf
+        return boundary_s(self.start_s, self.a_s, self.b_s, k + 1)
+
+    def note_change(self) -> None:
+        """Note that something that policies read of the replica changes now."""
+        changes = self.kernel.changes
+        if changes.is_read:
+            changes.ids.append(self._batch.replica)
 
     def catch_up(self, now: float) -> None:
         """Advance to the last complete iteration, before something changes in the middle of a stretch.

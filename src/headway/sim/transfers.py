@@ -115,6 +115,7 @@ class KvTransfers:
         move.live.move = move
         self._moves[move.live.id] = move
         move.target.transit.num_arriving += 1
+        _note_changes(move)
 
     def _from_host(self, move: KvMove, now: float) -> None:
         """Copy a preempted request's KV from host memory to host memory if the target has room."""
@@ -241,6 +242,7 @@ class KvTransfers:
         move.live.move = None
         del self._moves[move.live.id]
         move.target.transit.num_arriving -= 1
+        _note_changes(move)
 
     def abandon_all(self, replica: int, now: float) -> None:
         """End all moves from and to a replica that is about to crash."""
@@ -285,6 +287,11 @@ class KvTransfers:
             move.num_bytes, outcome,
         )  # fmt: skip
         self._put(row)
+
+
+def _note_changes(move: KvMove) -> None:
+    move.source.timeline.note_change()
+    move.target.timeline.note_change()
 
 
 def _by_age(move: KvMove) -> tuple[float, int]:

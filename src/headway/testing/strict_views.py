@@ -120,7 +120,7 @@ _SHOWN = {
     "request": _attributes(OracleRequestView),
     "placed": _attributes(PlacedRequestView) | _ORACLE_REQUEST,
     "replica": _attributes(OracleReplicaView) | _METHODS,
-    "view": _attributes(FleetView),
+    "view": _attributes(FleetView) | {"map"},
     "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),
     "admission": _attributes(AdmissionView),
@@ -137,7 +137,12 @@ def request_view(values: Values, call: PolicyCall, *, placed: bool = False) -> R
 
 
 def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: PolicyCall) -> FleetView:
-    values = {"now": now, "random": random, "replicas": _replica_views("view.replicas", replicas, call)}
+    views = _replica_views("view.replicas", replicas, call)
+
+    def map(key: Callable[[StrictView], object]) -> Sequence[object]:
+        return tuple(key(view) for view in views)
+
+    values = {"now": now, "random": random, "replicas": views, "wants_scores": True, "map": map}
     return cast(FleetView, call.view("view", values))
 
 

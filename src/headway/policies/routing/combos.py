@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from random import Random
 from statistics import fmean
+from typing import TypeVar
 
 from headway.core.view import ReplicaView
 from headway.policies.endpoints import grouped
 
+T = TypeVar("T")
 _LITTLE = 1e-9
 
 
@@ -21,6 +23,10 @@ class NarrowedView:
     now: float
     random: Random
     replicas: Sequence[ReplicaView]
+    wants_scores: bool = False
+
+    def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
+        return [key(replica) for replica in self.replicas]
 
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from headway.core.decision import Placement
+from headway.core.fleet import Role
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
+from headway.policies.endpoints import grouped
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.combos import NarrowedView, by_combo, goodput_weights
 
@@ -37,8 +41,15 @@ class HeadwayRouter:
         require_at_least(1, far=far)
         self._far = far
         self._inside = CauchyRouter()
+        self._groups: _Groups | None = None
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
+        if not view.wants_scores:
+            kinds = view.map(_kind)
+            if self._groups is None or self._groups.kinds != kinds:
+                self._groups = _Groups(kinds)
+            if self._groups.of_like:
+                return Placement(view.replicas[self._single(request, self._groups, view.map(_tokens_behind))].id)
         combos = by_combo(view.replicas)
         # A combo that cannot compute prompts now stands back while another can.
         able = {id: combo for id, combo in combos.items() if any(each.role != "decode" for each in combo)} or combos
@@ -51,10 +62,68 @@ class HeadwayRouter:
         inside = self._inside.route(request, NarrowedView(view.now, view.random, chosen))
         return Placement(inside.replica, inside.decode, scored)
 
+    def _single(self, request: RequestView, groups: _Groups, tokens: Sequence[int]) -> int:
+        """The position of the same choice, without a score for each: among like replicas, the fewest tokens decide."""
+        found: list[tuple[float, int, int]] = []
+        are_all_behind = min(tokens) >= _BEHIND
+        for (region, capacity), positions, of_group in groups.of_like:
+            counts = of_group(tokens)
+            least = min(counts)
+            if least < _BEHIND or are_all_behind:
+                near = 1.0 if region == request.region else self._far
+                position = positions[counts.index(least)]
+                score = near * (request.prompt_tokens + least % _BEHIND) / capacity
+                found.append((score, groups.kinds[position].combo, position))
+        return min(found)[2]
+
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
         weights = _weights(combos)
         near = {id: 1.0 if combo[0].region == request.region else self._far for id, combo in combos.items()}
         return {id: near[id] * (request.prompt_tokens + _tokens(combo)) / weights[id] for id, combo in combos.items()}
+
+
+_BEHIND: Final = 1 << 60
+"""Added to the tokens of a replica whose answers are behind their readers."""
+
+
+class _Kind(NamedTuple):
+    """What is constant of a replica, but for changes of its role."""
+
+    combo: int
+    role: Role
+    goodput_rps: float | None
+    region: str
+    kv_tokens: int
+
+
+def _kind(replica: ReplicaView) -> _Kind:
+    kv_tokens = replica.kv_blocks_total * replica.block_size_tokens
+    return _Kind(replica.combo, replica.role, replica.goodput_rps, replica.region, kv_tokens)
+
+
+def _tokens_behind(replica: ReplicaView) -> int:
+    return _tokens((replica,)) + (0 if replica.answers_on_pace else _BEHIND)
+
+
+class _Groups:
+    """Replicas by region and capacity, if each is a combo of its own for both phases and none is profiled."""
+
+    def __init__(self, kinds: Sequence[_Kind]) -> None:
+        self.kinds = list(kinds)
+        self.of_like: list[tuple[tuple[str, int], list[int], Callable[[Sequence[int]], Sequence[int]]]] = []
+        """((region, capacity in tokens), positions in the order of their combos, the values at these positions)."""
+        are_single = len({kind.combo for kind in kinds}) == len(kinds)
+        if are_single and all(kind.role == "mixed" and not kind.goodput_rps for kind in kinds):
+            in_order = sorted(range(len(kinds)), key=lambda position: kinds[position].combo)
+            alike = grouped(in_order, lambda i: (kinds[i].region, max(kinds[i].kv_tokens, 1)))
+            self.of_like = [(key, positions, _values_at(positions)) for key, positions in alike.items()]
+
+
+def _values_at(positions: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    first, last = positions[0], positions[-1]
+    if positions == list(range(first, last + 1)):
+        return itemgetter(slice(first, last + 1))
+    return itemgetter(*positions)
 
 
 def _tokens(combo: Sequence[ReplicaView]) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import inf
+from operator import attrgetter
 
 from headway.core.decision import Placement
-from headway.core.view import FleetView, RequestView
+from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
 
 
@@ -21,20 +21,16 @@ class LeastKvRouter:
         self._blocks_per_token = 1.0 / block_size_tokens
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        replicas = view.replicas
-        blocks_per_token = self._blocks_per_token
-        chosen = replicas[0].id
-        least = fewest = inf
-        for replica in replicas:
-            total = replica.kv_blocks_total or 1
-            share = replica.prefill_tokens_left * blocks_per_token / total
-            if share <= least:
-                share += replica.kv_blocks_used / total
-                if share < least or (share == least and replica.num_in_flight < fewest):
-                    least = share
-                    fewest = replica.num_in_flight
-                    chosen = replica.id
-        return Placement(chosen)
+        shares = view.map(self._share)
+        replicas, least = view.replicas, min(shares)
+        if shares.count(least) == 1:
+            return Placement(replicas[shares.index(least)].id)
+        equals = [replica for replica, share in zip(replicas, shares, strict=True) if share == least]
+        return Placement(min(equals, key=attrgetter("num_in_flight")).id)
+
+    def _share(self, replica: ReplicaView) -> float:
+        total = replica.kv_blocks_total or 1
+        return replica.prefill_tokens_left * self._blocks_per_token / total + replica.kv_blocks_used / total
 
 
 class LeastFootprintRouter:
@@ -45,8 +41,9 @@ class LeastFootprintRouter:
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        selected = min(view.replicas, key=lambda i: (i.kv_blocks_used + i.kv_blocks_host, i.id))
-        return Placement(selected.id)
+        footprints = view.map(_footprint)
+        least = min(footprints)
+        return Placement(min(i.id for i, held in zip(view.replicas, footprints, strict=True) if held == least))
 
 
 class PascalRouter:
@@ -61,3 +58,7 @@ class PascalRouter:
         eligible = [i for i in view.replicas if i.answers_on_pace] or view.replicas
         selected = min(eligible, key=lambda i: (i.kv_blocks_used + i.kv_blocks_host, i.id))
         return Placement(selected.id)
+
+
+def _footprint(replica: ReplicaView) -> int:
+    return replica.kv_blocks_used + replica.kv_blocks_host

@@ -1,0 +1,106 @@
+"""Values of a fleet's replicas that a router asks for, kept until the replicas change.
+
+A router that reads all of hundreds of replicas for each request takes several times as long as the simulation of the
+request, although few of them have changed since the request before. A simulated replica notes its changes here. What
+changes as time passes, such as KV blocks in use, holds until a time that the replica tells whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Any, Final, Protocol
+
+from headway.core.view import ReplicaView
+
+KEPT_FROM: Final = 24
+"""With fewer replicas than this, reading all of them is faster."""
+_MOST_NOTES: Final = 1 << 14
+
+
+class Changes:
+    """The replicas that have changed, in order; with repetitions."""
+
+    __slots__ = ("generation", "ids", "is_read")
+
+    def __init__(self) -> None:
+        self.is_read = False
+        """Changes are noted: somebody keeps values."""
+        self.ids: list[int] = []
+        self.generation = 0
+        """Values of an earlier generation are void."""
+
+    def limit(self) -> None:
+        """Discard the notes if they are many. Call at intervals."""
+        if len(self.ids) > _MOST_NOTES:
+            self.ids.clear()
+            self.generation += 1
+
+
+class TimedReplica(ReplicaView, Protocol):
+    """A replica that notes its changes."""
+
+    holds_until_s: float
+    """Getters of what changes with time lower it to the time until which their values hold."""
+
+
+class KeptValues:
+    """`key(replica)` of each replica, of which only those of replicas that may have changed are computed."""
+
+    __slots__ = (
+        "_changes", "_cursor", "_ends", "_ends_s", "_generation", "_key", "_positions", "_replicas", "_values",
+    )  # fmt: skip
+
+    def __init__(self, key: Callable[[Any], Any], changes: Changes) -> None:
+        self._key, self._changes = key, changes
+        self._replicas: Sequence[ReplicaView] = ()
+        self._values: list[Any] = []
+        self._positions: dict[int, int] = {}
+        """By replica."""
+        self._ends_s: list[float] = []
+        """By position: the time until which the value holds if the replica does not change."""
+        self._ends: list[tuple[float, int]] = []
+        """Heap of (such a time, position); may contain earlier ones of `_ends_s`."""
+        self._generation = -1
+        self._cursor = 0
+
+    def values(self, replicas: Sequence[ReplicaView], now: float) -> Sequence[Any]:
+        """The values at `now`, in the order of `replicas`."""
+        if replicas is not self._replicas:  # such as those with room: values are kept from the second time on
+            self._replicas, self._generation = replicas, -1
+            key = self._key
+            return [key(replica) for replica in replicas]
+        changes = self._changes
+        if self._generation != changes.generation:
+            self._fill()
+            return self._values
+        stale = set(changes.ids[self._cursor :])
+        self._cursor = len(changes.ids)
+        for replica in stale:
+            position = self._positions.get(replica)
+            if position is not None:
+                self._compute(position)
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            end_s, position = heappop(ends)
+            if self._ends_s[position] == end_s:
+                self._compute(position)
+        return self._values
+
+    def _fill(self) -> None:
+        changes, replicas = self._changes, self._replicas
+        changes.is_read = True
+        self._generation, self._cursor = changes.generation, len(changes.ids)
+        self._positions = {replica.id: position for position, replica in enumerate(replicas)}
+        self._values, self._ends_s, self._ends = [None] * len(replicas), [inf] * len(replicas), []
+        for position in range(len(replicas)):
+            self._compute(position)
+
+    def _compute(self, position: int) -> None:
+        replica: Any = self._replicas[position]
+        replica.holds_until_s = inf
+        self._values[position] = self._key(replica)
+        self._ends_s[position] = end_s = replica.holds_until_s
+        if end_s != inf:
+            heappush(self._ends, (end_s, position))

@@ -1,0 +1,112 @@
+"""Kept values of replicas against reading all of them, over runs of every kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from headway.control import observe
+from headway.control.changes import Changes, KeptValues
+from headway.core.decision import Placement
+from headway.core.view import FleetView, OracleReplicaView, RequestView
+from headway.testing.strict_views import _attributes  # type: ignore[attr-defined]
+from simulation import Scenario, num_examples, scenarios
+
+FIELDS = sorted(_attributes(OracleReplicaView) - {"requests"})
+
+
+def read(field: str) -> Callable[[Any], Any]:
+    """The key of one field, whose value does not change with the replica."""
+
+    def key(replica: Any) -> Any:
+        value = getattr(replica, field)
+        if field == "num_by_tier":
+            return {tier: num for tier, num in value.items() if num}
+        return [*value] if field == "queue_lengths" else value
+
+    return key
+
+
+class Comparing:
+    """Round robin that compares what is kept of each field with the replicas, at each request."""
+
+    oracle = True
+
+    def __init__(self) -> None:
+        self.keys = {field: read(field) for field in FIELDS}
+        self.turn = 0
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        for field, key in self.keys.items():
+            assert [*view.map(key)] == [key(replica) for replica in view.replicas], field
+        self.turn += 1
+        return Placement(view.replicas[self.turn % len(view.replicas)].id)
+
+
+@settings(
+    max_examples=num_examples(40),
+    derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+@given(scenarios())
+def test_kept_values_are_those_of_the_replicas(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
+    monkeypatch.setattr(observe, "KEPT_FROM", 1)
+    monkeypatch.setattr(observe, "_MOST_KEYS", 100)
+    replace(scenario, router=Comparing).play()
+
+
+class Timed:
+    """A replica whose value holds for a second, and that counts how often it is read."""
+
+    def __init__(self, id: int, clock: SimpleNamespace) -> None:
+        self.id, self._clock = id, clock
+        self.holds_until_s = 0.0
+        self.num_reads = 0
+
+    @property
+    def value(self) -> int:
+        self.num_reads += 1
+        self.holds_until_s = min(self.holds_until_s, self._clock.now + 1.0)
+        return int(self._clock.now)
+
+
+def test_only_what_has_changed_is_read() -> None:
+    clock, changes = SimpleNamespace(now=0.0), Changes()
+    replicas: Any = [Timed(id, clock) for id in range(3)]
+    kept = KeptValues(lambda replica: replica.value, changes)
+    kept.values(replicas, 0.0)
+    assert not changes.is_read  # the list may be another one each time
+    assert kept.values(replicas, 0.0) == [0, 0, 0]
+    assert changes.is_read
+    before = [replica.num_reads for replica in replicas]
+    changes.ids.extend([1, 1, 77])
+    clock.now = 0.5
+    kept.values(replicas, 0.5)
+    assert [replica.num_reads for replica in replicas] == [before[0], before[1] + 1, before[2]]
+    clock.now = 1.0
+    assert kept.values(replicas, 1.0) == [1, 0, 1]
+    clock.now = 1.5
+    assert kept.values(replicas, 1.5) == [1, 1, 1]
+
+
+def test_many_notes_are_discarded_and_all_is_read_anew() -> None:
+    clock, changes = SimpleNamespace(now=0.0), Changes()
+    replicas: Any = [Timed(0, clock)]
+    kept = KeptValues(lambda replica: replica.value, changes)
+    for _ in range(2):
+        kept.values(replicas, 0.0)
+    changes.ids.extend([5] * 20_000)
+    changes.limit()
+    assert not changes.ids
+    clock.now = 0.9
+    before = replicas[0].num_reads
+    kept.values(replicas, 0.9)
+    assert replicas[0].num_reads == before + 1
