@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct, json, structs
 
-from headway import records
 from headway.catalog.coefficients import PoolCalibration
 from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
 from headway.cli.output import PATH, console, no_progress_option, print_json
@@ -181,6 +180,8 @@ def _with_folder(path: Path) -> Path:
 
 def _write_folder(runs: Sequence[Run], scenario: Scenario, folder: Path, seeded: SeededMetrics | None) -> None:
     """Write `results.json` and the records: of a single run into the folder itself, of several into a folder each."""
+    from headway import records  # imports pyarrow, which a table does not need
+
     for run, variant in zip(runs, variants(scenario), strict=True):
         own = folder if len(runs) == 1 else folder / re.sub(r"[^\w.-]+", "-", "--".join(run.policies.values()))
         records.save(run.records, own, asdict(provenance(variant)))

@@ -14,7 +14,6 @@ from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError, unknown
 from headway.workload.arrivals import check_positive
-from headway.workload.files import read_parquet
 from headway.workload.quality import Scores, with_scores
 from headway.workload.quality_traces import AnswerLengths, Cascade, generate_scores
 from headway.workload.readers.shared import ReadOptions, open_unpacked
@@ -119,6 +118,8 @@ def served_scores(path: Path, models: Sequence[str] | None = None) -> Scores:
     requests that every model answered and the judge scored: those that replanning audits, a random share. They are
     weighted so that the first model's scores are distributed as those of all requests.
     """
+    from headway.workload.files import read_parquet  # imports pyarrow, which other sources do not need
+
     rows = read_parquet(path, ReadOptions())
     known = [name.removeprefix(QUALITY) for name in rows.columns if name.startswith(QUALITY)]
     if not known:

@@ -23,7 +23,6 @@ from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, T
 from headway.planning.cascade.replica_sets import combo_kinds_of
 from headway.planning.combos.problem import Offer
 from headway.planning.rehearsals import Simulator
-from headway.workload.files import read_parquet
 from headway.workload.generate import generate
 from headway.workload.quality import Scores
 from headway.workload.quality_source import score_table
@@ -137,6 +136,8 @@ def _with_served_day(document: Mapping[str, Any], places: Places, base_dir: Path
     if others:
         what = f"{', '.join(others)}: a day's records are planned for as they are; expected `trace` with a path alone"
         raise places.error(("workload",), what)
+    from headway.workload.files import read_parquet  # imports pyarrow, which a simulation does not need
+
     rows = read_parquet(base_dir / path, ReadOptions(sort=True))
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     if span_s <= 0:

@@ -48,6 +48,7 @@ class HeadwayRouter:
             kinds = view.map(_kind)
             if self._groups is None or self._groups.kinds != kinds:
                 self._groups = _Groups(kinds)
+            self._groups.kinds = [*kinds]  # the very objects, which compare faster next time
             if self._groups.of_like:
                 return Placement(view.replicas[self._single(request, self._groups, view.map(_tokens_behind))].id)
         combos = by_combo(view.replicas)
@@ -64,17 +65,15 @@ class HeadwayRouter:
 
     def _single(self, request: RequestView, groups: _Groups, tokens: Sequence[int]) -> int:
         """The position of the same choice, without a score for each: among like replicas, the fewest tokens decide."""
-        found: list[tuple[float, int, int]] = []
-        are_all_behind = min(tokens) >= _BEHIND
+        found: list[tuple[bool, float, int, int]] = []
         for (region, capacity), positions, of_group in groups.of_like:
             counts = of_group(tokens)
             least = min(counts)
-            if least < _BEHIND or are_all_behind:
-                near = 1.0 if region == request.region else self._far
-                position = positions[counts.index(least)]
-                score = near * (request.prompt_tokens + least % _BEHIND) / capacity
-                found.append((score, groups.kinds[position].combo, position))
-        return min(found)[2]
+            near = 1.0 if region == request.region else self._far
+            position = positions[counts.index(least)]
+            score = near * (request.prompt_tokens + least % _BEHIND) / capacity
+            found.append((least >= _BEHIND, score, groups.kinds[position].combo, position))
+        return min(found)[3]
 
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
         weights = _weights(combos)
@@ -102,7 +101,8 @@ def _kind(replica: ReplicaView) -> _Kind:
 
 
 def _tokens_behind(replica: ReplicaView) -> int:
-    return _tokens((replica,)) + (0 if replica.answers_on_pace else _BEHIND)
+    tokens = (replica.kv_blocks_used + replica.kv_blocks_host) * replica.block_size_tokens + replica.prefill_tokens_left
+    return tokens if replica.answers_on_pace else tokens + _BEHIND
 
 
 class _Groups:
