@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from scripted import Script
 
-settings.register_profile("same", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if "HEADWAY_FUZZ_EXAMPLES" not in os.environ:
     settings.load_profile("same")
 
