@@ -192,6 +192,24 @@ def test_combos_that_scale_are_workloads_of_the_gateway(
     assert scale["resourceNames"] == ["pair-prefill", "pair-decode"] and "patch" in scale["verbs"]
 
 
+def test_nothing_is_deployed_for_a_hosted_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosted = {
+        "name": "hosted", "model": "gpt-x", "hosted": {}, "endpoints": ["https://api.example.com/v1"],
+        "api_key": "${SERVICE_KEY}",
+    }  # fmt: skip
+    own = {**POOL, "fallback": ["hosted"], "api_key": "${VLLM_KEY}"}
+    made = _export(tmp_path, {"fleet": [own, hosted]}, "--kind", "Deployment")
+    assert not any(name == "hosted" for _, name in made) and ("Deployment", "chat") in made
+    document = yaml.safe_load(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    assert document["fleet"][1] == hosted and document["fleet"][0]["fallback"] == ["hosted"]
+    (container,) = made["Deployment", "headway"]["spec"]["template"]["spec"]["containers"]
+    keys = [(each["name"], each["valueFrom"]["secretKeyRef"]) for each in container["env"]]
+    assert keys == [(name, {"name": "headway-keys", "key": name}) for name in ("SERVICE_KEY", "VLLM_KEY")]
+    assert made["Role", "headway"]["rules"][0]["resourceNames"] == ["chat"]
+    told = capsys.readouterr().err
+    assert "create secret generic headway-keys --from-literal=SERVICE_KEY=... --from-literal=VLLM_KEY=..." in told
+
+
 def test_pods_have_time_to_drain(tmp_path: Path) -> None:
     made = _export(tmp_path, {"fleet": [POOL], "gateway": {"drain_s": 90}})
     for kind, name in (("Deployment", "headway"), ("StatefulSet", "chat")):

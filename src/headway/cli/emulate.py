@@ -119,7 +119,8 @@ def command(
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
     pool = _with_adapters(pool, loras, max_loras)
-    memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
+    if pool.hosted is None:
+        memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
     ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
     bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")

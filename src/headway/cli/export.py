@@ -13,9 +13,11 @@ from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.serving.export.kubernetes import (
     DEPLOYED_ENGINE,
+    SECRET,
     ExportOptions,
     deployed_models,
     manifests,
+    secrets,
     with_engines,
 )
 from headway.workload.atomic_file import write_text
@@ -71,6 +73,9 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
         click.echo(f"{name}: deployed with {DEPLOYED_ENGINE}, as it has no `engine`", err=True)
     for line in deployed_models(chosen):
         click.echo(line, err=True)
+    if names := secrets(chosen):
+        keys = " ".join(f"--from-literal={name}=..." for name in names)
+        click.echo(f"before: kubectl -n {options.namespace} create secret generic {SECRET} {keys}", err=True)
     for name, text in made.items():
         write_text(out / name, text)
         click.echo(str(out / name))

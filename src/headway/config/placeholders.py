@@ -48,6 +48,16 @@ def has_placeholder(value: Any) -> bool:
     return isinstance(value, str) and _PLACEHOLDER.search(value) is not None
 
 
+def variables_of(value: Any) -> list[str]:
+    """The variables of the environment that placeholders in the value name, each once, in order of their names."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sorted({name for each in value for name in variables_of(each)})
+    names = _PLACEHOLDER.findall(value) if isinstance(value, str) else []
+    return sorted({name for name in names if not name.startswith(_FILE)})
+
+
 def _text(file: Path, at: Key, places: Places) -> str:
     """A file's text without the line end that editors add."""
     try:

@@ -42,7 +42,7 @@ def emulated(scenario: Scenario, file: Path, options: Sequence[str] = ()) -> Sce
         next_port = ports[1] + 1
         command = (*_command(spec, file, pool), *options, "--port", "{port}")
         processes = Processes(command=command, ports=ports)
-        return replace(pool_spec, endpoints=(), kubernetes=None, slots="", processes=processes)
+        return replace(pool_spec, endpoints=(), kubernetes=None, slots="", processes=processes, api_key="")
 
     pools = [emulated_pool(pool_spec, pool, pool) for pool_spec, pool in zip(spec.fleet, fleet.pools, strict=True)]
     combos = []

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway import catalog
+from headway.config.placeholders import variables_of
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
@@ -24,6 +25,7 @@ from headway.serving.pools import DeclaredPool, declared_pools, uses_engine_prio
 Manifest = dict[str, Any]
 Kind = Literal["Deployment", "StatefulSet"]
 GATEWAY, GATEWAY_PORT = "headway", 8080
+SECRET = "headway-keys"
 _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
 """Enough to download the weights."""
@@ -88,7 +90,7 @@ def with_engines(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     changed: list[str] = []
 
     def filled(pool: Any, name: str) -> Any:
-        is_without = isinstance(pool, Mapping) and "model" in pool and "engine" not in pool
+        is_without = isinstance(pool, Mapping) and "model" in pool and not {"engine", "hosted"} & pool.keys()
         if is_without:
             changed.append(str(pool.get("name") or name))
         return {**pool, "engine": DEPLOYED_ENGINE} if is_without else pool
@@ -148,12 +150,17 @@ def deployed_models(scenario: Scenario) -> list[str]:
 
 
 def _pools(scenario: Scenario) -> list[DeclaredPool]:
-    """Every pool with the total of its replicas."""
+    """Every pool that is deployed, with the total of its replicas: hosted ones run elsewhere."""
     return [
         each if each.combo is None
         else replace(each, pool=replace(each.pool, replicas=each.pool.replicas * each.combo.replicas))
-        for each in declared_pools(scenario)
+        for each in declared_pools(scenario) if each.pool.hosted is None
     ]  # fmt: skip
+
+
+def secrets(scenario: Scenario) -> list[str]:
+    """Variables that the fleet file names, which the gateway's pod gets from the Secret `SECRET`."""
+    return variables_of([scenario.document.get(key) for key in ("fleet", "combos", "gateway")])
 
 
 def _check(each: DeclaredPool) -> None:
@@ -260,6 +267,9 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
     # Only the cluster knows the pods of a Deployment, and those that an autoscaler adds.
     asks = kind == "Deployment" or scales or options.autoscale
     text, configs = _fleet_file(scenario, kind, options.namespace, asks), _model_configs(scenario)
+    environment = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": name}}} for name in secrets(scenario)
+    ]
     config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text, **configs}}
     account = _manifest("v1", "ServiceAccount", GATEWAY, None)
     rights = _rights(scenario, kind, scales, options) if asks else []
@@ -270,6 +280,7 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
         "containers": [{
             "name": GATEWAY, "image": options.gateway_image, "command": ["headway", "serve"],
             "args": [f"{_CONFIG_AT}/fleet.yaml", "--host", "0.0.0.0", "--port", str(GATEWAY_PORT)],
+            **({"env": environment} if environment else {}),
             "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             "readinessProbe": _probe(), "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": _PERIOD_S},
@@ -304,6 +315,8 @@ def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: boo
             raise scenario.places.error(("gateway", name, "store"), what)
 
     def section(entry: dict[str, Any], pool: Pool, num: int) -> dict[str, Any]:
+        if pool.hosted is not None:
+            return entry
         kept = {key: value for key, value in entry.items() if key not in _DROPPED_POOL_KEYS}
         kept |= {"name": pool.name, "replicas": pool.replicas, "api": api_of(pool.engine.name)}
         if isinstance(kept["model"], dict):
@@ -346,7 +359,7 @@ def _model_configs(scenario: Scenario) -> dict[str, str]:
 
 def _rights(scenario: Scenario, kind: Kind, scales: bool, options: ExportOptions) -> list[Manifest]:
     """Rights to see pods and, if the gateway scales, to set their number and which of them go first."""
-    names = [pool.name for pool in scenario.fleet.all_pools]
+    names = [pool.name for pool in scenario.fleet.all_pools if pool.hosted is None]
     resource = f"{kind.lower()}s/scale"
     verbs = ["get", "patch"] if scales else ["get"]
     rules = [
