@@ -86,6 +86,17 @@ def adapters(routing: Any, max_loras: int = 2) -> dict[str, Any]:
     }
 
 
+def fallback(**config: Any) -> dict[str, Any]:
+    """A replica with too many requests, and a hosted service that takes some of them."""
+    day = pool("least-loaded", fallback={"when": ["slow"], "ttft_s": 0.1, "min_requests": 5, "window_s": 1.0, **config})
+    hosted = {
+        "name": "hosted", "model": "house-model", "hosted": {"ttft_s": 0.05, "tokens_per_s": 200},
+        "endpoints": URLS[3:],
+    }  # fmt: skip
+    own = {**day["fleet"][0], "endpoints": URLS[:1], "gpu": "l4", "fallback": ["hosted"]}
+    return {**day, "fleet": [own, hosted]}
+
+
 DAYS = {
     **{routing: pool(routing) for routing in ("least-loaded", "power-of-two", "headway")},
     "little room": pool("least-kv", room_tokens=3_000),
@@ -101,6 +112,8 @@ DAYS = {
     "changing": {**combos({"name": "cauchy"}), "roles": [{"at_s": 9, "replica": 1, "role": "prefill"}]},
     "adapters": adapters({"name": "lora-affinity", "among": "least-kv"}),
     "adapters, crowded": adapters("lora-affinity", max_loras=1),
+    "fallback, with overheads": fallback(),
+    "fallback and back, with overheads": fallback(return_s=1.0, miss_share=0.6),
     "pool, with overheads": pool("round-robin", engine="vllm-v1"),
     "pair, with overheads": combos(STRICT, engine="vllm-v1"),
 }

@@ -37,9 +37,11 @@ from headway.gateway.upstream.errors import (
     DoubtfulRefusalError,
     EngineError,
     RefusedError,
+    TooLongError,
     UnreachableError,
     client_error,
     is_retryable,
+    is_too_long,
     openai_error,
 )
 from headway.gateway.upstream.health import HealthReports
@@ -69,8 +71,8 @@ class Relay:
     _is_cut_off = False
     _rendering: asyncio.Task[None] | None = None
     """Has an engine render the chat."""
-    _doubted: tuple[EngineEndpoint, DoubtfulRefusalError] | None = None
-    """The replica whose refusal another one is to confirm."""
+    _doubted: tuple[EngineEndpoint, RefusedError] | None = None
+    """The replica whose refusal another one is to confirm, or a fallback to do without."""
     _tokens_at_start = 0
     """Tokens of the answer at the start of the present attempt."""
     _snapshot: KvSnapshot | None = None
@@ -443,6 +445,8 @@ class Relay:
             await self._wait_for_prefill_leg()
             self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
         else:
+            if is_too_long(status, data) and self._dispatch is None:
+                raise TooLongError(status, data)
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
             data, content_type = openai_error(status, data), "application/json"
         if meter.hides_logprobs and meter.partial.head:
@@ -529,6 +533,10 @@ class Relay:
         if in_flight.move_target is not None:
             scheduler.release(in_flight, ReleaseReason.MOVED)
             return
+        if isinstance(error, TooLongError):
+            self._doubted = replica, error  # the client's answer, unless a fallback takes the request
+            scheduler.release(in_flight, ReleaseReason.EXHAUSTED)
+            return
         is_prefill_leg = isinstance(error, PrefillLegError)
         if isinstance(error, PrefillLegError):
             replica, error = error.replica, error.cause
@@ -606,8 +614,8 @@ class Relay:
             return ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         return ApiError(504, "the request took too long", "timeout")
 
-    async def _write_doubted(self, error: DoubtfulRefusalError) -> None:
-        """Write a refusal that no other replica could confirm."""
+    async def _write_doubted(self, error: RefusedError) -> None:
+        """Write a refusal that no other replica could confirm, or do without."""
         self._write_whole(error.status, openai_error(error.status, error.body), "application/json")
         await self._client.drain()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -49,6 +50,19 @@ class RefusedError(EngineError):
 
 class DoubtfulRefusalError(RefusedError):
     """The engine refused a request that a peer may answer."""
+
+
+class TooLongError(RefusedError):
+    """The engine refused a request that its context cannot hold; that of another model may."""
+
+
+_TOO_LONG = re.compile(rb"context[ _](?:length|size|window)|maximum model length|prompt is too long", re.IGNORECASE)
+"""What vLLM, SGLang, llama.cpp, OpenAI and Anthropic say of such a request."""
+
+
+def is_too_long(status: int, body: bytes) -> bool:
+    """Whether a refusal says that the request does not fit the model's context."""
+    return status in (400, 413) and _TOO_LONG.search(body[:_MAX_QUOTED_CHARS]) is not None
 
 
 def is_retryable(status: int) -> bool:
