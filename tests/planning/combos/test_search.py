@@ -61,8 +61,11 @@ def test_the_example_of_3_3_2() -> None:
         assert (found.status, counts(found), found.usd_per_hour) == ("optimal", {"<1 x a800>": 1}, 1.09)
         assert found.gap == 0 and found.services[0].goodput_rps == 0.82
     assert deploy(ComboProblem(asked, (a800, h20), LIMITS)).objective == pytest.approx(1.09 / 1.07e6)
-    one_each = ComboProblem(asked, (a800, h20), {"a800": 1, "h20": 1}, "mce")
-    assert counts(deploy(one_each)) == {"<1 x a800>": 1, "<1 x h20>": 1}  # over-provisioned, as 4.3 says of it
+    found = deploy(ComboProblem(asked, (a800, h20), LIMITS, "mce"))
+    assert counts(found) == {"<1 x h20>": 1}, "one of the most efficient, not all that there are"
+    assert (found.objective, found.bound) == (pytest.approx(1.15e6), pytest.approx(1.15e6))
+    both = deploy(ComboProblem((ServiceDemand("chat", 1.9),), (a800, h20), {"a800": 8, "h20": 1}, "mce"))
+    assert counts(both) == {"<1 x a800>": 1, "<1 x h20>": 1}
 
 
 @settings(deadline=None, max_examples=60)
@@ -90,9 +93,16 @@ def weight(objective: Objective, each: ComboCandidate) -> float:
     price = each.combo.usd_per_hour
     if objective == "mc":
         return price
-    if objective == "mce":
-        return -(each.tokens_per_usd or 0.0)
     return price / each.tokens_per_usd if each.tokens_per_usd else 0.0
+
+
+def total_weight(problem: ComboProblem, numbers: tuple[int, ...]) -> float:
+    """Of a plan; under `mce`, its tokens per dollar, negative."""
+    pairs = list(zip(problem.candidates, numbers, strict=True))
+    if problem.objective != "mce":
+        return sum(n * weight(problem.objective, c) for c, n in pairs)
+    usd = sum(n * c.combo.usd_per_hour for c, n in pairs)
+    return -sum(n * c.combo.usd_per_hour * (c.tokens_per_usd or 0.0) for c, n in pairs) / usd if usd else 0.0
 
 
 def every_plan(problem: ComboProblem) -> Iterator[tuple[int, ...]]:
@@ -121,8 +131,7 @@ def brute_force(problem: ComboProblem) -> float:
     for numbers in every_plan(problem):
         got = goodputs(problem, numbers)
         if all(got[d.service] >= d.rps - 1e-9 for d in problem.demands):
-            total = sum(n * weight(problem.objective, c) for c, n in zip(problem.candidates, numbers, strict=True))
-            best = min(best, total)
+            best = min(best, total_weight(problem, numbers))
     return best
 
 

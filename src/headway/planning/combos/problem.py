@@ -354,7 +354,9 @@ def check(problem: ComboProblem) -> None:
                 "use co or mc"
             )
         if not any(gpu in problem.limits for gpu in each.combo.gpus):
-            raise HeadwayError(f"mce adds combos until GPUs run out, and {each.combo.label} has no limit; give one")
+            raise HeadwayError(
+                f"mce may rent as many combos as there are GPUs, and {each.combo.label} has no limit; give one"
+            )
 
 
 def tokens_per_usd(

@@ -9,7 +9,7 @@ Subject to      sum over n in N_m of g_n x_n >= D_m     for every m
                 sum over n of r_nt x_n <= G_t           for every t
 Objective       co    minimise sum of (P_n / C_n) x_n
                 mc    minimise sum of P_n x_n
-                mce   maximise sum of C_n x_n
+                mce   maximise sum of C_n P_n x_n / sum of P_n x_n
 
 The code divides the rows of demand by D_m, because the solver's tolerance is absolute: s_mn = min(g_n / D_m, 1).
 
@@ -18,8 +18,14 @@ request per second that a combo can serve, `co` counts the square of its cost, (
 Splitting a combo in equal parts changes neither. A combo that is dear for what it serves weighs more in `co`: to fill a
 small remainder, `mc` takes the combo with the lowest price, however little it serves, and `co` may pay more for one
 that serves much more. So `mc` is never dearer, and `co` leaves more room for demand to come. Where C is the closed
-form, which has no goodput, P / C weighs the price by how well phases and GPUs match. `mce` adds combos until GPUs run
-out: it needs limits, and serves more than the demand. A combo that costs nothing has P / C = 0, and no C for `mce`.
+form, which has no goodput, P / C weighs the price by how well phases and GPUs match. A combo that costs nothing has
+P / C = 0, and no C for `mce`.
+
+`mce` maximises the cost-efficiency of the plan (4.3: "overall cost-efficiency"): the mean of C over its dollars, which
+is its tokens per dollar if it is full. Of plans that are equally efficient it takes the cheapest. The sum of C_n x_n
+would be another reading, which rents all GPUs whatever they serve. `mce` may serve far more than the demand, up to the
+limits, which it needs. A ratio is not linear: Dinkelbach's iteration maximises the sum of (C_n - r) P_n x_n for the
+ratio r of the plan before, until no plan is above 0.
 
 Fallback, if the demands cannot all be met. The objective is dropped, and a variable y_m is added:
                 maximise sum of y_m, subject to y_m <= 1 and y_m <= sum over n in N_m of s_mn x_n
@@ -177,7 +183,7 @@ class DeploymentProgram:
         rps = {demand.service: demand.rps for demand in self.demands}
         useful = [each for each in problem.candidates if each.goodput_rps > 0 and each.service in rps]
         self.weights = {each: self.sign * self._weight(each) for each in useful}
-        self.candidates = _undominated(useful, self.weights, self.limited, rps)
+        self.candidates = _undominated(useful, self.weights, self.limited, rps, keep=problem.objective == "mce")
         self.cost = np.array([self.weights[each] for each in self.candidates])
         self.shares = np.array([
             [min(each.goodput_rps / demand.rps, 1.0) * (each.service == demand.service) for each in self.candidates]
@@ -211,12 +217,39 @@ class DeploymentProgram:
             x = Covers(self.cost, self.shares[least > 0], self.use, limits).solve(self.time_limit_s)
             if x is not None:
                 return Solution("optimal", tuple(map(float, x)), float(self.cost @ x))
+            return self._minimised(self.cost, limits, least)
+        return self._most_efficient(limits, least)
+
+    def _minimised(self, cost: Floats, limits: Floats, least: Floats, no_less: Floats | None = None) -> Solution:
+        """Counts of the least cost; their sum with `no_less` is 0 or more, within a tolerance."""
         model = new_model()
         variables = integers(model, self._upper(limits))
         for share, at_least in zip(self.shares, least, strict=True):
             model.addConstr(dot(share, variables) >= at_least)
         self._limit_gpus(model, variables, limits)
-        return minimise(model, dot(self.cost, variables), self.time_limit_s)
+        if no_less is not None:
+            model.addConstr(dot(no_less, variables) >= -TOLERANCE)
+        return minimise(model, dot(cost, variables), self.time_limit_s)
+
+    def _most_efficient(self, limits: Floats, least: Floats) -> Solution:
+        """Dinkelbach's iteration for `mce`, from the cheapest plan; of the most efficient plans, the cheapest."""
+        price = np.array([each.combo.usd_per_hour for each in self.candidates])
+        efficiency = self.cost / self.cost.min()
+        best = self._minimised(price, limits, least)
+        while best.values:
+            x = np.round(best.values)
+            if not x.any():
+                return Solution("optimal", tuple(x), 0.0)
+            ratio = float(efficiency * price @ x / (price @ x))
+            gains = (efficiency - ratio) * price
+            better = self._minimised(-gains, limits, least)
+            if better.status != "optimal":
+                return Solution("feasible", best.values)
+            if gains @ np.round(better.values) <= TOLERANCE:
+                cheapest = self._minimised(price, limits, least, no_less=gains)
+                return Solution("optimal", cheapest.values or best.values, ratio * float(self.cost.min()))
+            best = better
+        return best
 
     def serve_most(self, limits: Floats) -> tuple[Solution, float]:
         """The largest sum of served shares at its least price, and that sum."""
@@ -266,6 +299,10 @@ class DeploymentProgram:
 
     def objective(self, numbers: Numbers) -> float:
         """In the planner's units and sign, from whole numbers."""
+        if self.problem.objective == "mce":
+            usd = sum(number * each.combo.usd_per_hour for each, number in numbers.items())
+            spent = sum(number * each.combo.usd_per_hour * -self.weights[each] for each, number in numbers.items())
+            return spent / usd if usd else 0.0
         return sum(number * self.sign * self.weights[each] for each, number in numbers.items())
 
     def gpus(self, numbers: Numbers) -> dict[str, int]:
@@ -321,14 +358,18 @@ def _undominated(
     weights: Mapping[ComboCandidate, float],
     limited: Sequence[str],
     demand_rps: Mapping[str, float],
+    keep: bool = False,
 ) -> list[ComboCandidate]:
     """Candidates without those that others replace in any plan, in an order that the input's order does not change.
 
     k of one candidate replace another of its service, with k as many as serve no less, if they weigh no more (in an
     objective that is minimised) and take no more GPUs of any limited type. Goodput beyond the whole demand does not
-    count. So a combo that equals two of a smaller one at a higher price goes; of equals, one stays.
+    count. So a combo that equals two of a smaller one at a higher price goes; of equals, one stays. `keep`: all stay,
+    where the objective is not a sum.
     """
     ordered = sorted(candidates, key=lambda each: (each.service, weights[each], each.combo.label, each.goodput_rps))
+    if keep:
+        return ordered
     kept: list[ComboCandidate] = []
     for service in sorted(demand_rps):
         some = [each for each in ordered if each.service == service]

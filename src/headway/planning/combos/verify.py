@@ -52,7 +52,7 @@ def _sums(problem: ComboProblem, plan: ComboPlan) -> list[str]:
     wrong = [] if isclose(usd, plan.usd_per_hour, abs_tol=1e-12) else [f"{plan.usd_per_hour} $/h, the sum is {usd}"]
     if plan.status == "short" or plan.objective is None:
         return wrong
-    value = 0.0
+    value = spent = 0.0
     for planned in plan.combos:
         key = (planned.service, planned.combo, planned.goodput_rps)
         each = next((c for c in problem.candidates if (c.service, c.combo, c.goodput_rps) == key), None)
@@ -63,9 +63,11 @@ def _sums(problem: ComboProblem, plan: ComboPlan) -> list[str]:
         if problem.objective == "mc":
             value += planned.count * price
         elif problem.objective == "mce":
-            value += planned.count * efficiency
+            value += planned.count * price * efficiency
+            spent += planned.count * price
         elif price:
             value += planned.count * price / efficiency
+    value = value / spent if spent else value
     if not isclose(value, plan.objective, rel_tol=1e-9, abs_tol=1e-15):
         wrong.append(f"objective {plan.objective}, the sum is {value}")
     return wrong
