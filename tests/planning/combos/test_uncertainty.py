@@ -19,7 +19,7 @@ from headway.planning.combos.problem import (
     ServiceDemand,
 )
 from headway.planning.combos.search import deploy
-from headway.reproduce.cauchy.uncertainty import UncertainDemand, frontier, robust
+from headway.planning.combos.uncertainty import UncertainDemand, frontier, robust
 
 
 def candidate(gpu: str, goodput: float, usd: float, service: str = "chat") -> ComboCandidate:

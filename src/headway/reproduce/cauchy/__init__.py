@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
-from headway.reproduce.cauchy import beyond, claims, model, scheduling
+from headway.reproduce.cauchy import beyond, demand, model, scheduling
+from headway.reproduce.cauchy import objectives as cauchy_objectives
 from headway.reproduce.cauchy import overall as cauchy_overall
 from headway.reproduce.cauchy import transfer as cauchy_transfer
-from headway.reproduce.cauchy.claims import CLAIMS
-from headway.reproduce.findings import Findings
+from headway.reproduce.cauchy.claims import CLAIMS, GROUPS
+from headway.reproduce.findings import Finding, Findings
 from headway.reproduce.runner import Runner
 
 TITLE = "Cauchy: GPU combos, tokens per dollar"
 SEEDS, QUICK_SEEDS = 3, 2
 REPEATS = 20
 """As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
+MOVING = ("overall", "in_time", "own_curve", "estimated", "autoscaling", "own_autoscaling")
+"""Groups of claims on demand that moves."""
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
-    """Run the requested parts: goodputs first, then simulations at these rates."""
-    seeds, quick, wants = runner.seeds, runner.quick, runner.wants
-    pairs, between, within = wants(*claims.PAIRS), wants(*claims.BETWEEN), wants(*claims.WITHIN)
-    programs, overall = wants(*claims.OBJECTIVES), wants(*claims.OVERALL, *claims.AUTOSCALING)
-    transfer = wants(*claims.TRANSFERS)
+    """Run the requested parts: goodputs first, then sizes of fleets, then simulations at these rates and sizes."""
+    wanted = {name for name, group in GROUPS.items() if runner.wants(*group)}
+    seeds, quick = runner.seeds, runner.quick
+    overall = bool(wanted & set(MOVING))
+    markets_wanted = overall or bool(wanted & {"objectives", "between"})
     repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
-    first = scheduling.searches(seeds, quick, pairs, between, within)
-    first |= cauchy_overall.profiles(quick) if programs or overall else {}
-    first_results = runner.run({**first, **(cauchy_transfer.tasks() if transfer else {})})
-    markets = cauchy_overall.markets(first_results) if programs or overall else {}
-    second = scheduling.runs(first_results, seeds, repeats, quick, between, within)
-    second |= cauchy_overall.runs(markets, seeds, quick) if overall else {}
-    results = {**first_results, **runner.run(second)}
+    first = scheduling.searches(seeds, quick, "pairs" in wanted, "within" in wanted)
+    first |= cauchy_overall.profiles(quick) if markets_wanted else {}
+    first |= cauchy_transfer.tasks() if "transfers" in wanted else {}
+    results = runner.run(first)
+    markets = cauchy_overall.markets(results) if markets_wanted else {}
+    cases = cauchy_overall.cases(demand.azure(runner.file(demand.TRACE)), quick)
+    results |= runner.run(cauchy_overall.sizes(markets, cases)) if overall else {}
+    last = scheduling.runs(results, markets, seeds, repeats, quick, "between" in wanted, "within" in wanted)
+    last |= cauchy_objectives.runs(markets, seeds, quick) if "objectives" in wanted else {}
+    last |= cauchy_overall.runs(markets, results, cases, seeds) if overall else {}
+    results |= runner.run(last)
 
     findings = Findings(model.outcomes(), [*model.exhibits(), model.worked_table()])
-    if pairs:
+    if "pairs" in wanted:
         two = scheduling.PairRuns(results, seeds)
         findings += Findings(two.outcomes(), [two.figure()])
-    whole = cauchy_overall.OverallRuns(results, markets, seeds)
+    whole = cauchy_overall.OverallRuns(results, markets, seeds, cases)
     if overall:
-        findings += Findings(whole.outcomes(), whole.exhibits())
-    if programs:
-        objectives = cauchy_overall.ObjectivePlans(markets)
+        findings += Findings(not_run(runner, cases) | whole.outcomes(), whole.exhibits())
+    if "objectives" in wanted:
+        objectives = cauchy_objectives.ObjectiveRuns(results, markets, seeds, quick)
         findings += Findings(objectives.outcomes(), [objectives.figure()])
-    if between:
-        turns = scheduling.BetweenRuns(results, repeats)
+    if "between" in wanted:
+        turns = scheduling.BetweenRuns(results, markets, repeats, seeds)
         findings += Findings(turns.outcomes(), [turns.figure()])
-    if within:
+    if "within" in wanted:
         inside = scheduling.WithinRuns(results, seeds)
         findings += Findings(inside.outcomes(), [inside.table()])
     if overall:
         findings += Findings({}, [whole.figure_10()])
-    if transfer:
+    if "transfers" in wanted:
         moves = cauchy_transfer.TransferRuns(results)
         findings += Findings(moves.outcomes(), moves.figures())
-    further = beyond.exhibits(markets, whole) if runner.claims is None else []
+    every = {workload: market for (ranking, workload), market in markets.items() if ranking == "estimate"}
+    further = beyond.exhibits(every, whole) if runner.claims is None else []
     return findings + Findings({}, [model.network_table(), *further])
+
+
+def not_run(runner: Runner, cases: tuple[cauchy_overall.Case, ...]) -> dict[str, Finding]:
+    """Rows on demand that moves, undecided: those without a trace or, in a quick run, without time."""
+    has_trace = cases[0].key == ""
+    lacking = f"No trace was given: --data names the folder that has {demand.TRACE}."
+    reason = "A quick run has one demand: see the full run." if has_trace or runner.quick else lacking
+    return {
+        claim.id: Finding([None] * len(runner.seeds), reason if has_trace or claim.id.endswith("-curve") else lacking)
+        for name in MOVING
+        for claim in GROUPS[name]
+    }

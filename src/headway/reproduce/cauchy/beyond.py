@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from msgspec import structs
 
 from headway import catalog
+from headway.planning.combos import uncertainty
 from headway.planning.combos.cost_efficiency import served_tokens_per_usd
 from headway.planning.combos.problem import ComboCandidate, ComboPlan, ComboProblem
 from headway.planning.combos.search import deploy
 from headway.reproduce import charts
-from headway.reproduce.cauchy import uncertainty
 from headway.reproduce.cauchy.claims import WORKLOADS
-from headway.reproduce.cauchy.overall import CURVE, SYSTEMS, OverallRuns
+from headway.reproduce.cauchy.demand import CURVE
+from headway.reproduce.cauchy.overall import SYSTEMS, OverallRuns
 from headway.reproduce.cauchy.setup import GPUS, LIMITS, Market
 from headway.reproduce.findings import Exhibit, Figure, PaperTable, Row
 
@@ -109,7 +109,9 @@ def energy(overall: OverallRuns) -> PaperTable:
     rows: list[Row] = []
     for workload, name in WORKLOADS.items():
         for system, label in SYSTEMS.items():
-            values = [fmean(overall.measured(workload, system, key)) for key in ("tokens_per_usd", "joules_per_token")]
+            values = [
+                overall.mean(workload, overall.cases[0], system, key) for key in ("tokens_per_usd", "joules_per_token")
+            ]
             rows.append([name, label, values[0] / 1e6, values[1]])
     shows = "Joules by the boards' rated power for as long as they are paid for: an upper bound."
     heads = ["workload", "system", "M tokens/USD", "J/token"]

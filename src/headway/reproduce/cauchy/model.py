@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from headway import catalog
-from headway.planning.combos.candidates import Efficiencies, enumerate_combos
+from headway.planning.combos.candidates import Efficiencies, better_directions, enumerate_combos
 from headway.planning.combos.cost_efficiency import a1, a2, stated
 from headway.planning.combos.estimate import InstanceSpeed
 from headway.planning.combos.problem import ComboCandidate, ComboProblem, Counts, GpuCombo, Group, ServiceDemand
@@ -18,8 +18,8 @@ from headway.reproduce.findings import Exhibit, Figure, Finding, PaperTable, Row
 
 SECOND_MODEL = "qwen1.5-14b"
 """Of 3.3.3, beside the one that everything is measured with."""
-WORKED = (("h800", "a800", 2), ("a800", "h20", 1), ("a800", "a800", 1))
-"""3.3.3's plan: one GPU of each type named, so many times."""
+WORKED = (("h800", "a800"), ("a800", "h20"), ("a800", "a800"), ("h800", "h20"))
+"""3.3.3's four candidates for LongWriter: types that prefill and decode."""
 
 
 def outcomes() -> dict[str, Finding]:
@@ -38,11 +38,11 @@ def alone(workload: str) -> tuple[float, float]:
     return speeds.prompts_s(pattern, 1), speeds.step_s(pattern, 1) * (pattern.output_tokens - 1)
 
 
-def busy(workload: str) -> float:
-    """Share of prefill in the time of an H800 that decodes as many at once as its memory and seats hold."""
+def busy(workload: str, batch: int | None = None) -> float:
+    """Share of prefill in the time of an H800 that decodes so many at once; None: as many as memory and seats hold."""
     pattern = setup.profiled_service(workload).service.pattern
     speeds = _speeds()
-    batch = speeds.batch(pattern)
+    batch = speeds.batch(pattern) if batch is None else batch
     prefill_s = speeds.prompt_s(pattern)
     return prefill_s / (prefill_s + speeds.step_s(pattern, batch) / batch * (pattern.output_tokens - 1))
 
@@ -52,11 +52,13 @@ def _shares() -> dict[str, Finding]:
     share = prefill_s / (prefill_s + decode_s)
     pattern = setup.profiled_service("cnn-dailymail").service.pattern
     needed_s = 1.5 * decode_s
+    several = ", ".join(f"{busy('cnn-dailymail', batch):.0%} with {batch} at once" for batch in (1, 8, 32, 128))
     mfu = 2 * 8e9 * pattern.prompt_tokens / needed_s / 989e12
     why = (
         f"Alone, {pattern.prompt_tokens:.0f} tokens take {prefill_s * 1e3:.0f} ms and {pattern.output_tokens:.0f} "
         f"more {decode_s * 1e3:.0f} ms; 60% would be {needed_s * 1e3:.0f} ms of prefill, {mfu:.1%} of the GPU's "
-        f"FLOPs. Of the time of a full GPU, where decode is shared, prefill is {busy('cnn-dailymail'):.0%}."
+        f"FLOPs. Of the time of a GPU, where decode is shared, prefill is {several}, {busy('cnn-dailymail'):.0%} if "
+        "it is full: the paper's figure is that of a busy GPU."
     )
     first_s, rest_s = alone("longwriter")
     last = f"{first_s * 1e3:.0f} ms of prefill, {rest_s:.1f} s of decode."
@@ -77,22 +79,28 @@ def _examples() -> dict[str, Finding]:
     ).combos
     took = len(chosen) == 1 and chosen[0].combo == a800.combo and chosen[0].count == 1
     weights = [each.combo.usd_per_hour / (each.tokens_per_usd or 1.0) * 1e6 for each in (a800, h20)]
-    gpus: dict[str, int] = {}
-    usd = 0.0
-    for prefill, decode, count in WORKED:
-        for gpu in (prefill, decode):
-            gpus[gpu] = gpus.get(gpu, 0) + count
-            usd += count * catalog.gpu(setup.GPUS[gpu]).usd_per_hour
+    first = [tuple(group.gpu for group in each.phases) for each in by_eq_15(setup.MODEL, "longwriter")[: len(WORKED)]]
+    paper = {tuple(setup.GPUS[name] for name in pair) for pair in WORKED}
     return {
         "example-residual": Finding(
             [float(took)], f"P/C is {weights[0]:.2f} for the A800 combo, {weights[1]:.2f} for the H20 combo."
         ),
-        "example-plan": Finding(
-            [float(max(gpus.values()))],
-            f"{gpus['h800']} H800, {gpus['a800']} A800, {gpus['h20']} H20: ${usd:.2f} an hour for 6.4 requests/s. The "
-            "paper gives no goodputs for its four candidates, so that nothing more can be checked.",
+        "example-candidates": Finding(
+            [float(len(paper & set(first)))],
+            f"Eq. 15's first four: {', '.join(' to '.join(pair) for pair in first)}. By its bandwidth for a dollar an "
+            "H20 decodes best, whatever prefills.",
         ),
     }
+
+
+def by_eq_15(model_name: str, workload: str) -> list[GpuCombo]:
+    """Combos of one GPU a phase in descending order of Eq. 15, in the better direction of each pair."""
+    model, sizes = catalog.model(model_name), Counts(prefill=(1,), decode=(1,), aggregated=())
+    combos, _ = enumerate_combos(model, catalog.engine(setup.ENGINE), setup.offers(), sizes)
+    like = setup.profiled_service(workload).service
+    ce = Efficiencies(structs.replace(like, model=model), setup.offers()).closed_form
+    kept, _ = better_directions(combos, ce)
+    return sorted(kept, key=lambda each: -(ce(each) or 0.0))
 
 
 def _network() -> dict[str, Finding]:
@@ -148,13 +156,11 @@ def network_table() -> PaperTable:
 def worked_table() -> PaperTable:
     """3.3.3's first step: coefficients and ranking by Eq. 15, one GPU a phase, for both models and all workloads."""
     rows: list[Row] = []
-    engine, sizes = catalog.engine(setup.ENGINE), Counts(prefill=(1,), decode=(1,), aggregated=())
     for model in map(catalog.model, (setup.MODEL, SECOND_MODEL)):
-        combos, _ = enumerate_combos(model, engine, setup.offers(), sizes)
         for workload, name in WORKLOADS.items():
             like = setup.profiled_service(workload).service
             efficiencies = Efficiencies(structs.replace(like, model=model), setup.offers())
-            ranked = sorted(combos, key=lambda each: -(efficiencies.closed_form(each) or 0.0))[:4]
+            ranked = by_eq_15(model.name, workload)[:4]
             costs, pattern = stated(model), like.pattern
             batch = efficiencies.estimate.speed(model.name, ranked[0].phases[1]).batch(pattern)
             first = a1(costs, pattern.prompt_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -13,78 +14,90 @@ from headway.planning.combos.estimate import InstanceSpeed
 from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import COMBINED, TABLE_3, WORKLOADS
-from headway.reproduce.cauchy.setup import GPUS, document, goodput, measure, split
+from headway.reproduce.cauchy.overall import Markets
+from headway.reproduce.cauchy.setup import GPUS, combo, document, goodput, measured, split
+from headway.reproduce.cauchy.token_turns import TokenTurns
 from headway.reproduce.findings import Figure, Finding, PaperTable, Row
 from headway.reproduce.results import Key, Results, SeedResults, increases, reductions
-from headway.reproduce.tasks import Call, SimulationTask
+from headway.reproduce.tasks import Call
 
-UNLIKE = ("h800-h20", "a800-a800", "h20-h20")
-"""Figure 9: one combo of each, where the paper's are all alike."""
 START_RPS = {"cnn-dailymail": 24.0, "sharegpt": 24.0, "longwriter": 3.0}
 """Where a search for goodput begins."""
 LOAD = 0.9
 """Figure 9's requests per second, of the combos' goodput together."""
+NUM_COMBOS = 3
+"""Figure 9's unlike combos: the first ones of Eq. 15's ranking, one each."""
 NUM_REQUESTS = 3000
 BETWEEN = ("goodput", "round-robin", "tokens")
-WITHIN = ("strict", "opportunistic")
+TURNS = f"{TokenTurns.__module__}:{TokenTurns.__name__}"
+"""Another reading of token-weighted turns, on the seeds of searches."""
+Routing = dict[str, Any]
+WITHIN: dict[str, Routing] = {
+    "strict": {"within": "strict"},
+    "opportunistic": {"within": "opportunistic"},
+    "empty": {"within": "opportunistic", "in_place": 0.0},
+}
+"""Schedulers within a combo. The paper does not say when an instance is idle; `in_place` is our threshold. "empty": it
+has nothing in flight. Otherwise a prefill instance is also idle between prompts, with half of a decoder's answers."""
+THRESHOLDS = (0.05, 0.1, 0.2)
+"""More values of `in_place`, for 1P1D and one seed."""
 
 
-def searches(seeds: Sequence[int], quick: bool, figure_2: bool, figure_9: bool, table_3: bool) -> dict[Key, Call]:
+def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool) -> dict[Key, Call]:
+    """The first round: goodputs."""
     tasks: dict[Key, Call] = {}
 
-    def add(key: Key, workload: str, combos: list[dict[str, Any]], within: str, seed: int, parts: int = 1) -> None:
-        arguments = {"workload": workload, "combos": combos, "within": within, "seed": seed, "quick": quick}
-        tasks[key] = Call(goodput, arguments | {"start_rps": START_RPS[workload] * parts})
+    def add(key: Key, combos: list[dict[str, Any]], routing: Routing, parts: int = 1) -> None:
+        arguments = {"workload": "sharegpt", "combos": combos, "routing": routing, "seed": key[-1], "quick": quick}
+        tasks[key] = Call(goodput, arguments | {"start_rps": START_RPS["sharegpt"] * parts})
 
     for seed in seeds if figure_2 else ():
-        for first, second in (key.split("-") for key in COMBINED):
-            for a, b in ((first, second), (first, first), (second, second)):
-                add(
-                    ("pair", "sharegpt", f"{a}-{b}", seed),
-                    "sharegpt",
-                    [split("pair", f"{a}-{b}")],
-                    "opportunistic",
-                    seed,
-                )
-    for workload in WORKLOADS if figure_9 else ():
-        for pair in UNLIKE:
-            key = ("pair", workload, pair, seeds[0])
-            add(key, workload, [split("pair", pair)], "opportunistic", seeds[0])
+        for pair in (*COMBINED, *(f"{name}-{name}" for name in GPUS)):
+            for within, routing in WITHIN.items():
+                is_judged = within == "opportunistic" or (within == "strict" and pair not in COMBINED)
+                if is_judged or seed == seeds[0]:
+                    add(("pair", pair, within, seed), [split("pair", pair)], routing)
     for num in TABLE_3 if table_3 else ():
-        for within in WITHIN:
+        for within, routing in WITHIN.items():
             for seed in seeds:
-                combos = [split("pair", "h800-h20", num)]
-                add(("within", num, within, seed), "sharegpt", combos, within, seed, num)
+                add(("within", num, within, seed), [split("pair", "h800-h20", num)], routing, num)
+    for threshold in THRESHOLDS if table_3 else ():
+        routing = {"within": "opportunistic", "in_place": threshold}
+        add(("threshold", threshold, seeds[0]), [split("pair", "h800-h20")], routing)
     return tasks
 
 
 def runs(
-    results: Results, seeds: Sequence[int], repeats: Sequence[int], quick: bool, figure_9: bool, table_3: bool
-) -> dict[Key, SimulationTask]:
+    results: Results, markets: Markets, seeds: Sequence[int], repeats: Sequence[int], quick: bool, figure_9: bool,
+    table_3: bool,
+) -> dict[Key, Call]:  # fmt: skip
     """The second round: at the rates that the first one found. `repeats`: seeds of Figure 9."""
-    tasks: dict[Key, SimulationTask] = {}
+    tasks: dict[Key, Call] = {}
     num_requests = NUM_REQUESTS // (3 if quick else 1)
+
+    def add(key: Key, contents: dict[str, Any], some: Sequence[int]) -> None:
+        tasks.update({(*key, seed): Call(measured, {"document": contents, "seed": seed}) for seed in some})
+
     for workload in WORKLOADS if figure_9 else ():
-        combos = unlike(results, workload, seeds[0])
+        combos = unlike(markets, workload)
         rate = LOAD * sum(each["goodput_rps"] for each in combos)
         for between in BETWEEN:
-            routed = _routed({"between": between}, combos)
-            contents = document(workload, rate, num_requests, **routed)
-            tasks |= {("between", workload, between, seed): SimulationTask(contents, seed, measure) for seed in repeats}
+            contents = document(workload, rate, num_requests, **_routed({"between": between}, combos))
+            add(("between", workload, between), contents, repeats)
+        turns = {"fleet": [], "combos": combos, "policies": {"routing": TURNS}}
+        add(("between", workload, TURNS), document(workload, rate, num_requests, **turns), seeds)
     if figure_9:
-        one = unlike(results, "longwriter", seeds[0])[0]
-        rate = 3 * LOAD * one["goodput_rps"]
+        one = unlike(markets, "longwriter")[0]
         for between in BETWEEN[:2]:
-            routed = _routed({"between": between}, [{**one, "replicas": 3}])
-            contents = document("longwriter", rate, num_requests, **routed)
-            tasks |= {("alike", between, seed): SimulationTask(contents, seed, measure) for seed in repeats}
+            routed = _routed({"between": between}, [{**one, "replicas": NUM_COMBOS}])
+            contents = document("longwriter", NUM_COMBOS * LOAD * one["goodput_rps"], num_requests, **routed)
+            add(("alike", between), contents, repeats)
     for num in TABLE_3 if table_3 else ():
-        for within in WITHIN:
+        for within, routing in WITHIN.items():
             for seed in seeds:
-                rate = results["within", num, "strict", seed]["rps"]
-                routed = _routed({"within": within}, [split("pair", "h800-h20", num)])
-                contents = document("sharegpt", rate, num_requests, **routed)
-                tasks["run", num, within, seed] = SimulationTask(contents, seed, measure)
+                routed = _routed(routing, [split("pair", "h800-h20", num)])
+                contents = document("sharegpt", results["within", num, "strict", seed]["rps"], num_requests, **routed)
+                add(("run", num, within), contents, (seed,))
     return tasks
 
 
@@ -92,9 +105,10 @@ def _routed(arguments: dict[str, Any], combos: list[dict[str, Any]]) -> dict[str
     return {"fleet": [], "combos": combos, "policies": {"routing": {"name": "cauchy", **arguments}}}
 
 
-def unlike(results: Results, workload: str, seed: int) -> list[dict[str, Any]]:
+def unlike(markets: Markets, workload: str) -> list[dict[str, Any]]:
     """Figure 9's combos, with their goodputs."""
-    return [split(pair, pair, goodput_rps=results["pair", workload, pair, seed]["rps"]) for pair in UNLIKE]
+    some = markets["closed-form", workload].candidates[:NUM_COMBOS]
+    return [combo(f"combo-{i}", each.combo, 1, each.goodput_rps) for i, each in enumerate(some)]
 
 
 def bounds(first: str, second: str) -> str:
@@ -117,35 +131,56 @@ def bounds(first: str, second: str) -> str:
 class PairRuns(SeedResults):
     """The findings of Figure 2."""
 
-    def rps(self, pair: str) -> list[float]:
+    def rps(self, pair: str, within: str = "opportunistic") -> list[float]:
         """Goodput, a value a seed."""
-        return self.values(("pair", "sharegpt", pair), "rps")
+        return self.values(("pair", pair, within), "rps")
 
-    def gains(self, key: str) -> list[float]:
-        """Two pairs by type, against one pair of each."""
-        first, second = key.split("-")
-        split_by_type, alike, second_alike = self.rps(key), self.rps(f"{first}-{first}"), self.rps(f"{second}-{second}")
-        return [2 * both / (a + b) - 1 for both, a, b in zip(split_by_type, alike, second_alike, strict=True)]
+    def gains(self, key: str, baseline: str) -> list[float]:
+        """Two pairs by type, against one pair of each with the baseline's scheduler."""
+        first, second = (self.rps(f"{name}-{name}", baseline) for name in key.split("-"))
+        return [2 * both / (a + b) - 1 for both, a, b in zip(self.rps(key), first, second, strict=True)]
+
+    def _with(self, key: str, within: str) -> float:
+        """The gain of splitting by type where both sides have one scheduler, with the first seed."""
+        both, a, b = (
+            self.results["pair", pair, within, self.seeds[0]]["rps"]
+            for pair in (key, *(f"{name}-{name}" for name in key.split("-")))
+        )
+        return float(2 * both / (a + b) - 1)
 
     def outcomes(self) -> dict[str, Finding]:
         findings = {}
         for key in COMBINED:
             first, second = key.split("-")
-            pairs = (key, f"{first}-{first}", f"{second}-{second}")
-            numbers = ", ".join(f"{pair.upper()} {fmean(self.rps(pair)):.1f}" for pair in pairs)
-            why = f"Goodput of a pair in requests/s: {numbers}. {bounds(first, second)}"
-            findings[f"fig2-{key}"] = Finding(self.gains(key), why)
+            alike = (f"{first}-{first}", f"{second}-{second}")
+            numbers = ", ".join(f"{pair.upper()} {fmean(self.rps(pair)):.1f}" for pair in (key, *alike))
+            strict = ", ".join(f"{pair.upper()} {fmean(self.rps(pair, 'strict')):.1f}" for pair in alike)
+            why = (
+                f"Goodput of a pair in requests/s: {numbers}; strict: {strict}. With one scheduler on both sides: "
+                f"strict {self._with(key, 'strict'):+.1%}, opportunistic where only empty instances are idle "
+                f"{self._with(key, 'empty'):+.1%}. {bounds(first, second)}"
+            )
+            findings[f"fig2-{key}"] = Finding(self.gains(key, "strict"), why)
+            findings[f"fig2-{key}-own"] = Finding(self.gains(key, "opportunistic"), why)
         return findings
 
     def figure(self) -> Figure:
         groups = list(COMBINED.values())
-        values = {"by type, over split alike": [[1 + gain for gain in self.gains(key)] for key in COMBINED]}
+        labels = {"strict": "over DistServe", "opportunistic": "over each type with Cauchy's scheduler"}
+        values = {
+            label: [[1 + gain for gain in self.gains(key, baseline)] for key in COMBINED]
+            for baseline, label in labels.items()
+        }
         shows = "Tokens per USD of two pairs that prefill on one type and decode on the other; 1: each type for itself."
         return Figure("Figure 2", "Unlike GPUs together", shows, charts.bars(groups, values, "relative tokens per USD"))
 
 
 class BetweenRuns(SeedResults):
     """The findings of Figure 9."""
+
+    def __init__(self, results: Results, markets: Markets, repeats: Sequence[int], seeds: Sequence[int]) -> None:
+        super().__init__(results, repeats)
+        self.markets, self.few_seeds = markets, seeds
 
     def e2e_s(self, workload: str, between: str) -> list[float]:
         return self.values(("between", workload, between), "e2e_s")
@@ -157,10 +192,10 @@ class BetweenRuns(SeedResults):
     def outcomes(self) -> dict[str, Finding]:
         findings: dict[str, Finding] = {}
         for workload in WORKLOADS:
-            combos = unlike(self.results, workload, self.seeds[0])
-            weights = ", ".join(f"{each['name'].upper()} {each['goodput_rps']:.1f}/s" for each in combos)
+            combos = self.markets["closed-form", workload].candidates[:NUM_COMBOS]
+            weights = ", ".join(f"{each.combo.label} {each.goodput_rps:.1f}/s" for each in combos)
             numbers = ", ".join(f"{name} {fmean(self.e2e_s(workload, name)):.2f} s" for name in BETWEEN)
-            shares = [each["goodput_rps"] for each in combos]
+            shares = [each.goodput_rps for each in combos]
             like = (
                 " The goodputs are much the same, so there is little to weigh."
                 if max(shares) < 1.3 * min(shares)
@@ -168,7 +203,11 @@ class BetweenRuns(SeedResults):
             )
             why = f"Mean E2E: {numbers}. Combos: {weights}; load {LOAD:.0%} of that.{like}"
             findings[f"fig9-rr-{workload}"] = Finding(self.reduction(workload, "round-robin"), why)
-            tokens = f"{why} Token-weighted turns fill the combo with the largest memory first, not the fastest."
+            turns = fmean(self.results["between", workload, TURNS, seed]["e2e_s"] for seed in self.few_seeds)
+            tokens = (
+                f"{why} Each request goes to the combo with the most tokens left, as the text says; with turns in "
+                f"proportion to the tokens left, as the name says, {turns:.2f} s."
+            )
             findings[f"fig9-tokens-{workload}"] = Finding(self.reduction(workload, "tokens"), tokens)
         alike = reductions(*(self.values(("alike", between), "e2e_s") for between in BETWEEN[:2]))
         why = "Identical combos have identical goodputs, so their weights are equal, and so are the two policies."
@@ -178,7 +217,7 @@ class BetweenRuns(SeedResults):
         names = {"round-robin": "basic", "tokens": "token-weighted", "goodput": "goodput-weighted"}
         series = {label: [self.e2e_s(workload, name) for workload in WORKLOADS] for name, label in names.items()}
         chart = charts.bars(list(WORKLOADS.values()), series, "mean E2E (s)", yaxis={"type": "log"})
-        shows = f"One combo each of {', '.join(UNLIKE).upper()}, at {LOAD:.0%} of their goodput."
+        shows = f"One each of the first {NUM_COMBOS} combos by Eq. 15, at {LOAD:.0%} of their goodput."
         return Figure("Figure 9", "Turns between unlike combos", shows, chart)
 
 
@@ -204,29 +243,34 @@ class WithinRuns(SeedResults):
 
     def outcomes(self) -> dict[str, Finding]:
         findings: dict[str, Finding] = {}
-        for num in TABLE_3:
-            strict, free = (self.rps(num, within) for within in WITHIN)
-            gains = increases(free, strict)
-            slow, fast = (self.at_load(num, within, "e2e_s") for within in WITHIN)
-            moved = fmean(self.at_load(num, "opportunistic", "moved"))
+        for num, (within, suffix) in product(TABLE_3, (("opportunistic", ""), ("empty", "-empty"))):
+            strict, free = self.rps(num, "strict"), self.rps(num, within)
+            slow, fast = (self.at_load(num, each, "e2e_s") for each in ("strict", within))
+            moved = fmean(self.at_load(num, within, "moved"))
             numbers = (
-                f"{fmean(strict):.1f} and {fmean(free):.1f} requests/s. The decoders are the bottleneck; at the rate "
-                f"that round robin can serve the H800, between prompts, writes the answers to {1 - moved:.0%} of the "
-                "requests itself."
+                f"{fmean(strict):.1f} and {fmean(free):.1f} requests/s; at the rate that round robin can serve, "
+                f"{1 - moved:.1%} of the requests stay in place. {self._thresholds()}"
             )
-            findings[f"table3-goodput-1p{num}d"] = Finding(gains, numbers)
-            findings[f"table3-ce-1p{num}d"] = Finding(
-                gains, f"Prices are the same, so this is the gain in goodput. {numbers}"
-            )
+            findings[f"table3-goodput-1p{num}d{suffix}"] = Finding(increases(free, strict), numbers)
             why = f"Mean E2E {fmean(slow):.2f} and {fmean(fast):.2f} s. {1 - moved:.1%} of the requests stay in place."
-            findings[f"table3-e2e-1p{num}d"] = Finding(reductions(fast, slow), why)
+            findings[f"table3-e2e-1p{num}d{suffix}"] = Finding(reductions(fast, slow), why)
         return findings
+
+    def _thresholds(self) -> str:
+        """What the goodput of 1P1D gains where more or less counts as idle, with the first seed."""
+        seed = self.seeds[0]
+        strict_rps = self.results["within", 1, "strict", seed]["rps"]
+        found = {0.0: self.results["within", 1, "empty", seed]["rps"]}
+        found |= {threshold: self.results["threshold", threshold, seed]["rps"] for threshold in THRESHOLDS}
+        found[0.5] = self.results["within", 1, "opportunistic", seed]["rps"]
+        gains = ", ".join(f"{rps / strict_rps - 1:.1%} ({threshold:g})" for threshold, rps in found.items())
+        return f"1P1D by in_place: {gains}."
 
     def table(self) -> PaperTable:
         """Table 3, with the paper's numbers in brackets."""
         rows: list[Row] = []
         for num, (rps, efficiency, e2e) in TABLE_3.items():
-            for i, within in enumerate(WITHIN):
+            for i, within in ((0, "strict"), (1, "opportunistic"), (1, "empty")):
                 latencies = [fmean(self.at_load(num, within, name)) for name in ("e2e_s", "ttft_s", "tbt_s")]
                 ours = [self.tokens_per_usd(num, within) / 1e3, fmean(self.rps(num, within)), latencies[0]]
                 paper = (efficiency[i], rps[i], e2e[i])

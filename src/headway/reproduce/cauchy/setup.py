@@ -8,6 +8,7 @@ whole cluster can serve, as the plan of 3.3.3 takes 8 of 24 GPUs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +17,10 @@ import msgspec
 
 from headway import catalog, scenario
 from headway.config.strict_yaml import Places
+from headway.metrics.arriving import while_arriving
 from headway.metrics.latency import DefaultSlo as Limits
-from headway.metrics.latency import sample
-from headway.planning.combos.candidates import select
+from headway.metrics.latency import sample, slo_masks
+from headway.planning.combos.candidates import Efficiencies, better_directions, select
 from headway.planning.combos.plan import ComboOptions, service_scenario
 from headway.planning.combos.problem import (
     ComboCandidate,
@@ -35,7 +37,6 @@ from headway.planning.combos.rehearsal import LIVES, MOST_REQUESTS, GoodputProfi
 from headway.planning.combos.search import deploy
 from headway.planning.highest_rate import Strains, highest
 from headway.planning.rehearsals import RehearsalCache
-from headway.report.run import Run
 
 MODEL = "llama-3.1-8b"
 GPUS = {"h800": "h800-80gb-sxm", "a800": "a800-80gb-pcie", "h20": "h20-96gb"}
@@ -94,7 +95,7 @@ def combo_options(quick: bool) -> ComboOptions:
     if quick:
         sizes = Counts(prefill=(1,), decode=(1, 2), aggregated=(1,))
     most = 3000 if quick else MOST_REQUESTS
-    return ComboOptions(offers=offers(), counts=sizes, num_requests=most, per_pair=1 if quick else 2)
+    return ComboOptions(offers=offers(), counts=sizes, num_requests=most, per_pair=1 if quick else 2, directions="both")
 
 
 def profiled(workload: str, quick: bool) -> dict[str, Any]:
@@ -112,20 +113,50 @@ def profiled(workload: str, quick: bool) -> dict[str, Any]:
     }
 
 
+Ranking = Literal["closed-form", "estimate"]
+"""What decides directions and candidates: Eq. 15, as in 3.3.1 and 3.3.3, or the step-time estimate."""
+TOP = 4
+"""Candidates that Eq. 15 passes on to Eq. 16 (3.3.3)."""
+
+
+def ranked_by_eq_15(profiled: Sequence[ComboCandidate]) -> tuple[ComboCandidate, ...]:
+    """3.3.1: of each pair of types the better direction and one configuration, in descending order of Eq. 15's CE.
+
+    Eq. 15 is blind to numbers of GPUs, so the measured CE decides between the sizes of a pair, and between a pair of
+    one type and the same GPUs aggregated.
+    """
+    kept, _ = better_directions(
+        [each.combo for each in profiled],
+        {each.combo: each.closed_form_tokens_per_usd for each in profiled}.__getitem__,
+    )
+    best: dict[tuple[str, ...], ComboCandidate] = {}
+    for each in sorted(profiled, key=lambda each: -(each.tokens_per_usd or 0.0)):
+        if each.combo in kept:
+            best.setdefault(tuple(group.gpu for group in each.combo.groups), each)
+    order = [(-(each.closed_form_tokens_per_usd or 0.0), -(each.tokens_per_usd or 0.0)) for each in best.values()]
+    return tuple(each for _, each in sorted(zip(order, best.values(), strict=True), key=lambda pair: pair[0]))
+
+
 class Market:
     """The candidates for one workload, and the demand."""
 
-    def __init__(self, workload: str, profile: Mapping[str, Any]) -> None:
-        self.workload = workload
-        self.candidates = msgspec.convert(profile["candidates"], tuple[ComboCandidate, ...])
+    def __init__(self, workload: str, profile: Mapping[str, Any], ranking: Ranking = "closed-form") -> None:
+        self.workload, self.ranking = workload, ranking
+        self.profiled = msgspec.convert(profile["candidates"], tuple[ComboCandidate, ...])
         self.capacity_rps = float(profile["capacity_rps"])
         self.demand_rps = self.capacity_rps / SHARE
         self.service = profiled_service(workload).service
+        self.candidates = self._chosen(self.profiled)
+        """That plans are made of, best first."""
+        self.aggregated = self._chosen([each for each in self.profiled if each.combo.aggregated is not None])
+        """The same where combos do not split prefill and decode."""
 
-    @property
-    def aggregated(self) -> tuple[ComboCandidate, ...]:
-        """Candidates whose combo does not split prefill and decode."""
-        return tuple(each for each in self.candidates if each.combo.aggregated is not None)
+    def _chosen(self, some: Sequence[ComboCandidate]) -> tuple[ComboCandidate, ...]:
+        if self.ranking == "closed-form":
+            return ranked_by_eq_15(some)[:TOP]
+        estimated = Efficiencies(self.service, offers()).estimated
+        kept, _ = better_directions([each.combo for each in some], estimated)
+        return tuple(each for each in some if each.combo in kept)
 
     @property
     def demand(self) -> ServiceDemand:
@@ -136,8 +167,15 @@ class Market:
         """Mean prompt and output tokens of a request."""
         return self.service.pattern.prompt_tokens + self.service.pattern.output_tokens
 
-    def plan(self, objective: Objective = "co", aggregated: bool = False) -> ComboPlan:
-        return planned(self.aggregated if aggregated else self.candidates, self.service, self.demand_rps, objective)
+    def plan(self, objective: Objective = "co", aggregated: bool = False, rps: float | None = None) -> ComboPlan:
+        """For `rps`; None: the mean demand."""
+        candidates = self.aggregated if aggregated else self.candidates
+        return planned(candidates, self.service, self.demand_rps if rps is None else rps, objective)
+
+    @property
+    def reachable_rps(self) -> float:
+        """The most that the cluster serves with these candidates."""
+        return planned(self.candidates, self.service, 1e6).services[0].goodput_rps
 
 
 def planned(
@@ -165,18 +203,17 @@ def split(name: str, pair: str, num_decode: int = 1, **fields: Any) -> dict[str,
     return {"name": name, **parts, "handover": HANDOVER, **fields}
 
 
-Within = Literal["opportunistic", "strict"]
 PRECISION = 1.005
 """Ratio between a rate that misses the goal and one that meets it, at the end of the search."""
 ATTAINED = 0.9
 
 
 def goodput(
-    workload: str, combos: list[dict[str, Any]], within: Within, seed: int, start_rps: float, quick: bool
+    workload: str, combos: list[dict[str, Any]], routing: dict[str, Any], seed: int, start_rps: float, quick: bool
 ) -> dict[str, Any]:
     """The highest rate at which nine of ten requests are in time and waits do not grow; always the same requests."""
     rate_rps = highest(
-        lambda rate: near(workload, combos, within, seed, rate, quick),
+        lambda rate: near(workload, combos, routing, seed, rate, quick),
         start_rps,
         start_rps / 100,
         start_rps * 20,
@@ -185,27 +222,29 @@ def goodput(
     return {"rps": rate_rps}
 
 
-def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> Strains:
+def near(
+    workload: str, combos: list[dict[str, Any]], routing: dict[str, Any], seed: int, rate: float, quick: bool
+) -> Strains:
     """How close the fleet is to its limits at this rate."""
     num = max(round(rate * span_s(profiled_service(workload).service)), 600 if quick else 1500)
-    policies = {"routing": {"name": "cauchy", "within": within}}
+    policies = {"routing": {"name": "cauchy", **routing}}
     contents = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
     records = scenario.run(scenario.assemble(contents, Places(), BASE_DIR)).records
     end_s = float(records.workload["arrival_s"][-1])
     return strains(sample(records, end_s / LIVES, Limits(*SLOS[workload])), end_s, ATTAINED)
 
 
-def measure(run: Run) -> dict[str, Any]:
-    """Tokens, dollars and latencies of a run."""
-    summary, chosen = run.summary, sample(run.records, 0.0, None)
-    tokens = int(chosen.prompt_tokens[chosen.finished].sum() + chosen.column("generated_tokens")[chosen.finished].sum())
+def measured(document: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Latencies of a scenario's run; tokens and cost until its last arrival."""
+    run = scenario.run(scenario.assemble({**copy.deepcopy(document), "seed": seed}, Places(), BASE_DIR))
+    summary, chosen = run.summary, sample(run.records, 0.0, Limits(**document["slo"]))
+    served = while_arriving(chosen, slo_masks(chosen)["all"][1])
     assert summary.ttft_s and summary.e2e_s and summary.tpot_s
-    ups = [(sum(to_s - from_s for from_s, to_s in each.up), each.watts) for each in run.records.replicas]
     return {
-        "tokens_per_usd": tokens / summary.usd,
-        "joules_per_token": sum(up_s * watts for up_s, watts in ups) / tokens,
-        "usd_per_hour": 3600 * summary.usd / run.records.end_s,
-        "gpu_hours": summary.gpu_hours,
+        "tokens_per_usd": served.tokens_per_usd,
+        "in_time_per_usd": served.tokens_in_time / served.usd,
+        "joules_per_token": served.joules / served.tokens,
+        "usd_per_hour": served.usd_per_hour,
         "attainment": summary.slo_attainment,
         "e2e_s": summary.e2e_s.mean,
         "p90_s": summary.e2e_s.p90,

@@ -59,16 +59,16 @@ class TransferRuns:
 
     def outcomes(self) -> dict[str, Finding]:
         findings: dict[str, Finding] = {}
-        for length in (*LENGTHS, FITTED):
+        for length in LENGTHS:
             bulk, serial, eight = (self.seconds(length, degree) for degree in (0, 1, 8))
             best = min(DEGREES, key=lambda degree: self.seconds(length, degree))
             numbers = (
                 f"{bulk * 1e3:.0f} ms in bulk, {serial * 1e3:.0f} ms with one stream, {eight * 1e3:.0f} ms with eight"
             )
-            note = "; two numbers are fitted to this row." if length == FITTED else (
+            note = (
                 f"; best with {best}, {bulk / self.seconds(length, best):.1f}x. What minding eight streams takes does "
                 "not shrink with the prompt."
-            )  # fmt: skip
+            )
             findings[f"fig11-{length}"] = Finding([bulk / eight], numbers + note)
         times = {degree: self.seconds(FITTED, degree) for degree in DEGREES}
         numbers = ", ".join(f"{degree}: {seconds * 1e3:.0f} ms" for degree, seconds in times.items())
