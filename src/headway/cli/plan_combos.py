@@ -10,6 +10,7 @@ import click
 
 from headway.cli.flags import gpu_file_option, gpu_offer, listed_routers, with_gpus
 from headway.cli.output import print_json, print_table
+from headway.cli.plan_curve import plan_for_curve
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
@@ -40,7 +41,7 @@ _path = click.Path(path_type=Path)
     type=click.Choice(["co", "mc", "mce"]),
     default="co",
     show_default=True,
-    help="co: price over cost-efficiency, mc: price, mce: cost-efficiency.",
+    help="co: price over cost-efficiency, mc: price, mce: tokens per dollar of the full plan.",
 )
 @click.option("--gpus-per-server", type=click.IntRange(min=1), help="GPUs that one instance may span.")
 @click.option("--aggregated-only", is_flag=True, help="No combos that split prefill from decode.")
@@ -66,13 +67,18 @@ _path = click.Path(path_type=Path)
     help="Most requests of one simulation of a short profile; the plan is rehearsed with up to 16 times as many.",
 )
 @click.option(
+    "--curve",
+    is_flag=True,
+    help="Plan for arrivals that move: rehearse plans for quantiles of the rate, and plans that are scaled.",
+)
+@click.option(
     "--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to rehearse the plan with, best first."
 )
 @gpu_file_option
 @plan_options
 def combos(
     scenarios: tuple[Path, ...], gpus: str, rps: str | None, objective: str, gpus_per_server: int | None,
-    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, routing: str,
+    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, curve: bool, routing: str,
     gpu_file: Path | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
@@ -81,7 +87,13 @@ def combos(
     measure the goodput of combos within that SLO. All services share the given GPUs. The plan is rehearsed whole, with
     more and more requests until it is clear that it lasts. With several SCENARIOs, --out is a folder. Exit code 3: the
     GPUs cannot meet the demand, and the plan serves what it can.
+
+    With --curve, one SCENARIO's own arrivals are rehearsed: static plans for rising quantiles of their rate, and plans
+    of rising size that the scaler `combos` starts and stops with demand, each until enough requests are in time. The
+    cheapest is planned. Exit code 3: none is in time.
     """
+    if curve and (len(scenarios) > 1 or rps is not None):
+        raise HeadwayError("--curve: expected one SCENARIO, whose own arrivals are planned for, and no --rps")
     rates = _rates(rps, len(scenarios))
     simulator = Simulator()
     read_files = [with_gpus(*read(path), gpu_file) for path in scenarios]
@@ -100,6 +112,8 @@ def combos(
         routings=tuple(listed_routers(routing)),
     )
     output = PlanOutput(**outputs)
+    if curve:
+        return plan_for_curve(services[0], options, simulator, output)
     with output.processes() as pool, output.counting("profiling") as progress:
         answer = plan(services, options, simulator, output.cache_dir("combos"), progress, pool)
     if output.html is not None:

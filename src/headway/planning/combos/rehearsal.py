@@ -206,16 +206,17 @@ def fleet_sections(
     chosen: ServiceScenario,
     combos: Sequence[tuple[GpuCombo, int, float | None, str]],
     routing: str = "cauchy",
+    pools: bool = True,
 ) -> dict[str, Any]:
     """`fleet`, `combos` and routing of a scenario: (combo, how many, goodput of one, name).
 
     An aggregated combo alone becomes a pool, which the gateway can serve. Beside other combos it becomes a combo with
-    a goodput, so that routing gives it its share of the requests.
+    a goodput, so that routing gives it its share of the requests; so it does without `pools`, to be scaled.
     """
     fleet, sections = [], []
     for combo, count, goodput_rps, name in combos:
         group = combo.aggregated
-        if group is not None and len(combos) == 1:
+        if pools and group is not None and len(combos) == 1:
             fleet.append({**_pool(chosen, group), "replicas": count * group.instances, "name": name})
         else:
             roles = ("aggregated",) if group is not None else ("prefill", "decode")
