@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import yaml
 
 from headway.core.errors import HeadwayError
+from headway.gateway.gateway import Gateway
+from headway.gateway.telemetry.recording import Recording
 from headway.serving.reload import FleetFile
 from keys import digest
 
@@ -79,4 +82,38 @@ def test_a_fixed_fleet_is_what_it_was(path: Path) -> None:
     assert file.read_again(file.plan).settings.timeout_s == 9
     _write(path, {"endpoints": ["http://127.0.0.1:2"]})
     with pytest.raises(HeadwayError, match="cannot change"):
+        file.read_again(file.plan)
+
+
+def _write_combo(path: Path, goodput_rps: float, handover: str = "layerwise") -> None:
+    command = {"command": ["true", "{port}"]}
+    parts = {
+        role: {"model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "processes": {**command, "ports": ports}}
+        for role, ports in (("prefill", [1, 2]), ("decode", [3, 4]))
+    }
+    combo = {"name": "pair", **parts, "goodput_rps": goodput_rps, "handover": {"mode": handover}}
+    path.write_text(yaml.safe_dump({"combos": [combo], "policies": {"routing": "cauchy", "scaling": "combos"}}))
+
+
+def test_combos_that_were_profiled_anew_serve_on_with_their_goodputs(path: Path) -> None:
+    """The router's weights and the scaler's counts change; replicas stay."""
+
+    async def reloaded() -> None:
+        gateway = Gateway(file.plan, Recording(enabled=False))
+        replicas = [gateway.fleet.create(served, f"http://127.0.0.1:{i}") for i, served in enumerate(file.plan.pools)]
+        for replica in replicas:
+            gateway.fleet.connect(replica)
+        assert [replica.goodput_rps for replica in replicas] == [24.0, 24.0]
+        _write_combo(path, 16.5)
+        changes = gateway.reconfigure(file.read_again(gateway.plan))
+        assert changes == ["combos: pair: goodput_rps is 24 -> 16.5"]
+        assert [replica.goodput_rps for replica in gateway.replicas] == [16.5, 16.5] and not gateway.fleet.failed()
+        assert gateway.scaling._states["pair"].goodput_rps == 16.5
+        assert gateway.reconfigure(file.read_again(gateway.plan)) == []
+
+    _write_combo(path, 24.0)
+    file = FleetFile(path, lambda read: read)
+    asyncio.run(reloaded())
+    _write_combo(path, 16.5, "bulk")
+    with pytest.raises(HeadwayError, match=r"combos.*cannot change"):
         file.read_again(file.plan)

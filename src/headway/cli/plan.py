@@ -26,6 +26,7 @@ from headway.cli.output import console, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_fleet import fleet
+from headway.cli.plan_goodput import goodput
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
 from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
@@ -52,6 +53,7 @@ def command() -> None:
 
 command.add_command(tiers)
 command.add_command(combos)
+command.add_command(goodput)
 command.add_command(cascade)
 command.add_command(fleet)
 

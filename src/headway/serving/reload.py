@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from headway.config.scenario import Scenario
-from headway.config.spec import Spec
+from headway.config.spec import ComboSpec, Spec
 from headway.control.policies import Policies
 from headway.gateway.fleet.specs import ServingPlan
 from headway.policies.resolve import PolicyChoice
 from headway.serving.gateway import plan, read
 
 _RESTART = "cannot change while the gateway runs; expected what it was, or a restart"
-_FIXED = ("combos", "gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning")
-"""Sections that only a restart can change."""
+_FIXED = ("gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning")
+"""Sections that only a restart can change. Of `combos`, goodputs may change."""
 _FIXED_SETTINGS = ("batches", "key_store", "tracing", "dashboard", "hosts", "cors", "hang_s", "max_decisions_bytes")
 _SECRET_FILE = re.compile(r"\$\{file:([^{}]+)\}")
 
@@ -54,6 +54,7 @@ class FleetFile:
 
         for name in _FIXED:
             check(getattr(before, name) == getattr(after, name), name)
+        check(_unprofiled(before.combos) == _unprofiled(after.combos), "combos")
         for name in _FIXED_SETTINGS:
             check(getattr(before.gateway, name) == getattr(after.gateway, name), "gateway", name)
         check(before.gateway.needs_key == after.gateway.needs_key, "gateway", "api_keys")
@@ -66,7 +67,10 @@ class FleetFile:
         self._read, self.scenario = found, changed
         return replace(
             new,
-            pools=tuple(kept.get(each.pool.name, each) for each in new.pools),
+            pools=tuple(
+                replace(kept[each.pool.name], combo=each.combo) if each.pool.name in kept else each
+                for each in new.pools
+            ),
             policies=_policies(present.policies, new.policies),
             settings=replace(
                 new.settings,
@@ -86,6 +90,11 @@ class FleetFile:
         started_before = [pool for pool in before.fleet if pool.processes or pool.kubernetes]
         started_after = [pool for pool in after.fleet if pool.processes or pool.kubernetes]
         check(started_before == started_after, "fleet")
+
+
+def _unprofiled(combos: Sequence[ComboSpec]) -> list[ComboSpec]:
+    """Combos without their goodputs, which may change while they serve."""
+    return [replace(each, goodput_rps=None) for each in combos]
 
 
 def _stamp(path: Path) -> object:

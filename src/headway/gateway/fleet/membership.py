@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
@@ -158,7 +158,17 @@ class LiveFleet:
             previous = before.get(name)
             if previous is not None and previous.prices != served.prices:
                 changes.append(f"fleet: {name}: other prices")
-        return changes
+        return [*changes, *self._use_goodputs(before, wanted)]
+
+    def _use_goodputs(self, before: Mapping[str, ServedPool], wanted: Mapping[str, ServedPool]) -> list[str]:
+        """Give replicas of combos that were profiled anew their goodput."""
+        was = {each.combo.name: each.combo.goodput_rps for each in before.values() if each.combo is not None}
+        now = {each.combo.name: each.combo.goodput_rps for each in wanted.values() if each.combo is not None}
+        changed = {name: goodput_rps for name, goodput_rps in now.items() if was.get(name, goodput_rps) != goodput_rps}
+        for replica in self.present():
+            if replica.deployment in changed:
+                replica.goodput_rps = changed[replica.deployment]
+        return [f"combos: {name}: goodput_rps is {_shown(was[name])} -> {_shown(rps)}" for name, rps in changed.items()]
 
     def _add_endpoints(self, served: ServedPool) -> list[str]:
         """Create the replicas of a pool's endpoints that have none."""
@@ -240,4 +250,9 @@ def _without_endpoints(served: ServedPool) -> ServedPool:
         served.pool, replicas=1, min_replicas=1, max_replicas=None, fallback=(), usd_per_million_input_tokens=0.0,
         usd_per_million_output_tokens=0.0,
     )  # fmt: skip
-    return replace(served, endpoints=(), prices=TokenPrices(), pool=pool)
+    combo = None if served.combo is None else replace(served.combo, goodput_rps=None)
+    return replace(served, endpoints=(), prices=TokenPrices(), pool=pool, combo=combo)
+
+
+def _shown(goodput_rps: float | None) -> str:
+    return "unknown" if goodput_rps is None else f"{goodput_rps:.4g}"

@@ -173,6 +173,13 @@ class LiveScaling:
         )  # fmt: skip
         return self._scaling
 
+    def reconfigure(self, plan: ServingPlan) -> None:
+        """Count on the goodputs of another plan, which differs in nothing else that is scaled."""
+        for served in plan.pools:
+            state = self._states.get(served.deployment.name)
+            if served.combo is not None and state is not None:
+                state.goodput_rps = served.combo.goodput_rps
+
     def start(self) -> None:
         for name, state in self._states.items():
             state.num_starting = self._deployments[name].replicas

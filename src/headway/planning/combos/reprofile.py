@@ -1,0 +1,145 @@
+"""Goodputs of a fleet's combos, measured anew with the requests that the fleet got.
+
+A goodput holds for one mix of prompts and answers, and the mix of a service moves. Routing weighs combos by their
+goodput, and Algorithm 1 counts on it. So the requests that a gateway recorded are simulated on one combo of each kind,
+at rising rates, and the highest rate that is served in time replaces `goodput_rps` in the fleet file. A gateway that
+serves the file reloads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+from msgspec import Struct
+
+from headway.config.scenario import assemble
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Combo
+from headway.planning.combos.plan import service_scenario
+from headway.planning.combos.problem import GpuCombo, Group
+from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, GoodputProfiler, Progress
+from headway.planning.rehearsals import RehearsalCache, Simulator
+from headway.workload.read import read
+
+
+class Reprofiled(Struct, frozen=True, forbid_unknown_fields=True):
+    combo: str
+    label: str
+    before_rps: float | None
+    """As the file has it; None: it has none."""
+    goodput_rps: float
+    """Of one, with the requests that were recorded; 0: none is in time at any rate."""
+
+
+class ReprofileAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    combos: tuple[Reprofiled, ...]
+    num_requests: int
+    """Recorded requests whose lengths the profiles have."""
+    prompt_tokens: float
+    """Mean."""
+    output_tokens: float
+    """Mean."""
+    num_simulated: int
+    num_found: int
+
+
+def reprofile(
+    document: Mapping[str, Any],
+    places: Places,
+    base_dir: Path,
+    requests: Path,
+    simulator: Simulator,
+    attainment: float = ATTAINMENT,
+    num_requests: int = MOST_REQUESTS,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> ReprofileAnswer:
+    """Measure the goodput of every combo of a fleet file. `requests`: records of the gateway, or any trace.
+
+    HeadwayError if the file has no combos, combos of several models, or no SLO.
+    """
+    fleet = assemble(dict(document), places, base_dir).fleet
+    if not fleet.combos:
+        raise places.error(("combos",), "expected combos, whose goodputs are to be measured")
+    models = {part.model.name for combo in fleet.combos for part in combo.parts}
+    if len(models) > 1:
+        raise places.error(("combos",), f"expected combos of one model, got {', '.join(sorted(models))}")
+    mean_rps = _mean_rps(requests)
+    first = deepcopy(document["combos"][0])
+    part = first.get("aggregated") or first["prefill"]
+    pool = {key: value for key, value in part.items() if key not in ("endpoints", "processes", "kubernetes", "slots")}
+    contents = {
+        **{key: value for key, value in document.items() if key not in ("combos", "policies", "gateway")},
+        "name": str(document.get("name", "fleet")),
+        "workload": {"trace": {"path": str(requests.absolute())}, "arrivals": mean_rps},
+        "fleet": [pool],
+    }  # fmt: skip
+    if "handover" in first:
+        contents["handover"] = first["handover"]
+    service = service_scenario(contents, places, base_dir, simulator)
+    cache = RehearsalCache(cache_dir)
+    profiler = GoodputProfiler({service.service.name: service}, simulator, cache, attainment, num_requests, progress)
+    pattern, slo = service.service.pattern, service.service.slo
+    found = tuple(
+        Reprofiled(each.name, shape.label, each.goodput_rps, profiler.lasting_rps(shape, pattern, slo))
+        for each in fleet.combos
+        for shape in (shape_of(each),)
+    )
+    return ReprofileAnswer(
+        found, service.most_requests or 0, pattern.prompt_tokens, pattern.output_tokens, profiler.num_simulated,
+        cache.num_found,
+    )  # fmt: skip
+
+
+def _mean_rps(requests: Path) -> float:
+    arrival_s = read(requests).arrival_s
+    span_s = float(arrival_s[-1] - arrival_s[0]) if len(arrival_s) else 0.0
+    if span_s <= 0:
+        raise HeadwayError(f"{requests}: expected several requests, at different times")
+    return (len(arrival_s) - 1) / span_s
+
+
+def shape_of(combo: Combo) -> GpuCombo:
+    """A fleet's combo as the planner has it."""
+    groups = [Group(part.gpu.name, part.parallel.tp, part.replicas) for part in combo.parts]
+    usd = sum(part.usd_per_hour * part.replicas for part in combo.parts)
+    model = combo.parts[0].model.name
+    if len(groups) == 1:
+        return GpuCombo(model, usd, aggregated=groups[0])
+    return GpuCombo(model, usd, prefill=groups[0], decode=groups[1])
+
+
+def with_goodputs(text: str, answer: ReprofileAnswer) -> str:
+    """The text of the fleet file with the new goodputs and no other change, comments included.
+
+    A combo that serves nothing in time keeps its old goodput.
+    """
+    rates = {each.combo: f"{each.goodput_rps:.4g}" for each in answer.combos if each.goodput_rps > 0}
+    changes: list[tuple[int, int, str]] = []
+    for combo in _section(yaml.compose(text, Loader=yaml.SafeLoader)):
+        keys = {key.value: (key, value) for key, value in combo.value}
+        name_key, name = keys["name"]
+        if name.value not in rates:
+            continue
+        if "goodput_rps" in keys:
+            _, old = keys["goodput_rps"]
+            changes.append((old.start_mark.index, old.end_mark.index, rates[name.value]))
+        else:
+            before = ", " if combo.flow_style else "\n" + " " * name_key.start_mark.column
+            changes.append((name.end_mark.index, name.end_mark.index, f"{before}goodput_rps: {rates[name.value]}"))
+    for start, end, new in sorted(changes, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _section(root: yaml.Node | None) -> Iterator[yaml.MappingNode]:
+    """The entries of `combos`."""
+    assert isinstance(root, yaml.MappingNode)
+    for key, value in root.value:
+        if key.value == "combos":
+            yield from value.value
