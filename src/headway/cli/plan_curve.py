@@ -15,8 +15,8 @@ from headway.planning.rehearsals import Simulator
 
 def plan_for_curve(service: ServiceScenario, options: ComboOptions, simulator: Simulator, output: PlanOutput) -> int:
     """Plan, write and print. Returns the exit code."""
-    with output.counting("rehearsing") as progress:
-        answer = plan_curve(service, options, simulator, output.cache_dir("combos"), progress)
+    with output.processes() as pool, output.counting("rehearsing") as progress:
+        answer = plan_curve(service, options, simulator, output.cache_dir("combos"), progress, pool)
     if output.html is not None:
         write_html(output.html, curve_page(answer, command_line()))
     if output.out is not None and answer.chosen is not None:

@@ -12,6 +12,7 @@ it costs while requests arrive.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from headway.planning.combos.search import deploy
 from headway.planning.combos.uncertainty import UncertainDemand
 from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
 from headway.planning.stability import stability
+from headway.planning.together import together_in
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 
@@ -110,15 +112,20 @@ def plan_curve(
     simulator: Simulator,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    pool: Executor | None = None,
 ) -> CurveAnswer:
-    """The cheapest fleet for a scenario's own arrivals, of both ways. HeadwayError where they have no curve."""
+    """The cheapest fleet for a scenario's own arrivals, of both ways. `pool` profiles in worker processes.
+
+    HeadwayError where the arrivals have no curve.
+    """
     cache = RehearsalCache(cache_dir)
     profiler = GoodputProfiler(
-        {chosen.service.name: chosen}, simulator, cache, options.attainment, options.num_requests, progress
+        {chosen.service.name: chosen}, simulator, cache, options.attainment, options.num_requests, progress, pool=pool
     )
     selection = select(
-        [chosen.service], options.offers, profiler, options.counts, None, options.per_pair, options.directions
-    )
+        [chosen.service], options.offers, profiler, options.counts, None, options.per_pair, options.directions,
+        together_in(pool),
+    )  # fmt: skip
     rates, window_s = window_rates(chosen)
     rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, simulator, cache, progress)
     sizings = (*rehearsed.static(), *rehearsed.scaled())
