@@ -217,3 +217,40 @@ def test_what_is_not_planned_for_keeps_its_gpus() -> None:
     asked = {("llama-2-70b", region): (500.0 * (9 if region == "us-east" else 1),) for region in REGIONS}
     found = planner.instances(asked, views(chosen))
     assert set(found) == set(REGIONS) and found["us-east"] == 3
+
+
+def combo_pool(**plan: Any) -> dict[str, Any]:
+    """Pairs of a prefill and a decode replica, which start and stop together."""
+    side = {"model": "llama-2-70b", "gpu": "a100-80gb", "tp": 4, "kv_capacity_tokens": 14_000}
+    made = document(long_term(planner="greedy", plan={"step_s": STEP_S, **plan}))
+    pair = {"name": "pair", "prefill": side, "decode": side, "replicas": 1, "min_replicas": 1, "max_replicas": 6}
+    made["combos"], made["policies"]["routing"] = [pair], "least-loaded"
+    del made["fleet"], made["policies"]["admission"]
+    return made
+
+
+def test_combos_are_planned_like_pools() -> None:
+    chosen = assembled(combo_pool(tps={"llama-2-70b": 100.0}))
+    scaler = scenario.policies_of(chosen).scaler
+    assert scaler is not None
+    planner: Any = scaler.arguments["planner"]  # type: ignore[attr-defined]
+    [combo] = chosen.fleet.combos
+    pool = FakePool("pair", [FakeReplica(0)], model="llama-2-70b", max_replicas=6)
+    counts = planner.instances({("llama-2-70b", ""): [350.0]}, [pool])
+    assert counts == {combo.name: 4}
+    run = scenario.run(chosen)
+    assert run.summary.starts and max(len(run.records.replicas), 0) > 2
+
+
+def test_what_a_combo_serves_is_simulated_whole() -> None:
+    chosen = assembled(combo_pool(tps={"llama-2-70b": 100.0}))
+    [combo] = chosen.fleet.combos
+    demand = demand_of(chosen)
+    assert 0 < demand.served_tps(combo) == demand.served_tps(combo)
+    assert demand.served_tps(combo.parts[0]) > 0
+
+
+def test_ilp_is_for_pools_alone() -> None:
+    made = combo_pool(tps={"llama-2-70b": 100.0})
+    made["policies"]["scaling"]["planner"] = "ilp"
+    assert "pair has GPUs of several replicas" in refused(made)

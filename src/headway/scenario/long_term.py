@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, structs
 from headway.config.scenario import Scenario
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Fleet, Pool
+from headway.core.fleet import Combo, Fleet, Pool, unit_of
 from headway.core.policy import Floats, Forecaster, Scaler
 from headway.core.task import TaskFactory
 from headway.core.view import PoolCounts
@@ -173,11 +173,17 @@ class ScenarioDemand:
             next(iter(regions)) if len(regions) == 1 else region,
         )
 
-    def served_tps(self, pool: Pool) -> float:
-        """SageServe's theta: interactive input tokens per second that one replica serves in time, by simulation."""
-        key = repr(structs.replace(pool, name="", region="", replicas=1, min_replicas=1, max_replicas=None))
+    def served_tps(self, unit: Pool | Combo) -> float:
+        """SageServe's theta: interactive input tokens per second that one replica, or combo, serves in time, by
+        simulation."""
+        parts = [structs.replace(part, name="", region="", min_replicas=1, max_replicas=None) for part in unit_of(unit)]
+        if isinstance(unit, Pool):
+            parts = [structs.replace(parts[0], replicas=1)]
+        key = repr(parts)
         if key not in self._served_tps:
-            self._served_tps[key] = _served_tps(structs.replace(pool, replicas=1), self._trial(pool), self._line)
+            one = structs.replace(unit, replicas=1)
+            alone = Fleet((), (one,)) if isinstance(one, Combo) else Fleet((one,))
+            self._served_tps[key] = _served_tps(unit.name, alone, self._trial(unit_of(unit)[0]), self._line)
         return self._served_tps[key]
 
     def _trial(self, pool: Pool) -> Workload:
@@ -199,14 +205,14 @@ class ScenarioDemand:
         )
 
 
-def _served_tps(pool: Pool, rows: Workload, line: Callable[[Pool], Line]) -> float:
+def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], Line]) -> float:
     """Input tokens per second at the highest rate in time, by doubling and then bisection."""
     gaps = np.random.Generator(np.random.PCG64(0)).exponential(1.0, len(rows))
     per_request = float(rows.prompt_tokens.mean())
 
     def in_time(rate: float) -> bool:
         source = TraceSource(rows.with_columns({"arrival_s": np.cumsum(gaps) / rate}))
-        records = simulate(Fleet((pool,)), source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
+        records = simulate(alone, source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
         request = ints(records.requests, "request")
         waits_s = floats(records.requests, "first_token_s") - floats(records.workload, "arrival_s", request)
         good = waits_s <= floats(records.workload, "slo_ttft_s", request)
@@ -216,7 +222,7 @@ def _served_tps(pool: Pool, rows: Workload, line: Callable[[Pool], Line]) -> flo
     while in_time(high):
         low, high = high, 2 * high
     if not low:
-        raise HeadwayError(f"plan: tps: a replica of {pool.name} serves hardly any request in time; set its tps")
+        raise HeadwayError(f"plan: tps: one of {name} serves hardly any request in time; set its tps")
     while high / low > PRECISION:
         middle = sqrt(low * high)
         low, high = (middle, high) if in_time(middle) else (low, middle)
@@ -272,7 +278,8 @@ class ForecasterWithPast:
 
 
 class ScenarioPlanner:
-    """Plans instances for what a replica of each pool serves: `plan.tps`, or if that is empty, a simulated rate.
+    """Plans instances for what a replica of each pool, or a combo, serves: `plan.tps`, or if that is empty, a simulated
+    rate.
 
     `ilp` solves SageServe's program, with each pool's least replicas and the fleet's GPU limits less the GPUs of pools
     that are not planned; `greedy` ignores GPU limits.
@@ -280,11 +287,16 @@ class ScenarioPlanner:
 
     def __init__(self, name: str, config: Planning, demand: ScenarioDemand) -> None:
         self._name, self._config, self._demand = name, config, demand
-        self._pools = {pool.name: pool for pool in demand.scenario.fleet.pools}
-        places = {(pool.model.name, pool.gpu.name, pool.region) for pool in self._pools.values()}
+        fleet = demand.scenario.fleet
+        self._units: dict[str, Pool | Combo] = {pool.name: pool for pool in fleet.pools}
+        self._units |= {combo.name: combo for combo in fleet.combos}
+        if name == "ilp" and fleet.combos:
+            what = f"{fleet.combos[0].name} has GPUs of several replicas, and may have them of several types"
+            raise HeadwayError(f"planner: ilp: {what}; expected pools alone; greedy takes any fleet")
+        places = {(pool.model.name, pool.gpu.name, pool.region) for pool in fleet.pools}
         kinds = {place[:2] for place in places}
-        grid = len(kinds) * len({pool.region for pool in self._pools.values()})
-        if name == "ilp" and not len(self._pools) == len(places) == grid:
+        grid = len(kinds) * len({pool.region for pool in fleet.pools})
+        if name == "ilp" and not len(fleet.pools) == len(places) == grid:
             raise HeadwayError(
                 "planner: ilp: expected one pool of each model and type of GPU in every region; greedy takes any fleet"
             )
@@ -293,8 +305,9 @@ class ScenarioPlanner:
     def _tps(self) -> dict[str, float]:
         by_name = self._config.tps
         if not by_name:
-            return {name: self._demand.served_tps(pool) for name, pool in self._pools.items()}
-        tps = {name: by_name.get(name, by_name.get(pool.model.name)) for name, pool in self._pools.items()}
+            return {name: self._demand.served_tps(unit) for name, unit in self._units.items()}
+        models = {name: unit_of(unit)[0].model.name for name, unit in self._units.items()}
+        tps = {name: by_name.get(name, by_name.get(model)) for name, model in models.items()}
         return {name: each for name, each in tps.items() if each is not None}
 
     def instances(self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts]) -> Mapping[str, int]:
