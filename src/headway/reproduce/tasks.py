@@ -17,6 +17,7 @@ import msgspec
 
 from headway import scenario
 from headway.config.strict_yaml import Places
+from headway.core.record import Records
 from headway.planning.rehearsals import content_key
 from headway.report.run import Run
 
@@ -44,6 +45,24 @@ class SimulationTask:
 
 
 @dataclass(frozen=True)
+class RecordsTask:
+    """As `SimulationTask`, without a summary: its times between tokens can take several times as long as the run."""
+
+    document: Mapping[str, Any]
+    seed: int
+    function: Callable[[Records, float], Measurement]
+    """A function of the records and the end of the warm-up, at the top level of a module."""
+
+    @property
+    def content(self) -> Any:
+        return {**self.document, "seed": self.seed}
+
+    def measure(self, base_dir: Path) -> Measurement:
+        chosen = scenario.assemble(copy.deepcopy(self.content), Places(), base_dir)
+        return self.function(scenario.Simulator().records(chosen), chosen.spec.simulation.warmup_s)
+
+
+@dataclass(frozen=True)
 class Call:
     """A function of plain arguments, for work that is not one scenario: a planner, a search, a control loop."""
 
@@ -60,7 +79,7 @@ class Call:
         return self.function(**self.arguments)
 
 
-Task = SimulationTask | Call
+Task = SimulationTask | RecordsTask | Call
 
 
 def perform(task: Task, base_dir: Path) -> bytes:

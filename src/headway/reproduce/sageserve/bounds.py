@@ -23,10 +23,11 @@ from headway.scenario.oracle_plan import best_timetable
 from headway.workload.generate import generate
 
 
-def bound(document: Mapping[str, Any], seed: int) -> Measurement:
-    """A lower bound on the instance-hours of a scenario with one model (`planning.gpu_hours_bound`)."""
-    chosen = scenario.assemble(dict(document), Places(), Path())
-    table = generate(chosen.spec.workload, seed, Path())
+def bound(document: Mapping[str, Any], seed: int, data: str = "") -> Measurement:
+    """A lower bound on the instance-hours of a scenario with one model (`planning.gpu_hours_bound`). `data`: the folder
+    of files that it names."""
+    chosen = scenario.assemble(dict(document), Places(), Path(data))
+    table = generate(chosen.spec.workload, seed, Path(data))
     until_s, warmup_s = document["simulation"]["until_s"], document["simulation"]["warmup_s"]
     records = Records(table.columns, table.models, table.regions, {}, {}, {}, (), until_s)
     coefficients = coefficients_of(chosen.spec, chosen.fleet, Path(), Places())
@@ -39,12 +40,12 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
     return {"instance_hours": None if gpu_hours is None else gpu_hours / GPUS[model]}
 
 
-def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float]) -> Measurement:
+def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float], data: str = "") -> Measurement:
     """The best timetable for a known trace, measured like a strategy; empty if none meets the SLOs."""
-    chosen = scenario.assemble({**document, "seed": seed}, Places(), Path())
+    chosen = scenario.assemble({**document, "seed": seed}, Places(), Path(data))
     timetable = best_timetable(chosen, tps)
     if timetable is None:
         return {}
     policies = structs.replace(chosen.spec.policies, scaling=timetable.scaler)
     again = replace(chosen, spec=structs.replace(chosen.spec, policies=policies))
-    return measures.measure(scenario.run(again))
+    return measures.measure(scenario.Simulator().records(again), document["simulation"]["warmup_s"])

@@ -9,7 +9,7 @@ from headway.reproduce import charts
 from headway.reproduce.findings import Exhibit, Figure, PaperTable, Row
 from headway.reproduce.sageserve import orderings, runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
-from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT
+from headway.reproduce.sageserve.runs import BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT
 from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGIONS, SILOED
 from headway.reproduce.sageserve.table import SageServeRuns
 from headway.reproduce.tasks import Measurement
@@ -18,7 +18,7 @@ Exhibits = list[Exhibit]
 _COLUMNS = (
     ("instance_hours", "instance-hours"), ("wasted_hours", "starting"), ("starts", "starts"),
     ("spot_hours", "spot hours"), ("kv_use", "KV use"), ("late", "late"), ("ttft_p90_s", "TTFT P90"),
-    ("ttft_p95_s", "P95"), ("ttft_p99_s", "P99 (s)"),
+    ("ttft_p95_s", "P95"), ("ttft_p99_s", "P99 (s)"), ("batch_p95_s", "batch P95 (s)"),
 )  # fmt: skip
 
 
@@ -28,20 +28,16 @@ def exhibits(results: SageServeRuns, served: Mapping[str, Measurement]) -> Exhib
         figures += _silos(results)
     if results.includes(DAY):
         figures += _day(results)
-    if results.includes(runs.FLEET):
-        shows = "Llama-2-70B beside three models, eight GPUs each, on the published Thursday from 12:00 to 15:00."
-        figures.append(_table(results, runs.FLEET, "Beside Figure 11", "Four models on equal GPUs", shows))
-    if results.includes(ALONE):
-        shows = (
-            "Llama-2-70B alone, on Thursday, 12:00 to 13:00. A leaked forecast is fitted on the day itself, and cheats."
-        )
-        figures.append(_table(results, ALONE, "Beside Figure 11", "All strategies at the peak", shows))
+    for kind, title in ((runs.FLEET, "Four models on equal GPUs"), (runs.FLEET_REMOTE, "A region without Bloom")):
+        if results.includes(kind):
+            shows = "Llama-2-70B beside three models, eight GPUs each, on the published Thursday."
+            figures.append(_table(results, kind, "Beside Figure 11", title, shows))
     if results.includes(SCOUT):
         figures += _scout(results)
     if results.includes(runs.ORDER):
         figures += _orderings(results)
     figures += _bursts(results)
-    shows = "Llama-2-70B on Thursday, 12:00 to 13:00."
+    shows = "Llama-2-70B, all of a Thursday, starts of 155 s."
     for kind in (runs.NOVEMBER, runs.H100, runs.MIX_9, runs.MIX_1):
         if results.includes(kind):
             figures.append(_table(results, kind, "7.2.7", kind[0].upper() + kind[1:], shows))
@@ -161,19 +157,25 @@ def _bursts(results: SageServeRuns) -> Exhibits:
 
 def _table(results: SageServeRuns, kind: str, label: str, title: str, shows: str) -> PaperTable:
     rows: list[Row] = [
-        [name, *(fmean(results.of_model(kind, name, key)) for key, _ in _COLUMNS)] for name in results.names(kind)
+        [name, *(_mean(results, kind, name, key) for key, _ in _COLUMNS)] for name in results.names(kind)
     ]
-    if results.includes(KNOWS, kind) and all(results.values((KNOWS, kind))):
-        rows.append(["who knows the trace", *(fmean(results.of_model(KNOWS, kind, key)) for key, _ in _COLUMNS)])
-    if results.includes(BOUND, kind):
-        hours = results.values((BOUND, kind), "instance_hours")
-        if None not in hours:
-            rows.append(["no plan goes below", fmean(hours), *[None] * (len(_COLUMNS) - 1)])
+    if known := results.results.get((KNOWS, kind, results.seeds[0])):
+        rows.append(["who knows the trace (one seed)", *(known["models"][LLAMA_2][key] for key, _ in _COLUMNS)])
+    least = results.results.get((BOUND, kind, results.seeds[0]), {}).get("instance_hours")
+    if least is not None:
+        rows.append(["no plan goes below (one seed)", least, *[None] * (len(_COLUMNS) - 1)])
     return PaperTable(label, title, shows, ("", *(head for _, head in _COLUMNS)), rows)
 
 
+def _mean(results: SageServeRuns, kind: str, name: str, key: str) -> float | None:
+    """Llama-2's mean over the seeds that ran; None where a run has no value."""
+    ran = [results.results[kind, name, seed] for seed in results.seeds if (kind, name, seed) in results.results]
+    values = [each["models"][LLAMA_2][key] for each in ran]
+    return None if None in values else fmean(values)
+
+
 def _readings(results: SageServeRuns) -> PaperTable:
-    columns = [(key, head) for key, head in _COLUMNS if key != "spot_hours"]
+    columns = [(key, head) for key, head in _COLUMNS if key not in ("spot_hours", "batch_p95_s")]
     first = results.seeds[0]
     shows = (
         f"What the paper leaves open, one thing at a time: Llama-2-70B alone, Thursday, 11:00 to 13:00, seed {first}."

@@ -10,7 +10,7 @@ import numpy as np
 
 from headway import scenario
 from headway.config.strict_yaml import Places
-from headway.report.run import Run
+from headway.core.record import Records
 from headway.reproduce.sageserve.measures import BATCH, waits
 from headway.reproduce.sageserve.scenes import (
     A100,
@@ -61,16 +61,15 @@ def overload(seed: int) -> Measurement:
     for _ in range(MOST_TRIALS):
         factor = sqrt(low * high)
         chosen = scenario.assemble(copy.deepcopy(document("fcfs", factor)) | {"seed": seed}, Places(), Path())
-        late = measure(scenario.run(chosen))["violations"]["0"]
+        late = measure(scenario.Simulator().records(chosen), 0.0)["violations"]["0"]
         if abs(late - LATE) <= NEAR:
             break
         low, high = (factor, high) if late < LATE else (low, factor)
     return {"factor": factor}
 
 
-def measure(run: Run) -> Measurement:
+def measure(records: Records, _: float) -> Measurement:
     """By interactive tier: late first tokens, and the third quartile of TTFT."""
-    records = run.records
     measured: Measurement = {"violations": {}, "q3_s": {}}
     for tier in range(BATCH):
         wait_s, limit_s = waits(records, LLAMA_2, 0.0, records.end_s, tier)

@@ -9,12 +9,14 @@ import numpy as np
 
 from headway.reproduce.claims import Value
 from headway.reproduce.findings import Finding
-from headway.reproduce.results import increases, listed_means, reductions
-from headway.reproduce.sageserve import runs, scenes
-from headway.reproduce.sageserve.runs import ALONE, DAY, FASTER, FLEET, LONG_TERM, PEAK, SCOUT, SLOWER
+from headway.reproduce.results import increases, listed_means, ratios, reductions
+from headway.reproduce.sageserve import runs, scenes, speed
+from headway.reproduce.sageserve.measures import CAUSES
+from headway.reproduce.sageserve.runs import DAY, FASTER, FLEET, LONG_TERM, PEAK, SCOUT, SLOWER, SPEED, planned_at
 from headway.reproduce.sageserve.scenes import (
     BLOOM,
     CHIRON,
+    EACH_REQUEST,
     GUARDED,
     LEAK,
     LLAMA_2,
@@ -35,12 +37,9 @@ def outcomes(results: SageServeRuns) -> FindingsById:
     findings: FindingsById = {}
     if results.includes(PEAK):
         findings |= _silos(results) | _tables(results)
-    if results.includes(ALONE):
-        findings |= _chiron(results)
-    if results.includes(ALONE, LEAK):
-        findings |= _beyond(results)
     if results.includes(DAY):
         findings |= _hours(results) | _delays(results) | _guard(results) | _waste(results) | _tails(results)
+        findings |= _use(results) | _batch(results) | _chiron(results) | _beyond(results)
     if results.includes(FLEET):
         findings |= _fleet(results)
     if results.includes(runs.NOVEMBER):
@@ -56,6 +55,8 @@ def outcomes(results: SageServeRuns) -> FindingsById:
         findings |= _week(results)
     if results.includes(runs.ORDER):
         findings |= _order(results)
+    if results.includes(SPEED, "arima"):
+        findings |= _speed(results)
     return findings
 
 
@@ -64,13 +65,14 @@ def _silos(results: SageServeRuns) -> FindingsById:
     hours = f"Instance-hours of all models: {results.means(PEAK, both, 'instance_hours', None)}."
     use = f"KV cache in use, all models: {results.means(PEAK, both, 'kv_use', None)}."
     spot = f"Hours of all models: {results.means(PEAK, both, 'spot_hours', None)}."
-    pair = {
-        key: [results.of_all(PEAK, name, key) for name in both] for key in ("instance_hours", "kv_use", "spot_hours")
-    }
+    utility = f"Utility of all models: {results.means(PEAK, both, 'utility', None)}."
+    keys = ("instance_hours", "kv_use", "spot_hours", "utility")
+    pair = {key: [results.of_all(PEAK, name, key) for name in both] for key in keys}
     return {
         "unified-hours": Finding(reductions(*reversed(pair["instance_hours"])), hours),
         "unified-kv": Finding(increases(*reversed(pair["kv_use"])), use),
         "unified-spot": Finding(increases(*reversed(pair["spot_hours"])), spot),
+        "unified-utility": Finding(increases(*reversed(pair["utility"])), utility),
     }
 
 
@@ -145,39 +147,107 @@ def _guard(results: SageServeRuns) -> FindingsById:
     return {
         "guard-share": Finding(shares, hours),
         "guarded-hours": _saved(results, DAY, LT_I, GUARDED),
-        "equal-late-hours": _equally_late(results, REACTIVE),
-        "equal-late-guarded": _equally_late(results, GUARDED),
+        "equal-late-hours": _equally_late(results, DAY, LT_I, REACTIVE),
+        "equal-late-lt-u": _equally_late(results, DAY, LT_U, REACTIVE),
+        "equal-late-lt-ua": _equally_late(results, DAY, LT_UA, REACTIVE),
+        "equal-late-60": _equally_late(results, FASTER, LT_I, REACTIVE),
+        "equal-late-600": _equally_late(results, SLOWER, LT_I, REACTIVE),
+        "equal-late-guarded": _equally_late(results, DAY, LT_I, GUARDED),
+        "equal-late-guarded-60": _equally_late(results, FASTER, LT_I, GUARDED),
+        "equal-late-guarded-600": _equally_late(results, SLOWER, LT_I, GUARDED),
     }
 
 
-def _equally_late(results: SageServeRuns, than: str) -> Finding:
-    """LT-I's instance-hours where as many first tokens are late as with `than`, by what it plans an instance to serve.
+def _equally_late(results: SageServeRuns, kind: str, name: str, than: str) -> Finding:
+    """A strategy's instance-hours where as many first tokens are late as with `than`, by what it plans an instance to
+    serve.
 
     Between two plans, instance-hours are linear in the logarithm of the share that is late. A seed has no value where
     none of the plans is late as often, or as seldom.
     """
-    plans = [runs.lt_i_at(share) for share in (runs.THETA_SHARE, *runs.EQUAL_LATE_SHARES)]
-    late = list(zip(*(results.of_model(DAY, name, "late") for name in plans), strict=True))
-    hours = list(zip(*(results.of_model(DAY, name, "instance_hours") for name in plans), strict=True))
-    wanted = zip(results.of_model(DAY, than, "late"), results.of_model(DAY, than, "instance_hours"), strict=True)
+    plans = [planned_at(name, share) for share in (runs.THETA_SHARE, *runs.EQUAL_LATE_SHARES)]
+    late = list(zip(*(results.of_model(kind, plan, "late") for plan in plans), strict=True))
+    hours = list(zip(*(results.of_model(kind, plan, "instance_hours") for plan in plans), strict=True))
+    wanted = zip(results.of_model(kind, than, "late"), results.of_model(kind, than, "instance_hours"), strict=True)
     values: list[Value] = []
     for lates, needs, (limit, taken) in zip(late, hours, wanted, strict=True):
         points = sorted(zip(lates, needs, strict=True))
         inside = points[0][0] <= limit <= points[-1][0]
         at = np.interp(np.log(limit), np.log([x for x, _ in points]), [y for _, y in points]) if inside else None
         values.append(None if at is None else 1 - float(at) / taken)
-    both = f"Instance-hours: {results.means(DAY, (than, *plans), 'instance_hours')}"
-    return Finding(values, f"{both}; {_late(results, DAY, than, *plans)}.")
+    both = f"Instance-hours: {results.means(kind, (than, *plans), 'instance_hours')}"
+    return Finding(values, f"{both}; {_late(results, kind, than, *plans)}.")
+
+
+def _use(results: SageServeRuns) -> FindingsById:
+    """How well instances are used: memory, and utility (2.2, 5)."""
+
+    def more(name: str, key: str) -> list[Value]:
+        return list(increases(results.of_model(DAY, name, key), results.of_model(DAY, REACTIVE, key)))
+
+    def earned(name: str) -> list[float]:
+        pairs = zip(*(results.of_model(DAY, name, key) for key in ("utility", "instance_hours")), strict=True)
+        return [utility / hours for utility, hours in pairs]
+
+    each = {name: earned(name) for name in (REACTIVE, LT_I)}
+    often = (REACTIVE, EACH_REQUEST)
+    use = {name: f"KV cache in use: {results.means(DAY, (REACTIVE, name), 'kv_use')}." for name in (LT_I, LT_UA)}
+    return {
+        "lt-i-kv": Finding(more(LT_I, "kv_use"), use[LT_I]),
+        "lt-ua-kv": Finding(more(LT_UA, "kv_use"), use[LT_UA]),
+        "lt-i-utility": Finding(
+            increases(each[LT_I], each[REACTIVE]), f"Utility of an instance-hour: {listed_means(each)}."
+        ),
+        "per-request": Finding(
+            more(EACH_REQUEST, "instance_hours"),
+            f"Instance-hours: {results.means(DAY, often, 'instance_hours')}; {_late(results, DAY, *often)}.",
+        ),
+    }
+
+
+def _batch(results: SageServeRuns) -> FindingsById:
+    """Batch work: how much is done, and when."""
+    names = (REACTIVE, *LONG_TERM)
+    done = {name: results.of_model(DAY, name, "batch_done") for name in names}
+    p95 = {name: [s / 3600 for s in results.of_model(DAY, name, "batch_p95_s")] for name in names}
+    worst = [min(column) for column in zip(*done.values(), strict=True)]
+    shares = ", ".join(f"{100 * fmean(each):.4g}% ({name})" for name, each in done.items())
+    hours = listed_means(p95, " h")
+    return {
+        "batch-done": Finding(worst, f"Of the batch work that is 12 h old, done: {shares}. P95 of the time: {hours}."),
+        "batch-wait": Finding(increases(p95[LT_I], p95[REACTIVE]), f"P95 of the time until it is done: {hours}."),
+    }
 
 
 def _fleet(results: SageServeRuns) -> FindingsById:
-    both = (REACTIVE, LT_I)
+    both, names = (REACTIVE, LT_I), (REACTIVE, GUARDED, LT_I)
     waits = {name: results.values((FLEET, name), "models", BLOOM, "wasted", "redeployed") for name in both}
-    fewer = reductions(waits[LT_I], waits[REACTIVE])
+    hours = {name: results.of_all(FLEET, name, "instance_hours") for name in names}
+    why = f"Instance-hours of all four: {listed_means(hours)}; of Llama-2, {_late(results, FLEET, *names)}."
     return {
         "fleet-hours": _saved(results, FLEET, LT_I),
-        "fleet-redeploys": Finding(fewer, f"Instance-hours in which Bloom is redeployed: {listed_means(waits)}."),
+        "fleet-hours-all": Finding(reductions(hours[LT_I], hours[REACTIVE]), why),
+        "fleet-guarded": Finding(reductions(hours[LT_I], hours[GUARDED]), why),
+        "fleet-redeploys": Finding(
+            reductions(waits[LT_I], waits[REACTIVE]),
+            f"Instance-hours in which Bloom is redeployed: {listed_means(waits)}. {_sources(results)}",
+        ),
     }
+
+
+def _sources(results: SageServeRuns) -> str:
+    """Instance-hours of all models in which instances start, by source."""
+    texts = []
+    for name in (REACTIVE, GUARDED, LT_I):
+        by_source = {
+            cause: fmean(
+                sum(each["wasted"][cause] for each in models.values())
+                for models in results.values((FLEET, name), "models")
+            )
+            for cause in CAUSES
+        }
+        texts.append(f"{name}: " + ", ".join(f"{hours:.3g} {cause}" for cause, hours in by_source.items()))
+    return f"Of all models: {'; '.join(texts)}."
 
 
 def _waste(results: SageServeRuns) -> FindingsById:
@@ -213,18 +283,24 @@ def _tails(results: SageServeRuns) -> FindingsById:
 
 def _chiron(results: SageServeRuns) -> FindingsById:
     both = (REACTIVE, CHIRON)
-    hours = [results.of_model(ALONE, name, "instance_hours") for name in both]
-    ratios = [b / a for a, b in zip(*hours, strict=True)]
-    use = f"KV cache in use: {results.means(ALONE, both, 'kv_use')}."
+    hours = [results.of_model(DAY, name, "instance_hours") for name in both]
+    use = f"KV cache in use: {results.means(DAY, both, 'kv_use')}."
+    tails = [results.of_model(DAY, name, "ttft_p95_s") for name in (CHIRON, LT_UA)]
+    seconds = (
+        f"P95 TTFT (s): {results.means(DAY, (LT_UA, CHIRON), 'ttft_p95_s')}; {_late(results, DAY, LT_UA, CHIRON)}."
+    )
     return {
-        "chiron-hours": Finding(ratios, f"Instance-hours: {results.means(ALONE, both, 'instance_hours')}."),
-        "chiron-kv": Finding(reductions(*(results.of_model(ALONE, name, "kv_use") for name in reversed(both))), use),
+        "chiron-hours": Finding(
+            ratios(*reversed(hours)), f"Instance-hours: {results.means(DAY, both, 'instance_hours')}."
+        ),
+        "chiron-kv": Finding(reductions(*(results.of_model(DAY, name, "kv_use") for name in reversed(both))), use),
+        "chiron-tail": Finding(ratios(*tails), seconds),
     }
 
 
 def _beyond(results: SageServeRuns) -> FindingsById:
-    leak = increases(results.of_model(ALONE, LEAK, "instance_hours"), results.of_model(ALONE, LT_UA, "instance_hours"))
-    return {"leak-hours": Finding(leak, f"Instance-hours: {results.means(ALONE, (LT_UA, LEAK), 'instance_hours')}.")}
+    leak = increases(results.of_model(DAY, LEAK, "instance_hours"), results.of_model(DAY, LT_UA, "instance_hours"))
+    return {"leak-hours": Finding(leak, f"Instance-hours: {results.means(DAY, (LT_UA, LEAK), 'instance_hours')}.")}
 
 
 def _ablations(results: SageServeRuns) -> FindingsById:
@@ -296,3 +372,28 @@ def _order(results: SageServeRuns) -> FindingsById:
             [all(sign * a < sign * b for a, b in pairwise(column)) for column in columns], f"Violations: {why}."
         )
     return findings
+
+
+def _speed(results: SageServeRuns) -> FindingsById:
+    """Errors of step times, and seconds of the hourly work."""
+    findings: FindingsById = {}
+    for claim, name in (("ilp-time", "small"), ("ilp-time-large", "large")):
+        gap = max(results.values((SPEED, name), "gap"))
+        seconds = results.values((SPEED, name), "seconds")
+        findings[claim] = Finding(seconds, f"CPU seconds, at most {100 * gap:.2g}% from the optimum.")
+    fitting = fmean(results.values((SPEED, "arima"), "fitting_s"))
+    why = f"In the hour in which models are fitted, once a day, {fitting:.3g} s."
+    findings["arima-time"] = Finding(results.values((SPEED, "arima"), "seconds"), why)
+    if (SPEED, "steps", results.seeds[0]) not in results.results:
+        missing = Finding([None], f"Needs {speed.PROFILES} in the folder of --data.")
+        return findings | dict.fromkeys(("step-prefill", "step-decode", "step-error"), missing)
+    found = results.first(SPEED, "steps")
+    for kind in ("prefill", "decode"):
+        why = (
+            f"{found[f'num_{kind}']} shapes of Llama-2-70B and Bloom on eight A100 and H100; mean absolute error"
+            f" {100 * found[f'{kind}_error']:.3g}%. On a fifth of them, after a fit to the rest: R2"
+            f" {found[f'{kind}_r2_fitted']:.4g}, error {100 * found[f'{kind}_error_fitted']:.3g}%."
+        )
+        findings[f"step-{kind}"] = Finding([found[f"{kind}_r2"]], why)
+    why = "A factor and a constant for each model, GPU and kind are fitted to four fifths of the shapes."
+    return findings | {"step-error": Finding([found["error_fitted"]], why)}

@@ -1,4 +1,4 @@
-"""The paper's headline as it was measured: the published Thursday, whole; and four models on equal GPUs.
+"""Whole days: the published Thursday, as the paper measured its headline; November's; and four models on equal GPUs.
 
 The demand is the artifact's own series of prompt tokens per minute (`demand/o365_prompt_tokens_per_minute.csv.gz` of
 the data folder); where there is no such file, it is the built-in week's Thursday, and the findings say so. As the paper
@@ -20,6 +20,7 @@ from headway.reproduce.sageserve.scenes import (
     A100,
     BLOOM,
     JULY,
+    JULY_SCOUT,
     KV_TOKENS,
     LEAST,
     LLAMA_2,
@@ -27,12 +28,15 @@ from headway.reproduce.sageserve.scenes import (
     LLAMA_32,
     LOAD,
     MODELS,
+    POOLS,
     REACTIVE,
     REGIONS,
+    SCOUT,
     START,
     THURSDAY,
     Document,
     Scene,
+    mixed,
     policies_of,
 )
 from headway.workload.spec import WorkloadSpec, resolved
@@ -88,17 +92,31 @@ class Day:
     """Of Thursday. The first two hours do not count: the initial fleet shrinks, and the first plan appears."""
     hours: float = 26.0
     has_series: bool = True
-    """Whether the published series are there; else the built-in week."""
+    """Whether the published series are there; else a built-in week's Thursday."""
+    builtin: str = JULY
+    """The week without the series."""
+    load: float = 1.0
+    """On top of `LOAD`, for a built-in week."""
+    gpu: str = A100
+    batch_share: float | None = None
+    """Of all requests of a built-in week; interactive ones stay as they are. None: as in the week."""
+    absent: tuple[str, ...] = ()
+    """Models that begin without instances in `REGIONS[2]`, where their weights are not, either."""
 
 
-FLEET_DAY = Day(models=MODELS, num_gpus=FLEET_GPUS, from_hour=10.0, hours=5.0)
-"""Four models on equal GPUs, from 12:00 to 15:00: Bloom's demand multiplies at 14:00."""
+FLEET_DAY = Day(models=MODELS, num_gpus=FLEET_GPUS)
+"""Four models on equal GPUs."""
+SCOUT_DAY = Day(
+    models=(*MODELS, SCOUT), num_gpus=FLEET_GPUS, from_hour=6.0, hours=10.0, has_series=False, builtin=JULY_SCOUT,
+    load=2.0,
+)  # fmt: skip
+"""Five models on equal GPUs, from 8:00 to 16:00. An instance has twice the GPUs of those that `LOAD` is for."""
 
 
 def fleet_trial() -> Document:
-    """A scenario to measure what the instances of `FLEET_DAY` serve."""
-    unplanned = dict.fromkeys(MODELS, 1.0)
-    return document(replace(FLEET_DAY, theta=unplanned, from_hour=12.0, hours=3.0, has_series=False), REACTIVE)
+    """A scenario to measure what the instances of `SCOUT_DAY` serve, and so those of `FLEET_DAY`."""
+    unplanned = dict.fromkeys(SCOUT_DAY.models, 1.0)
+    return document(replace(SCOUT_DAY, theta=unplanned, from_hour=12.0, hours=3.0, load=1.0), REACTIVE)
 
 
 def has_series(folder: Path | None) -> bool:
@@ -106,21 +124,14 @@ def has_series(folder: Path | None) -> bool:
 
 
 def document(day: Day, strategy: str) -> Document:
-    fleet = [
-        {
-            "name": f"{region}-{model}", "model": model, "gpu": A100, "tp": day.num_gpus, "region": region,
-            "replicas": START, "min_replicas": LEAST, "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
-        }
-        for model in day.models for region in REGIONS
-    ]  # fmt: skip
     policies = policies_of(Scene(theta=day.theta, models=day.models), strategy)
     if "plan" in policies["scaling"]:
         policies["scaling"]["forecaster"]["past_hours"] = PAST_HOURS
         policies["scaling"]["plan"] |= {"step_s": STEP_S, "peak_s": PEAK_S, "startup_s": day.start_s}
     count = START * day.num_gpus * len(day.models)
     return {
-        "workload": _workload(day), "fleet": fleet, "policies": policies,
-        "gpu_limits": [{"region": region, "gpu": A100, "count": count} for region in REGIONS],
+        "workload": _workload(day), "fleet": _fleet(day, strategy), "policies": policies,
+        "gpu_limits": [{"region": region, "gpu": day.gpu, "count": count} for region in REGIONS],
         "network": {"inter_region_s": 0.05},
         "provisioning": {
             "reclaim_s": day.start_s, "redeploy_s": REDEPLOY_S, "acquire_s": REDEPLOY_S, "remote_s": REMOTE_S,
@@ -129,11 +140,22 @@ def document(day: Day, strategy: str) -> Document:
     }  # fmt: skip
 
 
+def _fleet(day: Day, strategy: str) -> list[Document]:
+    return [
+        {
+            "name": f"{region}-{model}{suffix}", "model": model, "gpu": day.gpu, "tp": day.num_gpus, "region": region,
+            "replicas": 0 if model in day.absent and region == REGIONS[2] else num,
+            "min_replicas": 0 if model in day.absent and region == REGIONS[2] else LEAST,
+            "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
+        }
+        for model in day.models for region in REGIONS for suffix, num in POOLS.get(strategy, {"": START}).items()
+    ]  # fmt: skip
+
+
 def _workload(day: Day) -> Document:
     common: Document = {"duration_s": day.hours * 3600}
     if not day.has_series:
-        loads = {model: LOAD[model] for model in day.models}
-        return common | {"builtin": JULY, "models": loads, "start_hour": THURSDAY + day.from_hour}
+        return common | _built_in(day)
     series: dict[str, Any] = {}
     for model in day.models:
         name = NAMES[model]
@@ -145,6 +167,16 @@ def _workload(day: Day) -> Document:
     loads = {model: day.half[model] / ARTIFACT_TPS[model] for model in day.models}
     start_hour = SERIES_THURSDAY + day.from_hour
     return common | {"start_hour": start_hour, "models": loads, "demand": demand, "tiers": TIERS}
+
+
+def _built_in(day: Day) -> Document:
+    loads = {model: LOAD[model] for model in day.models}
+    week: Document = {
+        "builtin": day.builtin, "models": loads, "start_hour": THURSDAY + day.from_hour, "scale": day.load,
+    }  # fmt: skip
+    if day.batch_share is not None:
+        week |= mixed(day.batch_share, day.load)
+    return week
 
 
 def _lengths() -> Document:

@@ -9,10 +9,21 @@ from typing import Any
 
 from headway.reproduce.claims import Claim, read_claims
 from headway.reproduce.runner import Runner
-from headway.reproduce.sageserve import bounds, measures, orderings, published, scenes
+from headway.reproduce.sageserve import bounds, measures, orderings, published, scenes, speed
 from headway.reproduce.sageserve.published import DELAYS_S, Day
-from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_U, LT_UA, REACTIVE, SILOED, Scene
-from headway.reproduce.tasks import Call, Measurement, SimulationTask, Task
+from headway.reproduce.sageserve.scenes import (
+    CHIRON,
+    EACH_REQUEST,
+    GUARDED,
+    LEAK,
+    LT_I,
+    LT_U,
+    LT_UA,
+    REACTIVE,
+    SILOED,
+    Scene,
+)
+from headway.reproduce.tasks import Call, Measurement, RecordsTask, Task
 
 _GROUPS = read_claims(__package__)
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
@@ -20,27 +31,19 @@ Results = dict[tuple[Any, ...], Measurement]
 """By (kind, strategy, seed)."""
 LONG_TERM = (LT_I, LT_U, LT_UA)
 BOTH = (REACTIVE, LT_UA)
-PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
-    "peak",
-    "alone",
-    "november",
-    "h100",
-    "mix 9:1",
-    "mix 1:1",
-    "scout",
-)
+PEAK, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = "peak", "november", "h100", "mix 9:1", "mix 1:1", "scout"
 BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
-FLEET = "fleet"
+FLEET, FLEET_REMOTE = "fleet", "fleet, Bloom's weights not in us-west"
+SPEED = "speed"
 FASTER, DAY, SLOWER = (f"thursday, starts of {start_s:g} s" for start_s in DELAYS_S)
-BOUNDED = (ALONE, NOVEMBER, H100, MIX_9, MIX_1)
-"""What stands beside a bound, and beside the best plan of one who knows the trace: of Llama-2-70B alone."""
 THETA_SHARE = 0.5
 """Of what an instance serves flat out, for theta. The artifact plans with 30 x 7,516.67 tokens a minute for Llama-2:
 half of what its profile says."""
-EQUAL_LATE_SHARES = (0.4, 0.7, 0.9)
-"""Further shares that LT-I plans with, to find its instance-hours where as many are late as with another scaler."""
-FULL_ONLY = ("thursday", "fleet", "beyond", "november", "ablations", "scouts")
-"""Groups that need a full run: in less than a day, instance-hours are those of the first plan."""
+EQUAL_LATE_SHARES = (0.7, 0.9)
+"""Further shares that LT strategies plan with, to find their instance-hours where as many are late as with another
+scaler."""
+FULL_ONLY = ("thursday", "fleet", "chiron", "beyond", "november", "ablations", "scouts")
+"""Groups of whole days, which need a full run."""
 FULL_ONLY_CLAIMS = frozenset(claim for name in FULL_ONLY for claim in _GROUPS[name])
 
 
@@ -53,99 +56,150 @@ class RunGroup:
 
 
 def parts(quick: bool) -> list[RunGroup]:
-    """All groups except orderings and days. With `quick`, those whose rows a short run can decide."""
+    """All groups of hours, but for orderings. With `quick`, those whose rows a short run can decide."""
     lone = (scenes.LLAMA_2,)
     peak = Scene(from_hour=scenes.THURSDAY + 11, hours=3.0)
     one = replace(peak, models=lone, hours=2.0)
-    nov = replace(one, builtin=scenes.NOVEMBER, load=scenes.NOVEMBER_LOAD)
-    five = replace(peak, hours=2.0, models=(*scenes.MODELS, scenes.SCOUT), builtin=scenes.JULY_SCOUT)
     night = replace(one, from_hour=scenes.THURSDAY + 3, hours=3.0)
     weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=12.0)
     groups = [
-        RunGroup(ALONE, (*_GROUPS["chiron"], *_GROUPS["beyond"]), one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_UA, LEAK)),
         RunGroup(PEAK, _GROUPS["silos"], peak, (SILOED, REACTIVE)),
         RunGroup(BURST, _GROUPS["burst"], night, LONG_TERM),
-        RunGroup(NOVEMBER, _GROUPS["november"], nov, (REACTIVE, *LONG_TERM)),
-        RunGroup(MIX_9, _GROUPS["ablations"], replace(nov, batch_share=0.1), BOTH),
-        RunGroup(MIX_1, _GROUPS["ablations"], replace(nov, batch_share=0.5), BOTH),
-        RunGroup(H100, _GROUPS["ablations"], replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
-        RunGroup(SCOUT, _GROUPS["scouts"], five, BOTH),
         RunGroup(WEEK, _GROUPS["week"], weekend, (REACTIVE, LT_U, LT_UA)),
     ]
-    if not quick:
-        return groups
-    short = [part for part in groups if not set(part.claims) & FULL_ONLY_CLAIMS or part.kind == ALONE]
-    return [replace(part, scene=_brief(part), strategies=_unplanned(part)) for part in short]
+    return [replace(part, scene=_brief(part)) for part in groups] if quick else groups
 
 
 def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and what instances serve, by GPU."""
     wanted = [part for part in parts(runner.quick) if runner.wants(*part.claims)]
-    orders = scenes.ORDERINGS if runner.wants(*_GROUPS["order"]) else ()
-    gpus = {part.scene.gpu for part in wanted} | ({scenes.A100} if runner.wants(*_GROUPS["thursday"]) else set())
-    served = runner.run({gpu: _theta(gpu) for gpu in sorted(gpus)})
-    seeds = runner.seeds if orders else ()
-    factors = runner.run({seed: Call(orderings.overload, {"seed": seed}) for seed in seeds})
-    tasks: dict[tuple[Any, ...], Task] = {}
-    for name in orders:
-        for seed, each in factors.items():
-            tasks[ORDER, name, seed] = SimulationTask(orderings.document(name, each["factor"]), seed, orderings.measure)
+    served = runner.run(_trials(runner, wanted))
+    tasks: dict[tuple[Any, ...], Task] = {**_orders(runner), **_speed(runner)}
     if not runner.quick:
         tasks |= _days(runner, served)
         if runner.claims is None:
             for name, document in readings(served[scenes.A100]):
-                tasks[READING, name, runner.seeds[0]] = SimulationTask(document, runner.seeds[0], measures.measure)
+                tasks[READING, name, runner.seeds[0]] = RecordsTask(document, runner.seeds[0], measures.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
         for seed, strategy in product(runner.seeds, part.strategies):
             tasks[part.kind, strategy, seed] = _simulation(part.kind, scene, strategy, seed)
-    for part, seed in product(wanted, runner.seeds):
-        if part.kind in BOUNDED:
-            document = scenes.document(replace(part.scene, models=(scenes.LLAMA_2,)), REACTIVE)
-            tasks[BOUND, part.kind, seed] = Call(bounds.bound, {"document": document, "seed": seed})
-            if not runner.quick or part.kind == ALONE:
-                arguments = {"document": document, "seed": seed, "tps": served[part.scene.gpu]["tps"]}
-                tasks[KNOWS, part.kind, seed] = Call(bounds.best, arguments)
     return runner.run(tasks), served
 
 
-def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, ...], Task]:
-    """The published Thursday, and the fleet of four models on equal GPUs."""
-    documents: dict[tuple[str, str], scenes.Document] = {}
-    if runner.wants(*_GROUPS["thursday"]):
-        documents |= thursdays(served[scenes.A100], published.has_series(runner.data))
-    if runner.wants(*_GROUPS["fleet"]):
-        fleet = runner.run({FLEET: Call(measures.theta, {"document": published.fleet_trial()})})[FLEET]
-        half = theta(fleet, THETA_SHARE)
-        day = replace(published.FLEET_DAY, theta=half, half=half, has_series=published.has_series(runner.data))
-        documents |= {(FLEET, name): published.document(day, name) for name in (REACTIVE, LT_I)}
+def _trials(runner: Runner, wanted: Sequence[RunGroup]) -> dict[str, Task]:
+    """What instances serve, by GPU, and of the fleet on equal GPUs, as far as it is needed."""
+    trials: dict[str, Task] = {}
+    on_a100 = [*(claim for name in FULL_ONLY for claim in _GROUPS[name])]
+    if wanted or (not runner.quick and runner.wants(*on_a100)):
+        trials[scenes.A100] = _theta(scenes.A100)
+    if not runner.quick and runner.wants(*_GROUPS["ablations"]):
+        trials[scenes.H100] = _theta(scenes.H100)
+    if not runner.quick and runner.wants(*_GROUPS["fleet"], *_GROUPS["scouts"]):
+        trials[FLEET] = Call(measures.theta, {"document": published.fleet_trial()})
+    return trials
+
+
+def _orders(runner: Runner) -> dict[tuple[Any, ...], Task]:
+    if not runner.wants(*_GROUPS["order"]):
+        return {}
+    factors = runner.run({seed: Call(orderings.overload, {"seed": seed}) for seed in runner.seeds})
     return {
-        (*key, seed): SimulationTask(document, seed, measures.measure)
-        for key, document in documents.items() for seed in runner.seeds
+        (ORDER, name, seed): RecordsTask(orderings.document(name, each["factor"]), seed, orderings.measure)
+        for name in scenes.ORDERINGS for seed, each in factors.items()
     }  # fmt: skip
+
+
+def _speed(runner: Runner) -> dict[tuple[Any, ...], Task]:
+    """Step times, programs and forecasts."""
+    if not runner.wants(*_GROUPS["speed"]):
+        return {}
+    tasks: dict[tuple[Any, ...], Task] = {}
+    for seed in runner.seeds:
+        for name, (models, regions, gpus) in speed.SIZES.items():
+            size = {"models": models, "regions": regions, "gpus": gpus}
+            tasks[SPEED, name, seed] = Call(speed.program_s, {**size, "seed": seed})
+        tasks[SPEED, "arima", seed] = Call(speed.forecasts_s, {"seed": seed})
+    if (path := runner.file(speed.PROFILES)) is not None:
+        tasks[SPEED, "steps", runner.seeds[0]] = Call(speed.step_times, {"path": str(path)})
+    return tasks
+
+
+def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, ...], Task]:
+    """Whole days by seed; with the first one, the bound on Thursday's, and the best plan that knows it."""
+    has_series = published.has_series(runner.data)
+    documents: dict[tuple[str, str], scenes.Document] = {}
+    if runner.wants(*_GROUPS["thursday"], *_GROUPS["chiron"], *_GROUPS["beyond"]):
+        documents |= thursdays(served[scenes.A100], has_series)
+    if runner.wants(*_GROUPS["november"], *_GROUPS["ablations"]):
+        documents |= other_days(served, has_series)
+    if runner.wants(*_GROUPS["scouts"]):
+        documents |= scouts(served[FLEET])
+    if runner.wants(*_GROUPS["fleet"]):
+        documents |= fleets(served[FLEET], has_series)
+    tasks: dict[tuple[Any, ...], Task] = {
+        (*key, seed): RecordsTask(document, seed, measures.measure)
+        for key, document in documents.items() for seed in (runner.seeds[:1] if key[0] in ONCE else runner.seeds)
+    }  # fmt: skip
+    if runner.claims is None:
+        first = {"document": documents[DAY, REACTIVE], "seed": runner.seeds[0], "data": str(runner.data or "")}
+        tasks[BOUND, DAY, runner.seeds[0]] = Call(bounds.bound, first)
+        tasks[KNOWS, DAY, runner.seeds[0]] = Call(bounds.best, {**first, "tps": served[scenes.A100]["tps"]})
+    return tasks
+
+
+ONCE = (FLEET_REMOTE,)
+"""Kinds that no claim needs, with the first seed alone."""
 
 
 def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
-    """By kind and strategy: start delays with and without the guard, and what LT-I plans with."""
+    """By kind and strategy: start delays with and without the guard, and what long-term strategies plan with."""
     half = theta(served, THETA_SHARE)
-    days = {
-        kind: Day(theta=half, half=half, start_s=start_s, has_series=has_series)
-        for kind, start_s in zip((FASTER, DAY, SLOWER), DELAYS_S, strict=True)
-    }
-    names = {DAY: (REACTIVE, LT_I, GUARDED, LT_U, LT_UA)}
-    documents = {
-        (kind, name): published.document(day, name)
-        for kind, day in days.items() for name in names.get(kind, (REACTIVE, LT_I, GUARDED))
-    }  # fmt: skip
-    for share in EQUAL_LATE_SHARES:
-        planned = replace(days[DAY], theta=theta(served, share))
-        documents[DAY, lt_i_at(share)] = published.document(planned, LT_I)
+    documents: dict[tuple[str, str], scenes.Document] = {}
+    for kind, start_s in zip((FASTER, DAY, SLOWER), DELAYS_S, strict=True):
+        day = Day(theta=half, half=half, start_s=start_s, has_series=has_series)
+        more = (EACH_REQUEST, CHIRON, LEAK) if kind == DAY else ()
+        documents |= {(kind, name): published.document(day, name) for name in (REACTIVE, GUARDED, *more)}
+        for share, name in product((THETA_SHARE, *EQUAL_LATE_SHARES), LONG_TERM if kind == DAY else (LT_I,)):
+            planned = replace(day, theta=theta(served, share))
+            documents[kind, planned_at(name, share)] = published.document(planned, name)
     return documents
 
 
-def lt_i_at(share: float) -> str:
-    """The name of LT-I that plans with a share of what an instance serves flat out."""
-    return LT_I if share == THETA_SHARE else f"{LT_I} (theta {share:.0%})"
+def other_days(served: Mapping[str, Measurement], has_series: bool) -> dict[tuple[str, str], scenes.Document]:
+    """November's Thursday, its mixes, and Thursday on H100."""
+    half, fast = (theta(served[gpu], THETA_SHARE) for gpu in (scenes.A100, scenes.H100))
+    november = Day(
+        theta=half, half=half, has_series=False, builtin=scenes.NOVEMBER, load=scenes.NOVEMBER_LOAD
+    )  # fmt: skip
+    days = {
+        NOVEMBER: (november, (REACTIVE, GUARDED, *LONG_TERM)),
+        MIX_9: (replace(november, batch_share=0.1), BOTH),
+        MIX_1: (replace(november, batch_share=0.5), BOTH),
+        H100: (Day(theta=fast, half=fast, gpu=scenes.H100, load=scenes.H100_LOAD, has_series=has_series), BOTH),
+    }
+    return {(kind, name): published.document(day, name) for kind, (day, names) in days.items() for name in names}
+
+
+def scouts(served: Measurement) -> dict[tuple[str, str], scenes.Document]:
+    """Five models on equal GPUs."""
+    half = theta(served, THETA_SHARE)
+    day = replace(published.SCOUT_DAY, theta=half, half=half)
+    return {(SCOUT, name): published.document(day, name) for name in BOTH}
+
+
+def fleets(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
+    """Four models on equal GPUs; and once with a model whose weights one region lacks."""
+    half = theta(served, THETA_SHARE)
+    day = replace(published.FLEET_DAY, theta=half, half=half, has_series=has_series)
+    remote = replace(day, absent=(scenes.BLOOM,))
+    whole = {(FLEET, name): published.document(day, name) for name in (REACTIVE, GUARDED, LT_I)}
+    return whole | {(FLEET_REMOTE, name): published.document(remote, name) for name in (REACTIVE, LT_I)}
+
+
+def planned_at(name: str, share: float) -> str:
+    """The name of a strategy that plans with a share of what an instance serves flat out."""
+    return name if share == THETA_SHARE else f"{name} (theta {share:.0%})"
 
 
 def readings(served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
@@ -173,16 +227,11 @@ def _theta(gpu: str) -> Call:
     return Call(measures.theta, {"document": scenes.document(scene, REACTIVE)})
 
 
-def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> SimulationTask:
+def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> RecordsTask:
     if kind == BURST:
-        return SimulationTask(scenes.burst(scene, strategy), seed, measures.measure_burst)
+        return RecordsTask(scenes.burst(scene, strategy), seed, measures.measure_burst)
     function = measures.measure_week if kind == WEEK else measures.measure
-    return SimulationTask(scenes.document(scene, strategy), seed, function)
-
-
-def _unplanned(part: RunGroup) -> Sequence[str]:
-    """The strategies of a short run: where hours are compared, those without a plan."""
-    return tuple(name for name in part.strategies if part.kind != ALONE or name in (REACTIVE, CHIRON))
+    return RecordsTask(scenes.document(scene, strategy), seed, function)
 
 
 def _brief(part: RunGroup) -> Scene:

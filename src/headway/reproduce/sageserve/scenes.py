@@ -37,9 +37,12 @@ WARMUP_S = 3600.0
 """In which the initial fleet shrinks to what is needed."""
 
 SILOED, REACTIVE, GUARDED, CHIRON = "siloed", "reactive", "reactive (guarded)", "chiron"
+EACH_REQUEST = "reactive (each request)"
+EACH_REQUEST_S = 0.2
+"""About the time between two requests of a busy hour: memory is looked at as often as requests come (7.1)."""
 LT_I, LT_U, LT_UA = "lt-i", "lt-u", "lt-ua"
 LEAK = "lt-ua (leaked forecast)"
-STRATEGIES = (SILOED, REACTIVE, GUARDED, CHIRON, LT_I, LT_U, LT_UA, LEAK)
+STRATEGIES = (SILOED, REACTIVE, GUARDED, EACH_REQUEST, CHIRON, LT_I, LT_U, LT_UA, LEAK)
 ORDERINGS: Mapping[str, Any] = {
     "fcfs": {"name": "priority-first", "classes": [2]},
     "edf": "edf",
@@ -69,8 +72,6 @@ class Scene:
     """On top of `LOAD`."""
     from_hour: float = THURSDAY + 10
     hours: float = 6.0
-    batch_share: float | None = None
-    """Of all requests; interactive ones stay as they are. None: as in the trace."""
     forecaster: str = "arima"
     guard: bool = False
     """Whether LT strategies count starting instances. The paper's do not."""
@@ -110,6 +111,9 @@ def policies_of(scene: Scene, strategy: str) -> Document:
         policies["admission"] = {"name": "queue-manager", **suffixes}
     if strategy in (SILOED, REACTIVE, GUARDED):
         return policies | {"scaling": {"name": "reactive", "pending_guard": strategy == GUARDED}}
+    if strategy == EACH_REQUEST:
+        each = {"name": "reactive", "pending_guard": False, "interval_s": EACH_REQUEST_S}
+        return policies | {"scaling": each}
     if strategy == CHIRON:
         return policies | {"scaling": {"name": CHIRON, **SILOS}}
     name = LT_UA if strategy == LEAK else strategy
@@ -130,12 +134,6 @@ def whole_document(scene: Scene, fleet: list[Document], policies: Document) -> D
         "builtin": scene.builtin, "models": {model: LOAD[model] for model in scene.models}, "scale": scene.load,
         "start_hour": scene.from_hour, "duration_s": duration_s,
     }  # fmt: skip
-    if scene.batch_share is not None:  # November's interactive tier has three quarters
-        workload["scale"] *= 0.75 / (1 - scene.batch_share)
-        workload["tiers"] = [
-            {"tier": 1, "share": 1 - scene.batch_share, "ttft_s": 60},
-            {"tier": 2, "share": scene.batch_share, "deadline_after_s": 86400},
-        ]
     gpus = START * sum(GPUS[model] for model in scene.models)
     return {
         "workload": workload, "fleet": fleet, "policies": policies,
@@ -144,3 +142,15 @@ def whole_document(scene: Scene, fleet: list[Document], policies: Document) -> D
         "provisioning": {"reclaim_s": 60, "redeploy_s": 600, "acquire_s": 600},
         "simulation": {"until_s": duration_s, "warmup_s": min(WARMUP_S, duration_s / 2)},
     }  # fmt: skip
+
+
+def mixed(batch_share: float, scale: float) -> Document:
+    """Keys of a workload whose requests are batch work in that share; interactive ones stay as they are in November,
+    where they are three quarters."""
+    return {
+        "scale": scale * 0.75 / (1 - batch_share),
+        "tiers": [
+            {"tier": 1, "share": 1 - batch_share, "ttft_s": 60},
+            {"tier": 2, "share": batch_share, "deadline_after_s": 86400},
+        ],
+    }
