@@ -7,8 +7,8 @@ import asyncio
 import json
 import selectors
 import socket
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from headway.emulator.sglang import SglangSurface, SinglePhase
 from headway.emulator.vllm import VllmSurface
 from headway.emulator.vllm import application as emulator
 from headway.gateway import clock
+from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
-from headway.gateway.relay import metering
+from headway.gateway.relay import metering, paced
 from headway.gateway.server import http_protocol
 from headway.gateway.server.app import application
 from headway.gateway.telemetry.recording import Recording
@@ -77,15 +78,20 @@ class _Loop(asyncio.SelectorEventLoop):
 def _runner(folder: Path) -> Iterator[asyncio.Runner]:
     """All that looks at the clock looks at the loop's."""
     with asyncio.Runner(loop_factory=lambda: _Loop(folder)) as runner, pytest.MonkeyPatch.context() as patch:
-        for module in (clock, metering, emulated):
+        for module in (clock, metering, paced, emulated):
             patch.setattr(module, "monotonic", runner.get_loop().time)
         yield runner
 
 
-async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str) -> None:
+async def _emulate(
+    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int = 0
+) -> None:  # fmt: skip
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
-    link, config = KvLink(pool.network_bytes_per_s), SurfaceConfig(pool.model.name, address=(host, int(port)))
+    link, config = (
+        KvLink(pool.network_bytes_per_s),
+        SurfaceConfig(pool.model.name, reasoning_tokens=reasoning_tokens, address=(host, int(port))),
+    )
     surface = VllmSurface()
     if pool.engine.name == "sglang" and pool.role != "mixed":
         config = replace(config, has_token_ids=False, has_single_token_chunks=True)
@@ -127,10 +133,10 @@ async def _ask(
     assert reply.status == 200 and reply.is_whole, reply.body
 
 
-async def _day(path: Path) -> tuple[Records, list[Decision]]:
-    told: list[Decision] = []
+@asynccontextmanager
+async def _served(plan: ServingPlan, told: list[Decision], reasoning_tokens: int = 0) -> AsyncIterator[tuple[Any, Any]]:
+    """The gateway's application, and a function that returns the gateway."""
     gateways: list[Gateway] = []
-    chosen, plan = serving.load(path)
 
     def made() -> Gateway:
         gateways.append(Gateway(plan, Recording(True, has_fallbacks=bool(plan.fallbacks.models)), told.append))
@@ -140,12 +146,41 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
-                await _emulate(stack, served.pool, ordering, url)
+                await _emulate(stack, served.pool, ordering, url, reasoning_tokens)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):
-            rows, model = _rows(scenario.Simulator().records(chosen)), next(iter(plan.names))
-            await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
-    return gateways[0].records(), told
+            yield app, lambda: gateways[0]
+
+
+async def _day(path: Path) -> tuple[Records, list[Decision]]:
+    told: list[Decision] = []
+    chosen, plan = serving.load(path)
+    async with _served(plan, told) as (app, gateway):
+        rows, model = _rows(scenario.Simulator().records(chosen)), next(iter(plan.names))
+        await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
+    return gateway().records(), told
+
+
+async def _read(app: Any, at_s: float, body: dict[str, Any]) -> list[tuple[float, bytes]]:
+    """The parts of a stream, and when they came."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(at_s - loop.time())
+    parts: list[tuple[float, bytes]] = []
+    messages = [{"type": "http.request", "body": json.dumps({**body, "stream": True}).encode()}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            parts.append((loop.time(), message["body"]))
+
+    path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+    scope = {
+        "type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "root_path": "", "app": app,
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return parts
 
 
 def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str, str]]:
@@ -155,6 +190,22 @@ def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str, str]]:
     tenants = [ran.tenants[code] for code in ran.workload["tenant"]] if ran.tenants else [""] * len(tiers)
     loras = [ran.loras[code] for code in ran.workload["lora"]] if ran.loras else [""] * len(tiers)
     return zip(*columns, tiers, tenants, loras, strict=True)
+
+
+def streams(
+    data: dict[str, Any], folder: Path, asked: Sequence[tuple[float, dict[str, Any]]], reasoning_tokens: int = 0
+) -> tuple[list[list[tuple[float, bytes]]], Records]:
+    """What the clients of these requests were sent, and when; and the gateway's records."""
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(data))
+
+    async def story() -> tuple[list[list[tuple[float, bytes]]], Records]:
+        async with _served(serving.load(path)[1], [], reasoning_tokens) as (app, gateway):
+            found = await asyncio.gather(*(_read(app, at_s, body) for at_s, body in asked))
+        return found, gateway().records()
+
+    with _runner(folder) as runner:
+        return runner.run(story())
 
 
 def lived(data: dict[str, Any], folder: Path) -> Records:

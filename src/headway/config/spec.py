@@ -217,6 +217,10 @@ class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     unless the ordering applies at the gateway; then a replica gets as many as it can run."""
     fallback: FallbackConfig = field(default_factory=FallbackConfig)
     """When the pools that `fleet` names as fallbacks answer."""
+    preempt_every_s: Positive | None = None
+    """Time between two looks at whether requests that run rank behind requests that the gateway holds. Such a request
+    is paused: it is held, and continues from its tokens, whose KV cache is computed anew. Without one: what was sent
+    stays. Goes with `ordering_at: gateway`."""
 
 
 class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -298,6 +302,8 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """As in `policies`."""
     fallback: FallbackConfig | None = None
     """As in `policies`. `{when: []}`: no fallback answers."""
+    preempt_every_s: Positive | None = None
+    """As in `policies`."""
 
 
 class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -22,6 +22,7 @@ from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.observe import MutableFleetView
 from headway.control.policies import CascadeConfig, FallbackConfig, FallbackReason, Policies
+from headway.control.preemptions import Preemptions
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.sent_prompts import SentPrompts
@@ -34,7 +35,7 @@ from headway.core.request import Phase
 from headway.policies.ordering.fcfs import FcfsOrdering
 
 _FINISHED: Final = Outcome.FINISHED
-Ticking = Migrations | Admissions | Scaling
+Ticking = Migrations | Admissions | Preemptions | Scaling
 """A policy that a driver calls every `interval_s` through `tick(now)`; an interval of None means never."""
 
 
@@ -354,6 +355,14 @@ class Control:
             service.sent.move(live, live.replica)
         self.on_room(service, now)
 
+    def on_paused(self, live: Live, now: float) -> None:
+        """A request has left its replica for a held one, and is held until there is room."""
+        live.preemptions += 1
+        service = self.service_of(live)
+        service.hold(live, now)
+        service.preemptions.paused(live)
+        self.release_held(service, now)
+
     def on_cancelled(self, live: Live, now: float) -> None:
         """The driver has aborted a request."""
         self.end(live, now, Outcome.CANCELLED)
@@ -539,6 +548,11 @@ class Control:
             service, self._migrations(service, policies, seed, observer),
             self._admissions(service, policies, seed, observer),
         )  # fmt: skip
+        self._add_preemptions(service, policies)
+
+    def _add_preemptions(self, service: Service, policies: Policies) -> None:
+        if policies.preempt_every_s is not None:
+            service.preemptions = Preemptions(service, policies.preempt_every_s, self.effects.pause)
 
     def _windows(self, policies: Policies, model: str) -> tuple[int | None, int | None]:
         """The policies' window and prompt window; none for a hosted model, as they are those of the fleet's engines."""
@@ -575,7 +589,8 @@ class Control:
 
     def ticking(self) -> list[Ticking]:
         """The policies that the driver calls at intervals, in their fixed order."""
-        parts: list[Ticking] = [*self.migrations.values(), *self.admissions.values()]
+        preemptions = [service.preemptions for service in self.services if service.preemptions is not None]
+        parts: list[Ticking] = [*self.migrations.values(), *self.admissions.values(), *preemptions]
         return parts if self.scaling is None else [*parts, self.scaling]
 
     def has_placeable_waiter(self, now: float) -> bool:

@@ -22,6 +22,10 @@ class Effects(Protocol):
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
         """Migrate the request to another replica if possible. The driver answers with `Control.on_moved`."""
 
+    def pause(self, live: Live, now: float) -> None:
+        """Take a running request off its replica, without its KV cache. The driver answers with `Control.on_paused`,
+        unless the request ends before."""
+
     def hand_over(self, live: Live, target: int, now: float) -> None:
         """Migrate a request after its prefill to the replica that decodes it, or let it decode where it is."""
 

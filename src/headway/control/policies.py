@@ -61,6 +61,9 @@ class Policies(Struct, frozen=True):
     """Queues that use the ordering. The others are first come, first served."""
     window: int | None = None
     """Most requests in flight at one replica; the others are held. None = no limit."""
+    preempt_every_s: float | None = None
+    """Time between two looks at whether requests that run rank behind held ones, and are paused for them. None = what
+    was sent stays."""
     prompt_window: int | None = None
     """Where the hold queue shares service: most prompt tokens at a replica of requests without a first token, beyond
     which shares that have their part wait. None = no limit. The ordering may set another."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from math import inf
+from typing import Any
 
 from headway.control.decisions import DecisionObserver
 from headway.control.hold_queue import hold_queue
@@ -152,6 +153,8 @@ class Service:
         """What the replicas were sent, where the hold queue shares service."""
         if self.sharing is not None:
             self.sent = SentPrompts(self.sharing.prompt_window or prompt_window, self.sharing.headroom)
+        self.preemptions: Any = None
+        """`control.preemptions`, where requests that run are paused for held ones."""
         self.window = window
         self.hold_queue = hold_queue(hold_ordering)
         self.refresh()
@@ -186,6 +189,11 @@ class Service:
             return member.max_tokens
         partners = [m.max_tokens for m in self.members if m.view.combo == member.view.combo and m.role != member.role]
         return min(member.max_tokens, max(partners, default=member.max_tokens))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every replica at which a request can start has as many as its window allows."""
+        return not self._within_window(self._open.start, self.window)
 
     @property
     def any_up(self) -> bool:
@@ -409,6 +417,8 @@ class Service:
         if self._observer is not None:
             self._observer.note_hold(live, now, self._hold_reason(exclude))
         live.enter(HELD)
+        if self.preemptions is not None:
+            self.preemptions.enter(live, now)
         self.hold_queue.push(live, now)
 
     def take_held(self) -> list[Live]:

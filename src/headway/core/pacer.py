@@ -39,3 +39,19 @@ class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
     def run_dry_s(self, start_s: float, answer_tokens: int) -> float:
         """When the reader has read this many tokens and needs the next one."""
         return start_s + answer_tokens * self.tpot_s
+
+
+class Emission:
+    """When the tokens of one answer are sent on: at most one every `tpot_s` seconds, as soon as there are any.
+
+    A reader of this pace reads the same tokens at the same times as without it, so QoE is the same.
+    """
+
+    def __init__(self, tpot_s: float) -> None:
+        self._tpot_s, self._free_s = tpot_s, 0.0
+
+    def send_s(self, generated_s: float, num_tokens: int = 1) -> float:
+        """When so many tokens are sent that were generated together at `generated_s`. To be called in their order."""
+        send_s = max(generated_s, self._free_s)
+        self._free_s = send_s + num_tokens * self._tpot_s
+        return send_s

@@ -231,6 +231,9 @@ class EmulatedEngine:
         answer = self._answers.pop(live.id)
         answer.publish(answer.num_published, True)
 
+    def on_paused(self, live: Live, now: float) -> None:
+        """Do nothing: gateways pause requests, and their engines see a cancellation."""
+
     def on_prompt_computed(self, live: Live, now: float) -> None:
         """Do nothing: no request is held."""
 

@@ -23,6 +23,7 @@ from headway.gateway.errors import ApiError, logged
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.relay.paced import paced
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, Features
@@ -343,7 +344,8 @@ class Gateway:
 
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         return self._new_relay(
-            client_request, request, self.driver, self.health, writer, self.settings.max_attempts,
+            client_request, request, self.driver, self.health, paced(client_request, writer, self.settings),
+            self.settings.max_attempts,
             self.plan.sends_priority, self.quarantine,
         )  # fmt: skip
 

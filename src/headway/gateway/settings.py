@@ -172,6 +172,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Metrics older than this are replaced by the gateway's own counts."""
     probe_timeout_s: _Seconds = 5.0
     """Time limit for an engine's answer to a probe."""
+    pace_s: _Seconds | None = None
+    """Least time between two answering tokens that the client of a stream is sent, such as the pacer's `tpot_s`: tokens
+    that engines generate faster are kept, and sent while the request waits. Without one, they are sent at once."""
     max_attempts: Annotated[int, Meta(ge=1)] = 3
     """Attempts at a request before its client gets an error. No engine is sent it more often, unless the attempts
     before made progress."""

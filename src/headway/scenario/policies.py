@@ -9,7 +9,7 @@ from headway.config.spec import PolicySpec
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet, Pool
-from headway.core.policy import Scaler, SharingOrdering
+from headway.core.policy import Ordering, Scaler, SharingOrdering
 from headway.core.task import TaskFactory
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
@@ -66,6 +66,8 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
             _check_engines(scenario.fleet, ordering)
             if isinstance(order(), SharingOrdering):
                 raise HeadwayError(f"{order.name} orders the gateway's queue only; expected `ordering_at: gateway`")
+    with places.at("policies", "preempt_every_s"):
+        _check_preemption(scenario, order())
     with places.at("policies", "migration"):
         migration = None if spec.migration is None else resolve.migration(spec.migration, load)
     with places.at("policies", "scaling"):
@@ -73,7 +75,8 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
     with places.at("policies", "admission"):
         admission = None if spec.admission is None else resolve.admission(spec.admission, load)
     policies = Policies(
-        router, order, spec.ordering_at, _window(scenario), migration=migration, admission=admission,
+        router, order, spec.ordering_at, _window(scenario), spec.preempt_every_s, migration=migration,
+        admission=admission,
         cascade=_cascade(scenario), scaler=scaler,
         prompt_window=_prompt_window(scenario) if isinstance(order(), SharingOrdering) else None,
         fallback=spec.fallback,
@@ -81,6 +84,18 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
     if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return policies
     return replan.add_replanning(scenario, policies, tasks)
+
+
+def _check_preemption(scenario: Scenario, ordering: Ordering) -> None:
+    """HeadwayError where no request would ever be paused."""
+    spec = scenario.spec.policies
+    if spec.preempt_every_s is None:
+        return
+    if spec.ordering_at != "gateway":
+        raise HeadwayError("requests wait in the replicas' queues; expected `ordering_at: gateway`")
+    if not ordering.preemptive:
+        name = type(ordering).__name__
+        raise HeadwayError(f"{name} never preempts a request that runs; expected another ordering, such as pascal")
 
 
 def _window(scenario: Scenario) -> int | None:

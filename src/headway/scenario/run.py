@@ -185,6 +185,8 @@ def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     policies = msgspec.to_builtins(scenario.spec.policies, enc_hook=_policy_name)
     if not scenario.fleet.fallbacks.models:
         del policies["fallback"]
+    if policies["preempt_every_s"] is None:
+        del policies["preempt_every_s"]  # so that records are those of versions without it
     document = plain_document({**scenario.document, "seed": scenario.spec.seed, "policies": policies})
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 from msgspec.structs import replace
 
-from headway import scenario
+from headway import scenario, testing
 from headway.config.fleet import coefficients_of
 from headway.config.placeholders import resolved
 from headway.config.scenario import Scenario, listed, with_policies
@@ -41,6 +41,7 @@ from headway.sim.replica_resources import kv_blocks
 
 NO_WORKLOAD = {"builtin": "chat"}
 """The workload of a fleet file without one; clients bring the real one."""
+_HOST = "replica.kv_blocks_host"
 QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 """The admission policy of batches if the fleet file has none."""
 
@@ -88,10 +89,13 @@ def plan(scenario: Scenario) -> ServingPlan:
     if spec.policies.ordering_at != "gateway":
         _check_ordering(pools.ordering_name(spec.policies), declared, places)
     if policies.migration is not None:
-        _check_migration(declared, places)
+        _check_continuation(declared, ("policies", "migration"), "nothing can move", places)
+    elif spec.policies.preempt_every_s is not None:
+        _check_continuation(declared, ("policies", "preempt_every_s"), "nothing can be paused", places)
     elif spec.policies.ordering_at != "replica":
         _check_progress(policies.ordering, places)
     pools.check_phases(declared, policies, places)
+    _check_inputs(policies, declared, places)
     combos, replanner = pools.bounded_combos(declared), replanner_of(policies)
     step_times = coefficients_of(spec, scenario.fleet, scenario.base_dir, places, only_known=True)
     served = tuple(
@@ -266,6 +270,24 @@ def _check_forecasts(policies: Policies, places: Places) -> None:
         raise places.error(at, f"{what} `plan: {{tps: ...}}`, or `planner`, which finds it by simulation of `workload`")
 
 
+def _check_inputs(policies: Policies, declared: Sequence[DeclaredPool], places: Places) -> None:
+    """Refuse policies that read what a pool's engine does not report."""
+    swapping = [each for each in declared if each.pool.engine.preemption == "swap" and not each.adapter.host_share]
+    if not swapping:
+        return
+    readers = {
+        "routing": (policies.router, testing.router_reads), "migration": (policies.migration, testing.migration_reads),
+        "scaling": (policies.scaler, testing.scaler_reads),
+        "admission": (policies.admission, testing.admission_reads),
+    }  # fmt: skip
+    for key, (choice, reads) in readers.items():
+        if isinstance(choice, PolicyChoice) and _HOST in reads(choice):
+            what = (
+                f"{choice} reads {_HOST}, which the engine of {swapping[0].where} ({swapping[0].adapter.api}) does not"
+            )
+            raise places.error(("policies", key), f"{what} report though it swaps; expected another, or `recompute`")
+
+
 def _check_ordering(name: str, declared: Sequence[DeclaredPool], places: Places) -> None:
     """Engines order their queues by arrival, or by tier if they accept a priority."""
     for each in declared:
@@ -288,15 +310,16 @@ def _check_progress(choice: Callable[[], Ordering], places: Places) -> None:
     if ordering.quantum is not None or isinstance(ordering, SteppedOrdering):
         what = (
             f"{choice} orders by the tokens that a request has so far, and a request that waits at the gateway has "
-            "none: it would be fcfs, by tier at most; expected another, such as fcfs, priority or edf"
+            "none: it would be fcfs, by tier at most; expected `preempt_every_s`, which pauses those that run, or"
+            " another, such as fcfs, priority or edf"
         )
         raise places.error(("policies", "ordering"), what)
 
 
-def _check_migration(declared: Sequence[DeclaredPool], places: Places) -> None:
-    """A request moves by a continuation from its tokens."""
+def _check_continuation(declared: Sequence[DeclaredPool], at: PlaceKey, effect: str, places: Places) -> None:
+    """A request that moves, or is paused, continues from its tokens."""
     for each in declared:
         adapter = each.adapter
         if not adapter.gives_token_ids and adapter.template is None and adapter.continue_options is None:
-            what = f"the engine of {each.where} ({adapter.api}) cannot continue another's answer, so nothing can move"
-            raise places.error(("policies", "migration"), what)
+            what = f"the engine of {each.where} ({adapter.api}) cannot continue another's answer, so {effect}"
+            raise places.error(at, what)

@@ -215,6 +215,9 @@ class Cluster:
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
         self._transfers.begin(live, target, stage_blocks, now)
 
+    def pause(self, live: Live, now: float) -> None:
+        self._replicas[live.replica].pause(live, now)
+
     def hand_over(self, live: Live, target: int, now: float) -> None:
         pool = self._pools[live.replica]
         self._transfers.hand_over(live, target, pool.handover, pool.model.num_layers, now)

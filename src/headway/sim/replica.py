@@ -44,6 +44,7 @@ class Listener(Protocol):
 
     def on_finished(self, live: Live, now: float) -> None: ...
     def on_cancelled(self, live: Live, now: float) -> None: ...
+    def on_paused(self, live: Live, now: float) -> None: ...
     def on_phase_changed(self, live: Live, now: float) -> None: ...
     def on_prefilled(self, live: Live, now: float) -> None: ...
     def on_prompt_computed(self, live: Live, now: float) -> None: ...
@@ -68,8 +69,8 @@ class Replica:
     __slots__ = (
         "_asked_cached", "_asked_for", "_asked_loadable", "_batching_rule", "_cancelling", "_changes", "_events",
         "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_listener",
-        "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_queue_lengths", "_sends_first_token",
-        "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s", "id", "is_draining",
+        "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_pausing", "_queue_lengths",
+        "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s", "id", "is_draining",
         "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier",
         "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role", "timeline", "tokenize_s",
         "transit",
@@ -135,6 +136,8 @@ class Replica:
         """Requests on their way to the scheduler."""
         self._cancelling: list[Live] = []
         """Running requests that leave at the next boundary."""
+        self._pausing: list[Live] = []
+        """Running requests that leave at the next boundary, and are placed again."""
         self.num_in_flight = self._output_tokens = self._num_received = 0
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         queued = self.batch.queued_ordering
@@ -195,6 +198,16 @@ class Replica:
             timeline.request_decision()
         else:
             self._cancelling.append(live)
+            timeline.wake_by(now)
+
+    def pause(self, live: Live, now: float) -> None:
+        """Remove a decoding request without its KV, at the next boundary."""
+        timeline = self.timeline
+        if timeline.k == timeline.k_end:
+            self._pause_running(live, now)
+            timeline.request_decision()
+        else:
+            self._pausing.append(live)
             timeline.wake_by(now)
 
     def remove_waiting(self, live: Live, now: float) -> None:
@@ -368,6 +381,10 @@ class Replica:
             if live.check_tick == tick and batch.decoding.get(live.id) is live:
                 live.generated_tokens = live.joined_generated + tick - live.joined_tick
                 self._check(live, now)
+        if self._pausing:  # after the checks: one that ends now is not paused
+            pausing, self._pausing = self._pausing, []
+            for live in pausing:
+                self._pause_running(live, now)
         if self.transit.pausing:
             self.transit.pause_all(now)
         events = self._events
@@ -478,6 +495,21 @@ class Replica:
         self.batch.write_segment(live, now, Cause.CANCELLED)
         self.uncount(live)
         self._listener.on_cancelled(live, now)
+
+    def _pause_running(self, live: Live, now: float) -> None:
+        """Let go of a request that decodes, or that was preempted here since. One that has ended has gone already."""
+        if live.stage is WAITING:
+            self.remove_waiting(live, now)
+        elif live.stage is DECODING:
+            if live.move is not None:
+                live.move.abandon(now, MoveOutcome.PREEMPTED)
+            self.batch.stop_decode(live)
+            self.batch.write_segment(live, now, Cause.PREEMPTED)
+            self.uncount(live)
+        else:
+            return
+        live.computed_tokens = live.shared_blocks = 0
+        self._listener.on_paused(live, now)
 
     # The next iteration.
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 pytest.importorskip("httptools")
 
 from headway.catalog import engine, gpu, model
 from headway.control.live import Live
-from headway.core.fleet import Pool
+from headway.core.fleet import Pool, Preemption
 from headway.core.pacer import Pacer
 from headway.core.request import Phase, Segment
 from headway.gateway.clock import Clock
 from headway.gateway.scheduling.replica import LiveReplica, ReplicaReservation, Slots
-from headway.gateway.upstream.dialects import ADAPTERS, Load
+from headway.gateway.upstream.dialects import ADAPTERS, Load, parse_load
+from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.phases import PascalOrdering
+from headway.sim.replica_resources import host_memory
 
 
 def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fresh() -> None:
@@ -90,3 +93,27 @@ def test_slots_are_assigned_in_turn_and_by_cached_prefix() -> None:
     assert seat(5, 10, 12).slot == 0, "the slot caches its prefix, though the other one has been free for longer"
     slots.resize(1)
     assert seat(6).waits_for_slot, "the server has restarted with fewer slots"
+
+
+def test_a_view_has_the_blocks_of_what_waits_and_of_what_was_swapped_out() -> None:
+    clock = Clock(asyncio.new_event_loop())
+    clock._loop.close()
+
+    def made(preemption: Preemption) -> LiveReplica:
+        swaps = structs.replace(engine("vllm-v0"), preemption=preemption, host_memory_bytes=8 << 30)
+        pool = Pool("p", model("qwen3-8b"), gpu("h100"), swaps)
+        return LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, FcfsOrdering(), Pacer(), clock, stale_s=60.0)
+
+    replica = made("swap")
+    seats = [replica.reserve(Live(i, 0.0, 16 * (i + 1), 10)) for i in range(4)]
+    assert replica.head_demand_blocks == replica.kv_blocks_host == 0
+    seats[0].count_tokens(1)
+    replica.update_load(parse_load(ADAPTERS["vllm"], "vllm:num_requests_waiting 2\nvllm:cpu_cache_usage_perc 0.5\n"))
+    assert replica.head_demand_blocks == 3  # of the third request, the second of those without a token
+    whole = host_memory(Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v0"))).capacity_tokens
+    assert 0 < replica.kv_blocks_host <= (8 << 30) / (4 << 30) * whole / 16
+    replica.update_load(Load(waiting=9))
+    assert (replica.head_demand_blocks, replica.kv_blocks_host) == (2, 0)
+    recomputing = made("recompute")
+    recomputing.update_load(Load(waiting=1, host_share=0.5))
+    assert (recomputing.head_demand_blocks, recomputing.kv_blocks_host) == (0, 0)

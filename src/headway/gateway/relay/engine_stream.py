@@ -23,10 +23,13 @@ class EngineStream:
         hidden_fields: tuple[str, ...],
         wants_usage: bool,
         write: Callable[[bytes], bool],
+        pace: Callable[[bytes, int], bool] | None = None,
     ) -> None:
-        """`write` writes events for the client, and returns False if no more must be read for now."""
+        """`write` writes events for the client, and returns False if no more must be read for now. `pace` does the
+        same for an event with so many answering tokens, at their pace."""
         self._meter, self._itl, self._write = meter, itl, write
         self._resumed, self._hidden_fields, self._wants_usage = resumed, hidden_fields, wants_usage
+        self._pace = pace
         self._remover = _field_remover(hidden_fields) if hidden_fields else None
         self._is_rewritten = resumed is not None or meter.hides_logprobs
         self._splitter = sse.EventSplitter()
@@ -62,6 +65,8 @@ class EngineStream:
                 elif self._meter.passthrough is not None:
                     self._meter.measure_passthrough(self._meter.passthrough, payload)
                     output.append(event)
+                elif self._pace is not None:
+                    may_read = self._write_paced(self._pace, payload)
                 elif self._is_rewritten:
                     output += self._rewrite(payload)
                 else:
@@ -86,6 +91,14 @@ class EngineStream:
             elif output:
                 may_read = self._write(b"".join(output))
         return may_read and not self.is_done and not self.is_too_long
+
+    def _write_paced(self, pace: Callable[[bytes, int], bool], payload: bytes) -> bool:
+        """Meter and rewrite an event, and write it at the pace of its tokens. False: read no more for now."""
+        tokens = self._meter.answer_tokens
+        events = self._rewrite(payload)
+        if self._meter.is_beyond_limit:
+            return True
+        return all([pace(event, self._meter.answer_tokens - tokens) for event in events])
 
     def _rewrite(self, payload: bytes) -> list[bytes]:
         """Meter and rewrite an event of a resumed stream, or of one with log probabilities for the gateway only."""

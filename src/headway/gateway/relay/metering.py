@@ -46,6 +46,12 @@ class ResponseMeter:
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
         """The gateway asked for log probabilities, and the client did not."""
 
+    @property
+    def answer_tokens(self) -> int:
+        """Answering tokens so far. A token without text that ends reasoning is none."""
+        live = self._live
+        return 0 if live.answer_s != live.answer_s else live.answer_tokens
+
     def limit(self, max_tokens: int, is_exact: bool) -> None:
         """Set how many tokens the answer may have in all. Where chunks are counted, a token may be several of them."""
         if self._request.is_single and not self._request.body.get("echo"):

@@ -20,10 +20,11 @@ from headway.gateway.errors import ApiError
 from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
 from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.paced import PacedWriter
 from headway.gateway.relay.passthrough import error_event
 from headway.gateway.relay.quarantine import BrokenEngines, Quarantine
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.relay.writer import BufferedWriter, ResponseWriter, write_error
+from headway.gateway.relay.writer import BufferedWriter, ResponseWriter, TokenWriter, write_error
 from headway.gateway.scheduling import vllm_disaggregation
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, RequestEndedError
 from headway.gateway.scheduling.scheduler import Scheduler
@@ -214,11 +215,15 @@ class Relay:
     def client_disconnected(self) -> None:
         """End the request, as nobody reads the response."""
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
+        if isinstance(self._client, PacedWriter):
+            self._client.flush()
 
     def cut_off(self) -> None:
         """End the request, as the gateway ends."""
         self._is_cut_off = True
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
+        if isinstance(self._client, PacedWriter):
+            self._client.flush()
 
     # Sending the request to an engine.
 
@@ -397,6 +402,7 @@ class Relay:
             self._hidden_fields,
             self._request.wants_usage,
             self._write_events,
+            self._write_tokens if isinstance(self._client, PacedWriter) else None,
         )
         while await connection.stream_to(stream.feed) and not (stream.is_done or stream.is_too_long):
             await self._wait_for_client()
@@ -474,6 +480,15 @@ class Relay:
             self._start(200, b"text/event-stream", None)
         self._writer.write(data, more=True)
         self._copy(data)
+        return not self._writer.is_full
+
+    def _write_tokens(self, event: bytes, num_tokens: int) -> bool:
+        """Write an event with so many answering tokens, at their pace. False: the client reads slowly."""
+        if not self._has_begun:
+            self._start(200, b"text/event-stream", None)
+        assert isinstance(self._writer, TokenWriter)
+        self._writer.write_tokens(event, num_tokens)
+        self._copy(event)
         return not self._writer.is_full
 
     def _copy(self, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Send
@@ -29,6 +29,14 @@ class ResponseWriter(Protocol):
 
     async def drain(self) -> None:
         """Wait until there is room for more."""
+
+
+@runtime_checkable
+class TokenWriter(ResponseWriter, Protocol):
+    """A writer that is told the tokens of each event."""
+
+    def write_tokens(self, event: bytes, num_tokens: int) -> None:
+        """Write an event with so many answering tokens."""
 
 
 class ClientWriter(ResponseWriter, Protocol):
@@ -117,13 +125,17 @@ class BufferedWriter:
 
     def __init__(self) -> None:
         self._start: tuple[int, Headers] | None = None
-        self._writes: list[tuple[bytes, bool]] = []
+        self._writes: list[tuple[bytes, bool, int]] = []
 
     def start(self, status: int, headers: Headers) -> None:
         self._start = status, headers
 
     def write(self, body: bytes, more: bool = False) -> None:
-        self._writes.append((body, more))
+        self._writes.append((body, more, 0))
+
+    def write_tokens(self, event: bytes, num_tokens: int) -> None:
+        """Write an event with so many answering tokens, which may be copied to a writer that paces them."""
+        self._writes.append((event, True, num_tokens))
 
     async def drain(self) -> None:
         return
@@ -132,8 +144,11 @@ class BufferedWriter:
         """Write the response to another writer."""
         assert self._start is not None
         writer.start(*self._start)
-        for body, more in self._writes:
-            writer.write(body, more)
+        for body, more, num_tokens in self._writes:
+            if isinstance(writer, TokenWriter) and more:
+                writer.write_tokens(body, num_tokens)
+            else:
+                writer.write(body, more)
             await writer.drain()
 
 

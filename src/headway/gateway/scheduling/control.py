@@ -70,6 +70,7 @@ class LiveControl(Control):
             self.migrations.pop(service, None)
             self.admissions.pop(service, None)
             self._add_parts(service, new.migrations, new.admissions)
+            self._add_preemptions(service, after)
             self._add_learners(service)
             if service.sent is not None:
                 for live in in_flight:

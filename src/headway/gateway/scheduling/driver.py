@@ -15,6 +15,7 @@ from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.fleet import Fallbacks, Role
 from headway.core.record import Cause, Outcome
+from headway.core.request import Phase
 from headway.gateway.clock import Clock, Deadlines
 from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
@@ -72,6 +73,8 @@ class Driver:
             self._watch_prompts(replica)
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
+        self._reasoning: set[str] = set()
+        """Models that have reasoned before an answer: what comes for them is taken to reason until it answers."""
         self._deadlines = Deadlines(clock, self.requests)
         self._ticking: list[Ticking] = []
         self.control = LiveControl(self, recorder, notify=True)
@@ -123,6 +126,8 @@ class Driver:
         """Hand a new request to control. If a policy fails, the request is rejected and the error raised."""
         self.requests[request.live.id] = request
         request.live.is_streamed = request.is_streamed
+        if self._reasoning and request.is_streamed and self._service_name(request.live) in self._reasoning:
+            request.live.phase = Phase.REASONING
         try:
             self.control.on_arrival(request.live, self._clock.now)
         except BaseException:
@@ -148,7 +153,12 @@ class Driver:
     def itl_histogram(self, request: InFlightRequest) -> Histogram:
         return self._metrics.inter_token(request)
 
+    def _service_name(self, live: Live) -> str:
+        service = self.services.get(live.model)
+        return "" if service is None else service.model
+
     def phase_changed(self, live: Live) -> None:
+        self._reasoning.add(self._service_name(live))
         self.control.on_phase_changed(live, live.answer_s)
 
     # Requests leave their replicas.
@@ -217,7 +227,12 @@ class Driver:
         request.detach()
         self._end_move(request)
         member = self.services[live.model].member(target.id)
+        is_paused, request.is_paused = request.is_paused, False
         if request.outcome is not None:
+            return
+        if is_paused:
+            self.control.on_paused(live, self.now)
+            self.arm_hold_timeout(request)
             return
         if self.replicas[source.id].is_single_phase:  # the pair that was chosen may not be up any more
             self.control.place(live, self.now)
@@ -481,6 +496,13 @@ class Driver:
         request.move_target = self.replicas[target]
         request.move_target.num_arriving += 1
         request.abort("the request moves")
+
+    def pause(self, live: Live, now: float) -> None:
+        """Abort the request at its replica, so that it is held and continues from the tokens so far."""
+        request = self.requests.get(live.id)
+        if request is not None and request.move_target is None:
+            self.move(live, live.replica, None, now)
+            request.is_paused = request.move_target is not None
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
         """Continue the request at the replica that decodes, which fetches the KV cache if it is stored."""

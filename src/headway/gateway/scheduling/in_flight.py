@@ -131,6 +131,8 @@ class InFlightRequest:
     """None: control has not ended the request."""
     move_target: EngineEndpoint | None = None
     """The replica to continue at, while a move is under way."""
+    is_paused: bool = False
+    """The request leaves its replica for a held one."""
     can_move: bool = False
     """Another replica can continue the answer."""
     is_prefill_only: bool = False

@@ -20,6 +20,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import EngineError
 from headway.perf.copies import kv_transfer_s
 from headway.sim.lifetime import Lifetime
+from headway.sim.replica_resources import host_memory
 
 
 def _ignore() -> None:
@@ -141,7 +142,6 @@ class LiveReplica(EngineEndpoint):
         """Number of the replica's combo instance, and the name of its pool or combo."""
         self.is_of_combo = False
         self.goodput_rps: float | None = None
-        self.kv_blocks_host = self.head_demand_blocks = 0
         self.is_draining = self.is_removed = False
         self.has_served = False
         """The replica has been up."""
@@ -150,6 +150,7 @@ class LiveReplica(EngineEndpoint):
         self.is_initial = True
         """The replica belongs to the initial fleet, or others started it."""
         self.lifetime = Lifetime(self.role, clock.now)
+        self._swapping = pool if pool.engine.preemption == "swap" else None
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self._reservations: dict[int, ReplicaReservation] = {}
@@ -357,3 +358,23 @@ class LiveReplica(EngineEndpoint):
         lives = (reservation.live for reservation in self._reservations.values())
         used = sum(-(-(live.prompt_tokens + live.generated_tokens) // block) for live in lives)
         return min(used, self.kv_blocks_total)
+
+    @property
+    def kv_blocks_host(self) -> int:
+        """As scraped, of the host memory that the pool's engine has; 0 for an engine that does not swap."""
+        share = self.load.host_share
+        if share is None or self._swapping is None:
+            return 0
+        return round(share * host_memory(self._swapping).capacity_tokens) // self.block_size_tokens
+
+    @property
+    def head_demand_blocks(self) -> int:
+        """Blocks of our first request that waits at the engine: of those without a token, the last `num_waiting`."""
+        num_waiting = self.num_waiting
+        if not num_waiting:
+            return 0
+        unstarted = [each.live for each in self._reservations.values() if each.prompt_left]
+        if not unstarted:
+            return 0
+        first = unstarted[-min(num_waiting, len(unstarted))]
+        return -(-(first.prompt_tokens + first.generated_tokens) // self.block_size_tokens)

@@ -24,6 +24,8 @@ class Adapter(Struct, frozen=True):
     waiting: tuple[str, ...] = ()
     kv_share: tuple[str, ...] = ()
     """Share of the KV cache in use."""
+    host_share: tuple[str, ...] = ()
+    """Share of the host memory for preempted requests in use."""
     loras: str = ""
     """A metric whose labels are the LoRA adapters that run and wait, and whose value is the time at which they did."""
     lists_adapters: bool = False
@@ -55,6 +57,7 @@ ADAPTERS: dict[Api, Adapter] = {
         running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),
         kv_share=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        host_share=("vllm:cpu_cache_usage_perc",),
         loras="vllm:lora_requests_info",
         lists_adapters=True,
         priority_sign=1,
@@ -112,17 +115,25 @@ class Load(Struct, frozen=True):
     loras_waiting: tuple[str, ...] = ()
     """LoRA adapters of waiting requests."""
     max_loras: int | None = None
+    host_share: float | None = None
 
 
 def parse_load(adapter: Adapter, page: str) -> Load:
     """The load on an engine's metrics page. Samples of one name (one per rank) are added, shares averaged."""
-    running, waiting, share = (_samples(names, page) for names in (adapter.running, adapter.waiting, adapter.kv_share))
+    running, waiting = (_samples(names, page) for names in (adapter.running, adapter.waiting))
+    loras = _adapters(adapter.loras, page) if adapter.loras else ((), (), None)
     return Load(
         round(sum(running)) if running else None,
         round(sum(waiting)) if waiting else None,
-        min(sum(share) / len(share), 1.0) if share else None,
-        *(_adapters(adapter.loras, page) if adapter.loras else ()),
+        _share(adapter.kv_share, page),
+        *loras,
+        _share(adapter.host_share, page) if adapter.host_share else None,
     )
+
+
+def _share(names: tuple[str, ...], page: str) -> float | None:
+    shares = _samples(names, page)
+    return min(sum(shares) / len(shares), 1.0) if shares else None
 
 
 def _adapters(metric: str, page: str) -> tuple[tuple[str, ...], tuple[str, ...], int | None]:

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from headway.core.errors import HeadwayError
 from headway.gateway.auth.keys import ApiKeys, Caller
 from headway.gateway.clock import Clock
+from headway.gateway.relay.paced import paced
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import PATHS, ClientRequest
@@ -90,7 +91,8 @@ class Worker:
         self._quarantine.check(client_request.raw, self.clock.now)
         request = await self.scheduler.submit(client_request, caller.owner, request_id)
         return self._new_relay(
-            client_request, request, self.scheduler, self._health, writer, self.settings.max_attempts,
+            client_request, request, self.scheduler, self._health, paced(client_request, writer, self.settings),
+            self.settings.max_attempts,
             self._sends_priority, self._quarantine,
         )  # fmt: skip
 

@@ -1,0 +1,91 @@
+"""Paced emission: a client gets the tokens of an answer evenly, however unevenly an engine generates them.
+
+This is the token pacer of PASCAL (II-C, IV-C): tokens that come in a burst are kept, and sent while the engine pauses
+the request or serves others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from time import monotonic
+
+from headway.core.pacer import Emission
+from headway.gateway.relay.request import ClientRequest
+from headway.gateway.relay.writer import Headers, ResponseWriter
+from headway.gateway.settings import Settings
+
+
+class PacedWriter:
+    """Sends at most one answering token in `pace_s` seconds. Satisfies `ResponseWriter` and `TokenWriter`.
+
+    Reasoning, and whatever else is no answering token, goes out as soon as what came before it. The engine is read at
+    its own speed, so that it is free as soon as it has generated the answer.
+    """
+
+    def __init__(self, writer: ResponseWriter, pace_s: float) -> None:
+        self._writer, self._emission = writer, Emission(pace_s)
+        self._kept: deque[tuple[float, bytes, bool]] = deque()
+        """(when to send, bytes, whether more follows)."""
+        self._last_s = 0.0
+        """When the last part is sent that was written."""
+        self._sending: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._is_ended = self._is_flushed = False
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._writer.start(status, headers)
+
+    @property
+    def is_full(self) -> bool:
+        return self._writer.is_full
+
+    def write(self, body: bytes, more: bool = False) -> None:
+        """Write after all that is kept."""
+        self._is_ended = not more
+        self._push(body, more)
+
+    def write_tokens(self, event: bytes, num_tokens: int) -> None:
+        """Write an event with so many answering tokens."""
+        if num_tokens:
+            self._last_s = self._emission.send_s(monotonic(), num_tokens)
+        self._push(event, True)
+
+    def _push(self, body: bytes, more: bool) -> None:
+        if not self._kept and (self._is_flushed or self._last_s <= monotonic()):
+            self._writer.write(body, more)
+            return
+        self._kept.append((self._last_s, body, more))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_kept())
+
+    async def _send_kept(self) -> None:
+        """Send what is kept, each part when it is due."""
+        while self._kept:
+            wait_s = self._kept[0][0] - monotonic()
+            if wait_s > 0 and not self._is_flushed:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), wait_s)
+                continue
+            _, body, more = self._kept.popleft()
+            self._writer.write(body, more)
+            await self._writer.drain()
+
+    async def drain(self) -> None:
+        """Wait until there is room for more; after the end, until all is sent."""
+        if self._is_ended and self._sending is not None:
+            await self._sending
+        await self._writer.drain()
+
+    def flush(self) -> None:
+        """Send all that is kept, and what follows, at once: the client has gone, or the gateway ends."""
+        self._is_flushed = True
+        self._wake.set()
+
+
+def paced(request: ClientRequest, writer: ResponseWriter, settings: Settings) -> ResponseWriter:
+    """The writer of a request's response, at the pace of the settings if it is a stream of tokens."""
+    if settings.pace_s is None or not request.stream or request.is_passthrough:
+        return writer
+    return PacedWriter(writer, settings.pace_s)
