@@ -28,10 +28,9 @@ def exhibits(results: SageServeRuns, served: Mapping[str, Measurement]) -> Exhib
         figures += _silos(results)
     if results.includes(DAY):
         figures += _day(results)
-    for kind, title in ((runs.FLEET, "Four models on equal GPUs"), (runs.FLEET_REMOTE, "A region without Bloom")):
-        if results.includes(kind):
-            shows = "Llama-2-70B beside three models, eight GPUs each, on the published Thursday."
-            figures.append(_table(results, kind, "Beside Figure 11", title, shows))
+    if results.includes(runs.FLEET):
+        shows = "Llama-2-70B beside three models, eight GPUs each, on the published Thursday."
+        figures.append(_table(results, runs.FLEET, "Beside Figure 11", "Four models on equal GPUs", shows))
     if results.includes(SCOUT):
         figures += _scout(results)
     if results.includes(runs.ORDER):

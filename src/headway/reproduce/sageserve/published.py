@@ -100,8 +100,6 @@ class Day:
     gpu: str = A100
     batch_share: float | None = None
     """Of all requests of a built-in week; interactive ones stay as they are. None: as in the week."""
-    absent: tuple[str, ...] = ()
-    """Models that begin without instances in `REGIONS[2]`, where their weights are not, either."""
 
 
 FLEET_DAY = Day(models=MODELS, num_gpus=FLEET_GPUS)
@@ -144,9 +142,7 @@ def _fleet(day: Day, strategy: str) -> list[Document]:
     return [
         {
             "name": f"{region}-{model}{suffix}", "model": model, "gpu": day.gpu, "tp": day.num_gpus, "region": region,
-            "replicas": 0 if model in day.absent and region == REGIONS[2] else num,
-            "min_replicas": 0 if model in day.absent and region == REGIONS[2] else LEAST,
-            "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
+            "replicas": num, "min_replicas": LEAST, "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
         }
         for model in day.models for region in REGIONS for suffix, num in POOLS.get(strategy, {"": START}).items()
     ]  # fmt: skip

@@ -33,7 +33,7 @@ LONG_TERM = (LT_I, LT_U, LT_UA)
 BOTH = (REACTIVE, LT_UA)
 PEAK, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = "peak", "november", "h100", "mix 9:1", "mix 1:1", "scout"
 BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
-FLEET, FLEET_REMOTE = "fleet", "fleet, Bloom's weights not in us-west"
+FLEET = "fleet"
 SPEED = "speed"
 FASTER, DAY, SLOWER = (f"thursday, starts of {start_s:g} s" for start_s in DELAYS_S)
 THETA_SHARE = 0.5
@@ -139,17 +139,13 @@ def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, 
         documents |= fleets(served[FLEET], has_series)
     tasks: dict[tuple[Any, ...], Task] = {
         (*key, seed): RecordsTask(document, seed, measures.measure)
-        for key, document in documents.items() for seed in (runner.seeds[:1] if key[0] in ONCE else runner.seeds)
+        for key, document in documents.items() for seed in runner.seeds
     }  # fmt: skip
     if runner.claims is None:
         first = {"document": documents[DAY, REACTIVE], "seed": runner.seeds[0], "data": str(runner.data or "")}
         tasks[BOUND, DAY, runner.seeds[0]] = Call(bounds.bound, first)
         tasks[KNOWS, DAY, runner.seeds[0]] = Call(bounds.best, {**first, "tps": served[scenes.A100]["tps"]})
     return tasks
-
-
-ONCE = (FLEET_REMOTE,)
-"""Kinds that no claim needs, with the first seed alone."""
 
 
 def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
@@ -189,12 +185,10 @@ def scouts(served: Measurement) -> dict[tuple[str, str], scenes.Document]:
 
 
 def fleets(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
-    """Four models on equal GPUs; and once with a model whose weights one region lacks."""
+    """Four models on equal GPUs."""
     half = theta(served, THETA_SHARE)
     day = replace(published.FLEET_DAY, theta=half, half=half, has_series=has_series)
-    remote = replace(day, absent=(scenes.BLOOM,))
-    whole = {(FLEET, name): published.document(day, name) for name in (REACTIVE, GUARDED, LT_I)}
-    return whole | {(FLEET_REMOTE, name): published.document(remote, name) for name in (REACTIVE, LT_I)}
+    return {(FLEET, name): published.document(day, name) for name in (REACTIVE, GUARDED, LT_I)}
 
 
 def planned_at(name: str, share: float) -> str:
