@@ -70,10 +70,10 @@ class Replica:
         "_asked_cached", "_asked_for", "_asked_loadable", "_batching_rule", "_cancelling", "_changes", "_events",
         "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_listener",
         "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_pausing", "_queue_lengths",
-        "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s", "id", "is_draining",
-        "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier",
-        "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role", "timeline", "tokenize_s",
-        "transit",
+        "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s",
+        "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens",
+        "model", "num_by_tier", "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role",
+        "timeline", "tokenize_s", "transit",
     )  # fmt: skip
 
     def __init__(
