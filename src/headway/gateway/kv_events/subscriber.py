@@ -1,0 +1,247 @@
+"""Reads one engine's KV cache events into its cache index, over ZeroMQ.
+
+A batch that is missing is asked for at the engine's replay endpoint. After a new connection, which may be to an engine
+that has restarted, the index is built anew from all batches that the engine still has. While there are no events, the
+index guesses from the requests that were placed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal
+
+import zmq
+import zmq.asyncio
+from msgspec import Struct
+from zmq.utils.monitor import recv_monitor_message
+
+from headway.control.cache_index import CacheIndex
+from headway.core.errors import HeadwayError
+from headway.gateway.kv_events import wire
+from headway.gateway.kv_events.engine_blocks import EngineBlocks
+
+log = logging.getLogger("headway.gateway")
+REPLAY_TIMEOUT_S = 2.0
+"""Longest wait for the next batch of a replay."""
+MAX_MALFORMED = 3
+"""Malformed batches in a row after which the events are not trusted."""
+_YIELD_S = 0.005
+"""Longest time for which waiting batches are read without a pause for other work of the event loop."""
+State = Literal["connecting", "live", "incomplete", "degraded"]
+"""`incomplete`: some batches are lost for good, so that the index lacks blocks or has blocks that were removed.
+`degraded`: the index guesses; events do not come, or make no sense."""
+
+
+class EventAddress(Struct, frozen=True):
+    """Where an engine publishes its KV cache events."""
+
+    endpoint: str
+    """Such as `tcp://10.0.0.1:5557`."""
+    replay_endpoint: str = ""
+    """Where it sends past batches again; empty: it does not."""
+    topic: str = ""
+
+
+class EventCounts(Struct):
+    """What a subscriber has seen."""
+
+    batches: int = 0
+    gaps: int = 0
+    """Times that batches were missing."""
+    replayed: int = 0
+    """Batches that came by replay."""
+    lost: int = 0
+    """Batches that did not come at all."""
+    malformed: int = 0
+    restarts: int = 0
+    """Times that the index was built anew after the first."""
+
+
+class KvEventSubscriber:
+    """One engine's events. `on_state(state, why)` is called at each change of the state."""
+
+    def __init__(
+        self, name: str, address: EventAddress, blocks: EngineBlocks, index: CacheIndex, context: zmq.asyncio.Context,
+        on_state: Callable[[State, str], None],
+    ) -> None:  # fmt: skip
+        self.name, self.address, self.blocks, self._index = name, address, blocks, index
+        self._context, self._on_state = context, on_state
+        self.state: State = "connecting"
+        self.why = ""
+        """The reason of the state; empty while all is well."""
+        self.counts = EventCounts()
+        self._next = 0
+        """The sequence number of the next batch."""
+        self._num_malformed = 0
+        """In a row."""
+        self._has_index = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop reading; the index guesses from now on."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._guess()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._read()
+            except (zmq.ZMQError, OSError) as error:
+                self._degrade(f"{self.address.endpoint}: {error}")
+            await asyncio.sleep(REPLAY_TIMEOUT_S)
+
+    async def _read(self) -> None:
+        with self._context.socket(zmq.SUB) as socket:
+            socket.set_hwm(0)
+            events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+            monitor = socket.get_monitor_socket(events)
+            socket.subscribe(self.address.topic.encode())
+            socket.connect(self.address.endpoint)
+            poller = zmq.asyncio.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(monitor, zmq.POLLIN)
+            try:
+                while True:
+                    ready = dict(await poller.poll())
+                    if monitor in ready:
+                        await self._connection_changed((await recv_monitor_message(monitor))["event"])
+                    if socket in ready:
+                        await self._take_waiting(socket)
+            finally:
+                socket.disable_monitor()
+                monitor.close(0)
+
+    async def _connection_changed(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            await self._rebuild()
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._degrade("the connection is lost")
+
+    async def _take_waiting(self, socket: zmq.asyncio.Socket) -> None:
+        """Take the batches that have arrived."""
+        end_s = time.monotonic() + _YIELD_S
+        while time.monotonic() < end_s and await socket.poll(0):
+            parts = await socket.recv_multipart()
+            if len(parts) != 3 or len(parts[1]) != 8:
+                self._malformed(f"a message of {len(parts)} parts; expected topic, sequence number and batch")
+                continue
+            await self._take(int.from_bytes(parts[1], "big"), parts[2])
+
+    async def _take(self, number: int, payload: bytes) -> None:
+        if number < self._next:
+            if number == 0:  # an engine that has restarted behind a connection that stays
+                await self._rebuild()
+            return
+        if number > self._next and self._has_index:
+            self.counts.gaps += 1
+            await self._replay(number)
+        if number >= self._next:
+            self._apply(number, payload)
+
+    def _apply(self, number: int, payload: bytes) -> None:
+        """Apply a batch that is not older than those before."""
+        if number > self._next and self._has_index:
+            self.counts.lost += number - self._next
+            self._change("incomplete", f"{self.counts.lost} batches of events are lost")
+        self._next = number + 1
+        self.counts.batches += 1
+        try:
+            events = wire.decode(payload)
+        except HeadwayError as error:
+            self._malformed(str(error))
+            return
+        size = self.blocks.block_size_tokens
+        sizes = {event.block_size for event in events if isinstance(event, wire.BlockStored)}
+        if sizes and size not in sizes:
+            self._degrade(f"blocks of {min(sizes)} tokens; expected {size}, as the pool's engine has")
+            return
+        if not self._has_index:  # without a replay, the index begins with the first block that comes
+            if not sizes:
+                return
+            self._begin("incomplete" if number else "live", "the first batches were missed" if number else "")
+        self._num_malformed = 0
+        self._index.apply(self.blocks.changes(events))
+
+    def _malformed(self, why: str) -> None:
+        self.counts.malformed += 1
+        self._num_malformed += 1
+        if self._num_malformed >= MAX_MALFORMED:
+            self._degrade(why)
+        elif self._has_index:
+            self._change("incomplete", why)
+
+    async def _rebuild(self) -> None:
+        """Build the index anew from all batches that the engine still has."""
+        self.counts.restarts += self._has_index or self.counts.batches > 0
+        self._guess()
+        self._next = 0
+        self._change("connecting", "")
+        if not self.address.replay_endpoint:
+            return
+        first = await self._replay(None)
+        if first is None:
+            self._degrade(f"no replay from {self.address.replay_endpoint}")
+        elif not self._has_index and self.state == "connecting":
+            self._begin("live", "")
+
+    async def _replay(self, before: int | None) -> int | None:
+        """Ask for the batches from the next one on, and apply those with numbers below `before`.
+
+        Returns the first number that came, or the next number if there was none; None: no answer.
+        """
+        if not self.address.replay_endpoint:
+            return None
+        first: int | None = None
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(self.address.replay_endpoint)
+            await socket.send_multipart((b"", self._next.to_bytes(8, "big")))
+            while await socket.poll(int(REPLAY_TIMEOUT_S * 1000)):
+                parts = await socket.recv_multipart()
+                if len(parts) != 3 or parts[1] == wire.END_OF_REPLAY:
+                    return self._next if first is None else first
+                number = int.from_bytes(parts[1], "big")
+                if number < self._next or (before is not None and number >= before):
+                    continue
+                first = number if first is None else first
+                self.counts.replayed += 1
+                self._apply(number, parts[2])
+        return first
+
+    # States.
+
+    def _begin(self, state: State, why: str) -> None:
+        """Begin an index of what the events say."""
+        self._index.clear()
+        self.blocks.clear()
+        self._index.guesses, self._has_index = False, True
+        self._change(state, why)
+
+    def _guess(self) -> None:
+        self._index.clear()
+        self.blocks.clear()
+        self._index.guesses, self._has_index = True, False
+
+    def _degrade(self, why: str) -> None:
+        if self._has_index or self.state != "degraded":
+            self._guess()
+        self._change("degraded", why)
+
+    def _change(self, state: State, why: str) -> None:
+        if (state, why) == (self.state, self.why):
+            return
+        if state != self.state:
+            level = logging.INFO if state in ("live", "connecting") else logging.WARNING
+            log.log(level, "%s: KV cache events: %s%s", self.name, state, f": {why}" if why else "")
+            self._on_state(state, why)
+        self.state, self.why = state, why

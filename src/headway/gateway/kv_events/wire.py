@@ -1,0 +1,141 @@
+"""KV cache events as vLLM and SGLang publish them: msgpack batches with a sequence number.
+
+Source: vLLM's `vllm/distributed/kv_events.py` and SGLang's `srt/disaggregation/kv_events.py`. SGLang and
+earlier versions of vLLM write batches and events as arrays, whose length grew from version to version; then events, and
+later batches, too, became maps. Fields that are absent have their defaults, and unknown fields and events are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError
+
+Hash = int | bytes
+"""An engine's own name of a block: it identifies the tokens of the block and all before them."""
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+"""The sequence number that ends the answer to a replay request."""
+_ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+"""First bytes of msgpack arrays."""
+
+
+class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
+    """Consecutive blocks of one prompt that are now in the cache."""
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None = None
+    """The block before the first one; None: the first one begins the prompt."""
+    token_ids: list[int] = []
+    """Of all the blocks together."""
+    block_size: int = 0
+    lora_id: int | None = None
+    medium: str | None = None
+    """`GPU`, or the name of a slower memory. None: the GPU."""
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    """By block, what else its hash depends on, such as images."""
+    group_idx: int | None = None
+    """The group of layers that share one kind of cache."""
+
+
+class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
+    """Blocks that are no longer in the cache."""
+
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+    remaining_copy_counts: list[int] | None = None
+    """By block, its copies that stay."""
+
+
+class AllBlocksCleared(Struct, tag="AllBlocksCleared", omit_defaults=True):
+    """The cache is empty."""
+
+
+class _StoredArray(BlockStored, tag="BlockStored", omit_defaults=True, array_like=True):
+    pass
+
+
+class _RemovedArray(BlockRemoved, tag="BlockRemoved", omit_defaults=True, array_like=True):
+    pass
+
+
+class _ClearedArray(AllBlocksCleared, tag="AllBlocksCleared", omit_defaults=True, array_like=True):
+    pass
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(Struct, omit_defaults=True):
+    """The events of one iteration of an engine."""
+
+    ts: float
+    """Seconds since 1970, on the engine's clock."""
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class _ArrayBatch(Struct, omit_defaults=True, array_like=True):
+    ts: float
+    events: list[_StoredArray | _RemovedArray | _ClearedArray]
+    data_parallel_rank: int | None = None
+
+
+class _ArrayOfMaps(Struct, omit_defaults=True, array_like=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+_MAP_EVENT = msgspec.msgpack.Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
+_ARRAY_EVENT = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_MAPS, _ARRAY_BATCHES = msgspec.msgpack.Decoder(EventBatch), msgspec.msgpack.Decoder(_ArrayBatch)
+_ARRAYS_OF_MAPS = msgspec.msgpack.Decoder(_ArrayOfMaps)
+_TAGS = frozenset(("BlockStored", "BlockRemoved", "AllBlocksCleared"))
+_encoder = msgspec.msgpack.Encoder()
+
+
+def decode(payload: bytes) -> Sequence[Event]:
+    """The known events of a batch. HeadwayError if the batch is none."""
+    is_array = payload[:1] != b"" and payload[0] in _ARRAYS
+    decoders = (_ARRAY_BATCHES, _ARRAYS_OF_MAPS) if is_array else (_MAPS,)
+    for decoder in decoders:
+        with suppress(msgspec.MsgspecError):
+            return decoder.decode(payload).events
+    try:
+        return _known(payload)
+    except (msgspec.MsgspecError, LookupError, TypeError) as error:
+        raise HeadwayError(f"a batch of KV cache events is malformed: {error}") from None
+
+
+def _known(payload: bytes) -> list[Event]:
+    """The events of a batch that has events of unknown kinds."""
+    batch = msgspec.msgpack.decode(payload)
+    events = batch["events"] if isinstance(batch, dict) else batch[1]
+    found: list[Event] = []
+    for event in events:
+        is_map = isinstance(event, dict)
+        if (event["type"] if is_map else event[0]) in _TAGS:
+            found.append((_MAP_EVENT if is_map else _ARRAY_EVENT).decode(_encoder.encode(event)))
+    return found
+
+
+def encode(events: Sequence[Event], now: float, as_arrays: bool) -> bytes:
+    """A batch as vLLM writes it, or as SGLang and earlier vLLM do (`as_arrays`)."""
+    if not as_arrays:
+        return _encoder.encode(EventBatch(now, list(events)))
+    arrays: list[_StoredArray | _RemovedArray | _ClearedArray] = []
+    for event in events:
+        if isinstance(event, BlockStored):
+            arrays.append(_StoredArray(*(getattr(event, name) for name in event.__struct_fields__)))
+        elif isinstance(event, BlockRemoved):
+            arrays.append(_RemovedArray(*(getattr(event, name) for name in event.__struct_fields__)))
+        else:
+            arrays.append(_ClearedArray())
+    return _encoder.encode(_ArrayBatch(now, arrays))

@@ -1,0 +1,210 @@
+"""A subscriber beside a publisher, over real sockets: losses, restarts and engines that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+zmq = pytest.importorskip("zmq")
+import zmq.asyncio
+
+from headway.control.cache_index import CacheIndex
+from headway.control.live import Live
+from headway.emulator.kv_events import KvEventPublisher, KvEventsConfig
+from headway.gateway.kv_events.engine_blocks import EngineBlocks
+from headway.gateway.kv_events.subscriber import EventAddress, KvEventSubscriber
+
+BLOCK = 4
+PATIENCE_S = 20.0
+
+
+class Engine:
+    """The cache of an engine, with a publisher that can be restarted and can lose batches."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.config = KvEventsConfig(True, endpoint=f"ipc://{folder}/e", replay_endpoint=f"ipc://{folder}/r", **config)
+        self._chance = random.Random(5)
+        self.start()
+
+    def start(self) -> None:
+        self.publisher = KvEventPublisher(self.config, BLOCK, as_arrays=True)
+
+    def work(self, num: int) -> None:
+        """Store prompts, which share beginnings, and remove the last blocks of others."""
+        for _ in range(num):
+            tokens = [self._chance.randrange(3) for _ in range(BLOCK)] * self._chance.randrange(1, 5)
+            prefix = self.publisher.prompt(tokens, "")
+            self.publisher.publish([(segment.id, 1, 0) for segment in prefix])
+            if self._chance.random() < 0.3:
+                self.publisher.publish([(prefix[-1].id, 0, 0)])
+
+    def lose(self, num: int) -> None:
+        """Publish batches that do not arrive."""
+        pub, self.publisher._pub = self.publisher._pub, _Nowhere()
+        self.work(num)
+        self.publisher._pub = pub
+
+
+class _Nowhere:
+    def send_multipart(self, *_: object) -> None:
+        """Do nothing."""
+
+
+class Reader:
+    """A subscriber with an index of its own."""
+
+    def __init__(self, engine: Engine, block: int = BLOCK, replay: bool = True) -> None:
+        self.context = zmq.asyncio.Context()
+        self.blocks, self.index = EngineBlocks(block, 1000), CacheIndex(block, 1000, guesses=True)
+        self.states: list[str] = []
+        address = EventAddress(engine.config.endpoint, str(engine.config.replay_endpoint) if replay else "")
+        self.subscriber = KvEventSubscriber(
+            "engine", address, self.blocks, self.index, self.context, lambda state, _: self.states.append(state)
+        )
+        self.subscriber.start()
+
+    def agrees(self, engine: Engine) -> bool:
+        return self.blocks.names == engine.publisher.held and len(self.index.gpu) == len(engine.publisher.held)
+
+    async def close(self) -> None:
+        await self.subscriber.stop()
+        self.context.destroy(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(story: Callable[[Engine], Coroutine[Any, Any, None]], folder: Path, **config: Any) -> None:
+    async def told() -> None:
+        engine = Engine(folder, **config)
+        try:
+            await story(engine)
+        finally:
+            engine.publisher.close()
+
+    asyncio.run(told())
+
+
+def test_an_index_begins_with_what_was_stored_before(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        engine.work(30)
+        reader = Reader(engine)
+        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        engine.work(30)
+        await until(lambda: reader.agrees(engine))
+        assert reader.states == ["live"] and not reader.index.guesses and reader.subscriber.counts.lost == 0
+        await reader.close()
+        assert reader.index.guesses and not len(reader.index.gpu)
+
+    run(story, tmp_path)
+
+
+def test_lost_batches_are_replayed(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine)
+        await until(lambda: reader.subscriber.state == "live")
+        for _ in range(5):
+            engine.work(3)
+            engine.lose(4)
+            engine.work(1)
+            await until(lambda: reader.agrees(engine))
+        counts = reader.subscriber.counts
+        assert counts.gaps == 5 and counts.replayed >= 20 and not counts.lost and reader.states == ["live"]
+        await reader.close()
+
+    run(story, tmp_path)
+
+
+def test_batches_that_no_replay_has_are_told(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine)
+        await until(lambda: reader.subscriber.state == "live")
+        engine.lose(40)
+        engine.work(1)
+        await until(lambda: reader.subscriber.state == "incomplete")
+        assert reader.subscriber.counts.lost > 0 and not reader.index.guesses and "lost" in reader.subscriber.why
+        await reader.close()
+
+    run(story, tmp_path, buffer_steps=5)
+
+
+def test_without_a_replay_the_index_begins_with_what_comes(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        engine.work(10)
+        reader = Reader(engine, replay=False)
+        await until(lambda: _works_until(engine, lambda: not reader.index.guesses))
+        assert reader.subscriber.state == "incomplete" and reader.blocks.names <= engine.publisher.held
+        await reader.close()
+
+    run(story, tmp_path)
+
+
+def _works_until(engine: Engine, condition: Callable[[], bool]) -> bool:
+    """Whether the condition holds; else the engine works a little. Subscriptions take a moment to arrive."""
+    if not condition():
+        engine.work(1)
+    return condition()
+
+
+def test_an_engine_that_restarts_is_read_anew(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine)
+        engine.work(20)
+        await until(lambda: reader.agrees(engine))
+        engine.publisher.close()
+        await until(lambda: reader.subscriber.state == "degraded")
+        assert reader.index.guesses and not len(reader.index.gpu)
+        engine.start()
+        engine.work(5)
+        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        assert reader.subscriber.counts.restarts == 1 and reader.states == ["live", "degraded", "connecting", "live"]
+        await reader.close()
+
+    run(story, tmp_path)
+
+
+def test_a_foreign_block_size_is_told(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine, block=8)
+        engine.work(5)
+        await until(lambda: reader.subscriber.state == "degraded")
+        assert "blocks of 4 tokens; expected 8" in reader.subscriber.why and reader.index.guesses
+        await reader.close()
+
+    run(story, tmp_path)
+
+
+def test_events_that_are_malformed_end_in_guesses(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine)
+        await until(lambda: reader.subscriber.state == "live")
+        pub = engine.publisher._pub
+        for number in range(3):
+            pub.send_multipart([b"", number.to_bytes(8, "big"), b"\xc1"])
+        await until(lambda: reader.subscriber.state == "degraded")
+        assert reader.subscriber.counts.malformed == 3 and reader.index.guesses
+        pub.send_multipart([b"what is this?"])
+        await until(lambda: reader.subscriber.counts.malformed == 4)
+        await reader.close()
+
+    run(story, tmp_path)
+
+
+def test_an_engine_without_events_leaves_the_guess(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        engine.publisher.close()
+        reader = Reader(engine)
+        reader.index.placed(Live(0, 0.0, 2 * BLOCK + 1, 1, prefix=engine.publisher.prompt([1] * 2 * BLOCK, "")))
+        await asyncio.sleep(0.05)
+        assert reader.subscriber.state == "connecting" and reader.index.guesses and len(reader.index.gpu)
+        await reader.close()
+
+    run(story, tmp_path)
