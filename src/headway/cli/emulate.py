@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import msgspec
 from msgspec.structs import replace
 
 from headway.catalog import engine, gpu, model
@@ -21,6 +22,9 @@ from headway.perf.lora import slots_bytes
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.tiers import PriorityOrdering
 from headway.sim.timeline import Line
+
+if TYPE_CHECKING:
+    from headway.emulator.kv_events import KvEventsConfig
 
 
 class _Confidence(click.ParamType[tuple[float, float]]):
@@ -93,6 +97,12 @@ class _Confidence(click.ParamType[tuple[float, float]]):
 )
 @click.option("--lora", "loras", multiple=True, help="Name of a LoRA adapter of the engine; may be repeated.")
 @click.option("--max-loras", type=POSITIVE, help="Slots for LoRA adapters. Default: the pool's, or 1 with --lora.")
+@click.option("--enable-prefix-caching", is_flag=True, help="Prompts share the KV of their leading blocks.")
+@click.option(
+    "--kv-events-config",
+    help="JSON as vLLM's: publish what the prefix cache stores and removes. Example: "
+    '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}',
+)
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
     scenario: Path | None, pool_name: str | None, model_name: str | None, gpu_name: str | None, tp: int | None,
@@ -100,7 +110,7 @@ def command(
     reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
     kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
     disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, loras: tuple[str, ...],
-    max_loras: int | None, scheduling_policy: str,
+    max_loras: int | None, enable_prefix_caching: bool, kv_events_config: str | None, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Emulate an engine with vLLM's HTTP API (with --engine sglang: SGLang's), in real time, without a GPU.
 
@@ -148,11 +158,27 @@ def command(
         )
     elif disaggregation_mode is not None:
         raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
+    events = None if kv_events_config is None else _kv_events(kv_events_config)
+    caches_prefixes = enable_prefix_caching or (events is not None and events.enable_kv_cache_events)
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{web_server.address(listener)}")
     web_server.serve(
-        application(lambda: EmulatedEngine(pool, ordering, speed, link, line), config, surface), listener, shutdown_s=1
+        application(
+            lambda: EmulatedEngine(pool, ordering, speed, link, line, caches_prefixes, events), config, surface
+        ),
+        listener,
+        shutdown_s=1,
     )
+
+
+def _kv_events(text: str) -> KvEventsConfig:
+    """The value of --kv-events-config. HeadwayError if it is invalid."""
+    from headway.emulator.kv_events import KvEventsConfig
+
+    try:
+        return msgspec.json.decode(text, type=KvEventsConfig)
+    except msgspec.MsgspecError as error:
+        raise HeadwayError(f"--kv-events-config: {error}; expected JSON as for vLLM") from None
 
 
 def _with_adapters(pool: Pool, loras: tuple[str, ...], max_loras: int | None) -> Pool:

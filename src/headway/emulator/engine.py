@@ -19,8 +19,11 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import LoraAdapter, Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
-from headway.core.request import Phase
+from headway.core.request import Phase, Segment
+from headway.emulator.kv_events import KvEventPublisher, KvEventsConfig
 from headway.emulator.kv_exchange import KvExchange, KvGoneError, KvLink, KvSource
+from headway.gateway.kv_events import token_blocks
+from headway.gateway.upstream.dialects import api_of
 from headway.sim.kernel import Kernel
 from headway.sim.replica import Replica
 from headway.sim.replica_resources import adapter_slots, adapter_times, calibrated_line, host_memory, kv_blocks
@@ -58,11 +61,15 @@ class GeneratedTokens:
 
 
 class EmulatedEngine:
-    """One replica in real time. With `speed` 2.0 everything takes half as long. `line`: step times, else perf's."""
+    """One replica in real time. With `speed` 2.0 everything takes half as long. `line`: step times, else perf's.
+
+    `caches_prefixes`: prompts share the KV of their leading blocks. `events`: what becomes of these is published.
+    """
 
     def __init__(
-        self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: KvLink | None = None, line: Line | None = None
-    ) -> None:
+        self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: KvLink | None = None, line: Line | None = None,
+        caches_prefixes: bool = False, events: KvEventsConfig | None = None,
+    ) -> None:  # fmt: skip
         self.pool = pool
         self.adapters = {} if pool.lora is None else {each.name: each for each in pool.lora.adapters}
         """LoRA adapters that requests may name, by name."""
@@ -83,6 +90,14 @@ class EmulatedEngine:
         )  # fmt: skip
         if (speculation := self._replica.batch.speculation) is not None:
             speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
+        self._caches_prefixes = caches_prefixes
+        self.num_cached_tokens = self.num_prompt_tokens = 0
+        """Of the prompts that were computed: tokens whose KV was in the prefix cache, and all tokens."""
+        self.events: KvEventPublisher | None = None
+        if events is not None and events.enable_kv_cache_events:
+            self._replica.batch.report_cache_changes()
+            is_sglang = api_of(pool.engine.name) == "sglang"
+            self.events = KvEventPublisher(events, pool.engine.block_size_tokens, as_arrays=is_sglang)
         self.kv = KvExchange(pool, link or KvLink(), self._kernel, self._replica, self._run)
 
     @property
@@ -132,15 +147,18 @@ class EmulatedEngine:
     def begin(
         self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, kv_name: str | None = None,
         blocks: int | None = None, has_token: bool = False, received_s: float = inf, lora: str = "",
+        prefix: tuple[Segment, ...] = (),
     ) -> GeneratedTokens:  # fmt: skip
         """Begin to serve a request.
 
         `kv_name`: keep its KV for another engine under this name. `blocks`: its fetched KV is in these reserved
         blocks, with its first token if `has_token`. `received_s`: when its head arrived; the time since then counts as
-        part of the engine's own overhead.
+        part of the engine's own overhead. `prefix`: the prompt's blocks (`blocks_of`).
         """
         now = self._run()
-        live = Live(next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens, lora=lora)
+        live = Live(
+            next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens, prefix=prefix, lora=lora
+        )
         if reasoning_tokens:
             live.phase = Phase.REASONING
         answer = self._answers[live.id] = GeneratedTokens(live, kv_name)
@@ -155,6 +173,19 @@ class EmulatedEngine:
             answer.publish(int(has_token), False)
         self._run()
         return answer
+
+    def blocks_of(self, prompt: list[int], lora: str) -> tuple[Segment, ...]:
+        """The blocks of a prompt that the prefix cache may hold, by their content."""
+        if not self._caches_prefixes:
+            return ()
+        if self.events is not None:
+            return self.events.prompt(prompt, lora)
+        return token_blocks.segments(prompt, self.pool.engine.block_size_tokens, lora)
+
+    def close(self) -> None:
+        """Close the sockets of the KV cache events."""
+        if self.events is not None:
+            self.events.close()
 
     async def fetch(self, source: KvSource, prompt_tokens: int, received_s: float) -> int | None:
         """Fetch the KV that another engine keeps. Returns the blocks it is in; None if the prompt is to be computed.
@@ -194,6 +225,8 @@ class EmulatedEngine:
         if self._run_timer is not None:
             self._run_timer.cancel()
             self._run_timer = None
+        if self.events is not None and (changes := self._replica.cache_changes()):
+            self.events.publish(changes)
         if kernel.heap:
             wait_s = kernel.heap[0][0] / self._speed - (monotonic() - self._start_s)
             self._run_timer = self._loop.call_later(max(wait_s, 0.0), self._run)
@@ -222,6 +255,8 @@ class EmulatedEngine:
     def on_finished(self, live: Live, now: float) -> None:
         live.enter(ENDED)
         answer = self._answers.pop(live.id)
+        self.num_cached_tokens += live.cached_tokens
+        self.num_prompt_tokens += live.prompt_tokens
         if answer.kv_name is not None:
             self.kv.keep(answer.kv_name, live, now)
         self._publish_later(answer, live.output_tokens, True, now)

@@ -60,6 +60,10 @@ class SglangSurface(VllmSurface):
         for name, value in (("sglang:spec_accept_length", length), ("sglang:spec_accept_rate", rate)):
             yield f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n"
 
+    def cache_metrics(self, engine: EmulatedEngine, labels: str) -> Iterator[str]:
+        rate = engine.num_cached_tokens / max(engine.num_prompt_tokens, 1)
+        yield f"# TYPE sglang:cache_hit_rate gauge\nsglang:cache_hit_rate{{{labels}}} {rate}\n"
+
     def completions(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> CompletionsEndpoint:
         if self._phase is None:
             return _SglangEndpoint(engine, config)

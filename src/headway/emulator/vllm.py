@@ -53,6 +53,12 @@ class VllmSurface:
         for position, num in enumerate(counts.accepted_by_position):
             yield f'{name}{{{labels},position="{position}"}} {num}\n'
 
+    def cache_metrics(self, engine: EmulatedEngine, labels: str) -> Iterator[str]:
+        """Lines of the metrics of the prefix cache; `labels` without braces."""
+        totals = {"prefix_cache_queries": engine.num_prompt_tokens, "prefix_cache_hits": engine.num_cached_tokens}
+        for name, total in totals.items():
+            yield f"# TYPE vllm:{name}_total counter\nvllm:{name}_total{{{labels}}} {total}\n"
+
     def completions(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> CompletionsEndpoint:
         """Create the handler of both completions endpoints."""
         return CompletionsEndpoint(engine, config)
@@ -128,15 +134,16 @@ class CompletionsEndpoint:
                 await send_failure(completion, f"the KV cache could not be loaded: {error}", send)
                 return
         first, *others = completion.choices
+        is_handed_over = completion.kv_name is not None or blocks is not None
+        prefix = () if is_handed_over else engine.blocks_of(completion.prompt, completion.lora)
         generated = [engine.begin(
             prompt_tokens, first.output_tokens, self.tier(completion), first.reasoning_left, completion.kv_name, blocks,
-            received_s=completion.received_s, lora=completion.lora,
+            received_s=completion.received_s, lora=completion.lora, prefix=prefix,
         )]  # fmt: skip
         generated += [
             engine.begin(
                 prompt_tokens, choice.output_tokens, self.tier(completion), choice.reasoning_left,
-                received_s=completion.received_s,
-                lora=completion.lora,
+                received_s=completion.received_s, lora=completion.lora, prefix=prefix,
             )
             for choice in others
         ]  # fmt: skip
@@ -267,6 +274,7 @@ def application(
         await completions.start(engine())
         yield
         completions.stop()
+        engine().close()
 
     completions = surface.completions(engine, config)
 
@@ -291,6 +299,7 @@ def application(
         lines = [f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n" for name, value in pairs]
         if (drafts := engine().drafts) is not None:
             lines += surface.draft_metrics(drafts, labels)
+        lines += surface.cache_metrics(engine(), labels)
         return PlainTextResponse("".join([*lines, *surface.lora_lines(engine())]))
 
     async def cache(request: Request) -> Response:
