@@ -11,6 +11,7 @@ from headway.control.policies import FallbackConfig, OrderingAt
 from headway.core.fleet import DraftMethod, Fault, Handover, Hosted, LoraConfig, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
 from headway.gateway.fleet.specs import Kubernetes, Processes
+from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.settings import Api, Judge, Settings
 from headway.metrics.latency import DefaultSlo
 from headway.workload.spec import WorkloadSpec
@@ -125,6 +126,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     api_key: str = ""
     """For `headway serve`: the key that the endpoints ask for, in place of the client's. `${NAME}` stands for a
     variable of the environment, `${file:PATH}` for the text of a file."""
+    kv_events: KvEvents | None = None
+    """For `headway serve`: where the engines publish what their prefix caches hold. Without it, policies see a guess
+    from the requests that were placed."""
     api: Api | None = None
     """For `headway serve`: the API dialect of the endpoints. Without one: the engine's, else OpenAI's."""
     processes: Processes | None = None

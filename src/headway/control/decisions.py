@@ -33,9 +33,10 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
 
     time_s: float
     """Since the start of the run; at a gateway, since 1970."""
-    what: Literal["placed", "moved", "refused", "ejected", "returned", "reloaded", "fallback"]
-    """`ejected`, `returned` and `reloaded` are a gateway's: about a replica (`choice`), and that its fleet file has
-    changed (`why`). `fallback`: from now on, `model` is to answer in place of the one that `why` names."""
+    what: Literal["placed", "moved", "refused", "ejected", "returned", "reloaded", "fallback", "cache"]
+    """`ejected`, `returned`, `reloaded` and `cache` are a gateway's: about a replica (`choice`), that its fleet file has
+    changed (`why`), and how well a replica's prefix cache is known. `fallback`: from now on, `model` is to answer in
+    place of the one that `why` names."""
     request: str
     model: str
     tier: int
@@ -125,6 +126,12 @@ class DecisionObserver:
         what: Literal["ejected", "returned"] = "returned" if is_return else "ejected"
         for listener in self.listeners:
             listener(Decision(self.start_s + now, what, "", model, 0, "", choice=replica, why=why))
+
+    def record_cache_state(self, replica: int, model: str, state: str, why: str, now: float) -> None:
+        """Record how what is known of a replica's prefix cache has changed."""
+        reason = f"{state}: {why}" if why else state
+        for listener in self.listeners:
+            listener(Decision(self.start_s + now, "cache", "", model, 0, "", choice=replica, why=reason))
 
     def _record(
         self, what: Literal["placed", "moved", "refused", "fallback"], live: Live, now: float, **fields: Any

@@ -18,7 +18,7 @@ from headway.core.request import Segment
 from headway.gateway.kv_events import token_blocks, wire
 
 _MOST_UNPUBLISHED = 100_000
-"""Blocks of prompts that may come into the cache. Each takes about 300 bytes."""
+"""Blocks of the last prompts, which may come into the cache, that are remembered. Each takes about 300 bytes."""
 
 
 class KvEventsConfig(Struct, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class KvEventPublisher:
         """`as_arrays`: the form of SGLang and of earlier vLLM. zmq.ZMQError if an endpoint is not free."""
         self._config, self._block, self._as_arrays = config, block_size_tokens, as_arrays
         self._tokens: dict[int, _Block] = {}
-        """By name: blocks of prompts that are served, and all published blocks."""
+        """By name: all published blocks, and those of the last prompts."""
         self._published: set[int] = set()
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._number = 0
@@ -74,10 +74,13 @@ class KvEventPublisher:
         before = token_blocks.root(lora)
         for i, segment in enumerate(prefix):
             start = i * self._block
+            self._tokens.pop(segment.id, None)
             self._tokens[segment.id] = _Block(before, tuple(token_ids[start : start + self._block]), lora)
             before = segment.id
-        if len(self._tokens) > 2 * len(self._published) + _MOST_UNPUBLISHED:  # of requests that were aborted
-            self._tokens = {name: block for name, block in self._tokens.items() if name in self._published}
+        if len(self._tokens) > len(self._published) + 2 * _MOST_UNPUBLISHED:
+            unpublished = [name for name in self._tokens if name not in self._published]
+            for name in unpublished[:-_MOST_UNPUBLISHED]:
+                del self._tokens[name]
         return prefix
 
     def publish(self, changes: list[Change]) -> None:
@@ -101,8 +104,6 @@ class KvEventPublisher:
             self._buffer.append((number, payload))
             with suppress(zmq.Again):
                 self._pub.send_multipart((self._config.topic.encode(), number, payload), zmq.NOBLOCK)
-        for name in removed:
-            self._tokens.pop(name, None)
 
     def _runs(self, stored: dict[int, None]) -> Iterator[wire.Event]:
         """One event for each run of blocks that follow each other in a prompt, none before what it follows."""

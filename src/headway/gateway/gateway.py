@@ -23,6 +23,7 @@ from headway.gateway.errors import ApiError, logged
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.kv_events.prompts import PromptBlocks
 from headway.gateway.relay.paced import paced
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from headway.gateway.accounts.store import StoredKey
     from headway.gateway.batch.service import BatchService
     from headway.gateway.charges import Charges
+    from headway.gateway.kv_events.feeds import CacheFeeds
     from headway.gateway.relay.tracing import Tracing
 
 _FINISHED, _REJECTED = Outcome.FINISHED, Outcome.REJECTED
@@ -108,6 +110,8 @@ class Gateway:
         self.fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
         self._tracing, self._new_relay = self._make_relays()
         self.quarantine = Quarantine(self.settings.quarantine_s)
+        self._prompt_blocks = PromptBlocks()
+        self.cache_feeds = self._make_cache_feeds()
         self.batches = self._make_batches()
         self.charges = self._make_charges()
         self.is_closing = False
@@ -149,6 +153,17 @@ class Gateway:
 
         tracing = Tracing()
         return tracing, tracing.relay
+
+    def _make_cache_feeds(self) -> CacheFeeds | None:
+        """The readers of KV cache events; None: no engine publishes them, and a reload cannot change that."""
+        if all(served.kv_events is None for served in self.plan.pools):
+            return None
+        from headway.gateway.kv_events.feeds import CacheFeeds
+
+        feeds = CacheFeeds(self._cache_state_changed)
+        self.fleet.on_added.append(feeds.add)
+        self.fleet.on_removed.append(feeds.remove)
+        return feeds
 
     def _make_batches(self) -> BatchService | None:
         if self.settings.batches is None:
@@ -194,6 +209,9 @@ class Gateway:
         self._compare_predictions(self.clock.now)
         delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
+        if self.cache_feeds is not None:
+            for replica in self.fleet.present():
+                self.cache_feeds.add(replica, self.fleet.served(replica))
         self.scaling.start()
         self.fleet.schedule_roles(self.plan.roles)
         if self.charges is not None:
@@ -276,6 +294,8 @@ class Gateway:
         if self.charges is not None:
             await self.charges.accounts.stop()
         await self.health.stop()
+        if self.cache_feeds is not None:
+            await self.cache_feeds.stop()
         await self.scaling.stop()
         self.plan.stop_planners()
         for replica in self.replicas:
@@ -294,7 +314,9 @@ class Gateway:
         client_request.wants_explanation &= self.settings.explain
         now = self.clock.now
         self.quarantine.check(client_request.raw, now)
-        if client_request.prompt_ids is None:
+        if self.cache_feeds is not None:
+            await self._prompt_blocks.name(client_request, self._engines_of(client_request.model))
+        if client_request.prompt_ids is None and client_request.counted_tokens is None:
             longest_tokens = len(client_request.text) + (client_request.max_tokens or 1)
             if longest_tokens > self._least_limit(client_request.model):
                 engines = self._engines_of(client_request.model)
@@ -556,6 +578,11 @@ class Gateway:
         if self.decisions is not None:
             self.decisions.record_ejection(replica.id, replica.model, why, not reason, self.clock.now)
 
+    def _cache_state_changed(self, replica: LiveReplica, state: str, why: str) -> None:
+        """What is known of a replica's prefix cache is as new as its events, or is not any more."""
+        if self.decisions is not None:
+            self.decisions.record_cache_state(replica.id, replica.model, state, why, self.clock.now)
+
     def _request_ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         live = request.live
         if outcome is _FINISHED:
@@ -616,7 +643,10 @@ class Gateway:
              [] if self.reloads.last is None else [({}, float(self.reloads.last.outcome == "failed"))]),
             ("batch_requests_open", "Batch requests that are held or at an engine",
              [] if self.batches is None else [({}, self.batches.num_open)]),
-        ], [*self._key_counters(), self._reload_counter()])  # fmt: skip
+        ], [
+            *self._key_counters(), self._reload_counter(),
+            *([] if self.cache_feeds is None else self.cache_feeds.metrics(self.fleet.present())),
+        ])  # fmt: skip
 
     def _reload_counter(self) -> Metric:
         num: list[Sample] = [({"outcome": outcome}, float(num)) for outcome, num in self.reloads.num.items()]

@@ -105,7 +105,7 @@ def plan(scenario: Scenario) -> ServingPlan:
             None if each.combo is None else combos[each.combo.name],
             pools.engine_key(each, scenario.base_dir, places),
             TokenPrices(each.spec.usd_per_million_input_tokens, each.spec.usd_per_million_output_tokens),
-            step_times.get(each.pool.name), pools.engine_model(each),
+            step_times.get(each.pool.name), pools.engine_model(each), pools.kv_events(each, places),
         )
         for each, start in zip(declared, starts, strict=True)
     )  # fmt: skip

@@ -17,13 +17,17 @@ from headway.config.scenario import Scenario
 from headway.config.spec import PolicySpecs, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import Policies
+from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Pool
 from headway.gateway.fleet.specs import Kubernetes, Processes
+from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 
 _TOKEN = re.compile(r"[!-~]+")
+_PUBLISHING = ("vllm", "sglang")
+"""The APIs of engines that publish KV cache events."""
 _LOCATIONS = ("endpoints", "processes", "kubernetes")
 _NO_HANDOVER = {
     "sglang": "an SGLang engine is started for one phase and cannot do the other; expected vLLM",
@@ -160,6 +164,22 @@ def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | No
         what = f"{folder} is no folder; expected the engines' --slot-save-path"
         raise places.error((*each.at, "slots"), what)
     return folder
+
+
+def kv_events(each: DeclaredPool, places: Places) -> KvEvents | None:
+    """Where a pool's engines publish their KV cache events. HeadwayError if they publish none, or to no address."""
+    events = each.spec.kv_events
+    if events is None:
+        return None
+    at = (*each.at, "kv_events")
+    if each.adapter.api not in _PUBLISHING:
+        what = f"engines that speak {each.adapter.api} publish no KV cache events; expected {' or '.join(_PUBLISHING)}"
+        raise places.error(at, what)
+    try:
+        events.address("http://localhost:8000")
+    except HeadwayError as error:
+        raise places.error(at, str(error)) from None
+    return events
 
 
 def engine_key(each: DeclaredPool, base_dir: Path, places: Places) -> str:

@@ -16,8 +16,9 @@ import zmq.asyncio
 from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
 from headway.emulator.kv_events import KvEventPublisher, KvEventsConfig
+from headway.gateway.kv_events.address import EventAddress
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
-from headway.gateway.kv_events.subscriber import EventAddress, KvEventSubscriber
+from headway.gateway.kv_events.subscriber import KvEventSubscriber
 
 BLOCK = 4
 PATIENCE_S = 20.0

@@ -54,6 +54,8 @@ class LiveFleet:
         """By pool, wanted replicas that fail to start."""
         self.last_failures: dict[str, str] = {}
         """By pool, why the last start failed."""
+        self.on_added: list[Callable[[LiveReplica, ServedPool], None]] = []
+        """Called with each replica that is added to the first ones."""
         self.on_removed: list[Callable[[LiveReplica], None]] = []
         """Called with each replica that is removed."""
         self._unused_ids: deque[int] = deque()
@@ -88,6 +90,12 @@ class LiveFleet:
         """Make a new replica known to the driver and to the health monitor."""
         self._host.driver.add(replica)
         self._host.health.add(replica)
+        for callback in self.on_added:
+            callback(replica, self._served[replica.id])
+
+    def served(self, replica: LiveReplica) -> ServedPool:
+        """The replica's pool, as it was when the replica was created."""
+        return self._served[replica.id]
 
     def present(self) -> list[LiveReplica]:
         return [replica for replica in self.replicas if not replica.is_removed]

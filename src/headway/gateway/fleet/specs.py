@@ -12,6 +12,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Fallbacks, Pool, RoleChange
 from headway.core.pacer import Pacer
+from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.settings import Api, Judge, Settings
 
 _Seconds = Annotated[float, Meta(gt=0)]
@@ -93,6 +94,8 @@ class ServedPool(Struct, frozen=True):
     """Step times of the fleet file, else of the catalog; None: the file names no GPU."""
     engine_model: str = ""
     """What the engines call the model; empty: what they list."""
+    kv_events: KvEvents | None = None
+    """Where the engines publish what their prefix caches hold."""
 
     @property
     def deployment(self) -> Pool | Combo:

@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from urllib.parse import urlsplit
 
 import zmq.asyncio
-from msgspec import Struct
 
-from headway.core.errors import HeadwayError
+from headway.gateway.fleet.specs import ServedPool
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
-from headway.gateway.kv_events.subscriber import EventAddress, KvEventSubscriber, State
+from headway.gateway.kv_events.subscriber import KvEventSubscriber, State
 from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.telemetry.metrics import Metric, Sample
 
 _BLOCKS_PER_KV_BLOCK = 8
 """Blocks that are kept of an engine, in slower memory, too, for each of its GPU's."""
 _LEAST_BLOCKS = 1 << 16
 
-
-class KvEventsSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """For `headway serve`: where the engines publish their KV cache events (vLLM's and SGLang's
-    `--kv-events-config`). Policies then see what each prefix cache holds; without it they see a guess."""
-
-    endpoint: str = "tcp://{host}:5557"
-    """The address of an engine's events. `{host}` and `{port}` stand for those of the engine's own endpoint."""
-    replay_endpoint: str = ""
-    """Where an engine sends past batches again. Without one, a lost batch leaves the index incomplete."""
-    topic: str = ""
-
-    def address(self, url: str) -> EventAddress:
-        """The address of the engine with this endpoint. HeadwayError for an unknown placeholder."""
-        parts = urlsplit(url)
-        names = {"host": parts.hostname or "", "port": parts.port or (443 if parts.scheme == "https" else 80)}
-        try:
-            return EventAddress(
-                self.endpoint.format(**names), self.replay_endpoint.format(**names), self.topic.format(**names)
-            )
-        except (LookupError, ValueError):
-            what = f"{self.endpoint!r}, {self.replay_endpoint!r}; expected no placeholders but {{host}} and {{port}}"
-            raise HeadwayError(f"kv_events: {what}") from None
+_METRICS = {
+    "kv_events_live": "Whether a replica's KV cache events are read, and none are missing",
+    "kv_events_cached_blocks": "KV blocks that a replica's prefix cache holds, as far as is known",
+    "kv_events_blocks_total": "KV blocks that were stored or removed, by replica",
+    "kv_events_ignored_total": "KV blocks of events that make no sense",
+    "kv_events_gaps_total": "Times that batches of events were missing",
+    "kv_events_lost_total": "Batches of events that no replay had, either",
+    "kv_events_malformed_total": "Batches of events that could not be read",
+    "kv_events_restarts_total": "Times that the index of a replica's prefix cache was built anew",
+}
 
 
 class CacheFeeds:
@@ -51,8 +38,12 @@ class CacheFeeds:
         self.subscribers: dict[int, KvEventSubscriber] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    def add(self, replica: LiveReplica, address: EventAddress) -> None:
-        """Read a replica's events from now on."""
+    def add(self, replica: LiveReplica, served: ServedPool) -> None:
+        """Read a replica's events from now on, if its pool says where."""
+        if served.kv_events is None:
+            return
+        address = served.kv_events.address(replica.url)
+        replica.event_block_tokens = replica.block_size_tokens
         most = max(_BLOCKS_PER_KV_BLOCK * replica.kv_blocks_total, _LEAST_BLOCKS)
         subscriber = self.subscribers[replica.id] = KvEventSubscriber(
             replica.name, address, EngineBlocks(replica.block_size_tokens, most), replica.cache_index, self._context,
@@ -68,9 +59,21 @@ class CacheFeeds:
             self._stopping.add(stopping)
             stopping.add_done_callback(self._stopping.discard)
 
-    def reads(self, replicas: Iterable[LiveReplica]) -> bool:
-        """Whether the events of one of the replicas are read, so that prompts are named by their tokens."""
-        return any(replica.id in self.subscribers for replica in replicas)
+    def metrics(self, replicas: Iterable[LiveReplica]) -> list[Metric]:
+        """What was read of these replicas' events."""
+        values: dict[str, list[Sample]] = {name: [] for name in _METRICS}
+        for replica in replicas:
+            if (subscriber := self.subscribers.get(replica.id)) is None:
+                continue
+            labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
+            counts, blocks = subscriber.counts, subscriber.blocks
+            numbers = (
+                subscriber.state == "live", len(replica.cache_index.gpu), blocks.num_events, blocks.ignored.total(),
+                counts.gaps, counts.lost, counts.malformed, counts.restarts,
+            )  # fmt: skip
+            for name, number in zip(_METRICS, numbers, strict=True):
+                values[name].append((labels, float(number)))
+        return [(name, help, values[name]) for name, help in _METRICS.items()]
 
     async def stop(self) -> None:
         subscribers = list(self.subscribers.values())

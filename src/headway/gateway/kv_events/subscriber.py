@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from headway.control.cache_index import CacheIndex
 from headway.core.errors import HeadwayError
 from headway.gateway.kv_events import wire
+from headway.gateway.kv_events.address import EventAddress
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
 
 log = logging.getLogger("headway.gateway")
@@ -34,16 +35,6 @@ _YIELD_S = 0.005
 State = Literal["connecting", "live", "incomplete", "degraded"]
 """`incomplete`: some batches are lost for good, so that the index lacks blocks or has blocks that were removed.
 `degraded`: the index guesses; events do not come, or make no sense."""
-
-
-class EventAddress(Struct, frozen=True):
-    """Where an engine publishes its KV cache events."""
-
-    endpoint: str
-    """Such as `tcp://10.0.0.1:5557`."""
-    replay_endpoint: str = ""
-    """Where it sends past batches again; empty: it does not."""
-    topic: str = ""
 
 
 class EventCounts(Struct):

@@ -119,6 +119,8 @@ class ClientRequest(Struct):
     """The client asked for headers about hold time, attempt and tier."""
     counted_tokens: int | None = None
     """The prompt's tokens, if an engine has counted them."""
+    blocks: tuple[Segment, ...] | None = None
+    """The prompt's KV blocks by their tokens, if an engine's events name blocks so."""
     stream_key: StreamKey | None = None
     """Set if a retry can continue the stream."""
     form: Form | None = None
@@ -159,12 +161,14 @@ class ClientRequest(Struct):
             session_id = _number(hashlib.sha1(_bytes(self.session[:MAX_NAME_CHARS]), usedforsecurity=False).digest())
         return Features(
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
-            self.region, session_id, self.prefix() if len(self.text) >= _BLOCK_TOKENS else (),
+            self.region, session_id, self.prefix() if self.blocks or len(self.text) >= _BLOCK_TOKENS else (),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
         )  # fmt: skip
 
     def prefix(self) -> tuple[Segment, ...]:
-        """The prompt's leading segments. A segment's id is a hash of all text up to its end."""
+        """The prompt's leading segments. A segment's id is a hash of all text, or of all tokens, up to its end."""
+        if self.blocks is not None:
+            return self.blocks
         data = memoryview(_bytes(self.text[: _MAX_SEGMENTS * BLOCK_BYTES]))
         chained, segments = hashlib.sha1(usedforsecurity=False), []
         for i in range(min(len(data) // BLOCK_BYTES, _MAX_SEGMENTS)):

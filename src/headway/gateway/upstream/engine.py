@@ -83,6 +83,8 @@ class EngineEndpoint:
         """All names of the model at the engine."""
         self.listed_loras: frozenset[str] | None = None
         """The LoRA adapters that the engine lists; None: it has listed nothing so far."""
+        self.event_block_tokens = 0
+        """Tokens of a KV block, if the engine's KV cache events are read, which name blocks by their tokens; else 0."""
         self.kv_folder: Path | None = None
         """The shared folder for saved KV caches (llama.cpp)."""
         self.bootstrap_port = 0
@@ -161,6 +163,19 @@ class EngineEndpoint:
 
     async def count_tokens(self, body: dict[str, Any]) -> int | None:
         """The tokens of a request's prompt, counted by the engine; None: it does not count them, or not in time."""
+        told = await self._tokenize(body)
+        if told is None:
+            return None
+        count = told.count if told.count is not None else len(told.tokens or ())
+        return count if count > 0 else None
+
+    async def tokenize(self, body: dict[str, Any]) -> list[int] | None:
+        """The token ids of a request's prompt, by the engine; None: it does not say them, or not in time."""
+        told = await self._tokenize(body)
+        ids = None if told is None else told.tokens
+        return ids if ids and all(type(id) is int for id in ids) else None
+
+    async def _tokenize(self, body: dict[str, Any]) -> _Tokens | None:
         if self.adapter.tokenize is None:
             return None
         asked = {name: body[name] for name in _COUNTED_FIELDS if name in body}
@@ -173,11 +188,9 @@ class EngineEndpoint:
             asked["model"] = self.reported_model or self.model
             path, sent = self.adapter.tokenize, msgspec.json.encode(asked)
             status, data = await self.client.fetch(path, _COUNT_TIMEOUT_S, sent)
-            told = msgspec.json.decode(data, type=_Tokens) if status == 200 else _Tokens()
+            return msgspec.json.decode(data, type=_Tokens) if status == 200 else None
         except (EngineError, *DECODE_ERRORS):
             return None
-        count = told.count if told.count is not None else len(told.tokens or ())
-        return count if count > 0 else None
 
     async def read_num_slots(self, timeout_s: float) -> int:
         """The number of llama.cpp's slots. EngineError if the server does not report it."""

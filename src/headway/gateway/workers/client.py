@@ -20,6 +20,7 @@ from headway.control.live import NEVER, WAITING, Live
 from headway.core.record import Outcome
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, scheduler_hangs
+from headway.gateway.kv_events.prompts import PromptBlocks
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
@@ -134,6 +135,7 @@ class RemoteScheduler:
         self._metrics = PrometheusMetrics()
         self._with_progress: list[PendingRequest] = []
         """Requests that have brought tokens since the last report."""
+        self._prompt_blocks = PromptBlocks()
         self._is_report_due = False
         self._next_report_s = 0.0
         """On the event loop's clock, the earliest time of the next report."""
@@ -159,10 +161,13 @@ class RemoteScheduler:
         """Have the scheduler accept a request. ApiError if it does not."""
         if self.is_silent:
             raise scheduler_hangs()
-        if client_request.prompt_ids is None:
-            engines = [
-                each for each in self._replicas.values() if client_request.model in (each.model, each.reported_model)
-            ]
+        engines = [
+            each
+            for each in self._replicas.values()
+            if client_request.model in (each.model, each.reported_model, *(each.listed_loras or ()))
+        ]
+        await self._prompt_blocks.name(client_request, engines)
+        if client_request.prompt_ids is None and client_request.counted_tokens is None:
             client_request.counted_tokens = await count_prompt(
                 client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
             )
@@ -360,6 +365,7 @@ class RemoteScheduler:
             self._replicas[info.id] = replica
         replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens
         replica.bootstrap_port = info.bootstrap_port
+        replica.event_block_tokens, replica.listed_loras = info.event_block_tokens, frozenset(info.loras)
 
     def _remove_replica(self, message: protocol.ReplicaRemoved) -> None:
         if (replica := self._replicas.pop(message.id, None)) is not None:

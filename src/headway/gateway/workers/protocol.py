@@ -241,6 +241,9 @@ class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
     bootstrap_port: int = 0
     api_key: str = ""
     is_hosted: bool = False
+    event_block_tokens: int = 0
+    loras: tuple[str, ...] = ()
+    """The LoRA adapters that the engine lists, if the events of its KV cache are read."""
 
 
 class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):

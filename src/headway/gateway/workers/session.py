@@ -151,7 +151,8 @@ class WorkerSession:
         info = protocol.ReplicaInfo(
             replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, replica.reported_model,
             replica.max_context_tokens, None if replica.kv_folder is None else str(replica.kv_folder),
-            replica.bootstrap_port, replica.api_key, replica.is_hosted,
+            replica.bootstrap_port, replica.api_key, replica.is_hosted, replica.event_block_tokens,
+            tuple(sorted(replica.listed_loras or ())) if replica.event_block_tokens else (),
         )  # fmt: skip
         if self._sent_replicas.get(replica.id) != info:
             self._sent_replicas[replica.id] = info

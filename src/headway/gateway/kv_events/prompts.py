@@ -1,0 +1,69 @@
+"""Names the KV blocks of prompts by their tokens, which engines count for prompts that come as text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import count
+
+from headway.core.request import Segment
+from headway.gateway.kv_events import token_blocks
+from headway.gateway.relay.request import ClientRequest
+from headway.gateway.upstream.engine import EngineEndpoint
+
+_MOST_PROMPTS, _MOST_BLOCKS = 4096, 1 << 20
+"""Prompts and blocks that are remembered."""
+_TRIES = 2
+
+
+class PromptBlocks:
+    """The blocks of requests' prompts. Bodies that come again, as retries do, are not tokenized again."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, tuple[int, tuple[Segment, ...]]] = OrderedDict()
+        self._num_blocks = 0
+        self._turns = count()
+
+    async def name(self, request: ClientRequest, engines: Sequence[EngineEndpoint]) -> None:
+        """Set a request's `blocks`, and the number of its tokens, if the events of one of the engines are read.
+
+        Without an engine that tokenizes in time, the request has the segments of its text.
+        """
+        reading = [engine for engine in engines if engine.event_block_tokens]
+        if not reading or request.is_passthrough:
+            return
+        block = reading[0].event_block_tokens
+        lora = request.model if request.model in (reading[0].listed_loras or ()) else ""
+        if request.prompt_ids is not None:
+            request.blocks = token_blocks.segments(request.prompt_ids, block, lora)
+            return
+        if not request.is_single or request.has_media:
+            return
+        digest = hashlib.sha1(request.raw, usedforsecurity=False).digest()
+        found = self._known.get(digest)
+        if found is None:
+            ids = await self._tokenize(request, reading)
+            if ids is None:
+                return
+            found = len(ids), token_blocks.segments(ids, block, lora)
+            self._remember(digest, found)
+        else:
+            self._known.move_to_end(digest)
+        request.counted_tokens, request.blocks = found
+
+    async def _tokenize(self, request: ClientRequest, engines: Sequence[EngineEndpoint]) -> list[int] | None:
+        """The prompt's tokens; each engine is asked in turn."""
+        able = [engine for engine in engines if engine.adapter.tokenize is not None and engine.adapter.template is None]
+        for _ in range(min(_TRIES, len(able))):
+            ids = await able[next(self._turns) % len(able)].tokenize(request.body)
+            if ids is not None:
+                return ids
+        return None
+
+    def _remember(self, digest: bytes, found: tuple[int, tuple[Segment, ...]]) -> None:
+        self._known[digest] = found
+        self._num_blocks += len(found[1])
+        while len(self._known) > _MOST_PROMPTS or self._num_blocks > _MOST_BLOCKS:
+            _, (_, blocks) = self._known.popitem(last=False)
+            self._num_blocks -= len(blocks)
