@@ -8,7 +8,7 @@ block hashes. Simulator and gateway use the same index.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from headway.core.request import Segment
@@ -76,6 +76,27 @@ class SegmentBlocks:
         self._used += blocks - stored
         if self.changed is not None and blocks > stored:
             self.changed.add(segment)
+        if self._used > self._capacity_blocks:
+            self._evict()
+
+    def hold(self, held: dict[int, int]) -> None:
+        """Have exactly these leading blocks of these segments, which count as used now unless they are fewer."""
+        blocks = self._blocks
+        # Evictions first: what comes in their place fits only then.
+        for segment, num in held.items():
+            if num < blocks.get(segment, 0):
+                self.discard(segment)
+        for segment, num in held.items():
+            if num:
+                stored = blocks.pop(segment, 0)
+                blocks[segment] = num
+                self._used += num - stored
+                if self.changed is not None and num > stored:
+                    self.changed.add(segment)
+        if self._used > self._capacity_blocks:
+            self._evict()
+
+    def _evict(self) -> None:
         while self._used > self._capacity_blocks:
             oldest, stored = self._blocks.popitem(last=False)
             left = max(0, stored - int(self._used - self._capacity_blocks))
@@ -145,20 +166,11 @@ class CacheIndex:
         for segment, low, high in reversed(prompt):
             self.gpu.store(segment, high - low)
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Sequence[Change]) -> None:
         """Make changes that the engine reports, in order. They state what is held, so that one may come twice."""
-        latest = {change[0]: change for change in changes}.values()
-        # Evictions first: what comes in their place fits only then.
-        for segment, blocks, slower in latest:
-            if blocks < self.gpu.blocks(segment):
-                self.gpu.discard(segment)
-            if slower < self.slower.blocks(segment):
-                self.slower.discard(segment)
-        for segment, blocks, slower in latest:
-            if blocks:
-                self.gpu.store(segment, blocks)
-            if slower:
-                self.slower.store(segment, slower)
+        self.gpu.hold({segment: blocks for segment, blocks, _ in changes})
+        if len(self.slower) or any([slower for _, _, slower in changes]):
+            self.slower.hold({segment: slower for segment, _, slower in changes})
 
     def clear(self) -> None:
         """The replica holds nothing: it has restarted."""

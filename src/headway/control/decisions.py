@@ -34,9 +34,9 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
     time_s: float
     """Since the start of the run; at a gateway, since 1970."""
     what: Literal["placed", "moved", "refused", "ejected", "returned", "reloaded", "fallback", "cache"]
-    """`ejected`, `returned`, `reloaded` and `cache` are a gateway's: about a replica (`choice`), that its fleet file has
-    changed (`why`), and how well a replica's prefix cache is known. `fallback`: from now on, `model` is to answer in
-    place of the one that `why` names."""
+    """`ejected`, `returned`, `reloaded` and `cache` are a gateway's: about a replica (`choice`), that its fleet file
+    has changed (`why`), and how well a replica's prefix cache is known. `fallback`: from now on, `model` is to answer
+    in place of the one that `why` names."""
     request: str
     model: str
     tier: int

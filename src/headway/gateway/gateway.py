@@ -161,7 +161,7 @@ class Gateway:
         from headway.gateway.kv_events.feeds import CacheFeeds
 
         feeds = CacheFeeds(self._cache_state_changed)
-        self.fleet.on_added.append(feeds.add)
+        self.fleet.on_added.append(lambda replica, served: feeds.add(replica, served.kv_events))
         self.fleet.on_removed.append(feeds.remove)
         return feeds
 
@@ -211,7 +211,7 @@ class Gateway:
         self.driver.start_ticking()
         if self.cache_feeds is not None:
             for replica in self.fleet.present():
-                self.cache_feeds.add(replica, self.fleet.served(replica))
+                self.cache_feeds.add(replica, self.fleet.served(replica).kv_events)
         self.scaling.start()
         self.fleet.schedule_roles(self.plan.roles)
         if self.charges is not None:

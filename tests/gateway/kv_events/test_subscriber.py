@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-zmq = pytest.importorskip("zmq")
+pytest.importorskip("zmq")
+
 import zmq.asyncio
 
 from headway.control.cache_index import CacheIndex

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import zmq.asyncio
 
-from headway.gateway.fleet.specs import ServedPool
+from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
 from headway.gateway.kv_events.subscriber import KvEventSubscriber, State
 from headway.gateway.scheduling.replica import LiveReplica
@@ -38,11 +38,11 @@ class CacheFeeds:
         self.subscribers: dict[int, KvEventSubscriber] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    def add(self, replica: LiveReplica, served: ServedPool) -> None:
-        """Read a replica's events from now on, if its pool says where."""
-        if served.kv_events is None:
+    def add(self, replica: LiveReplica, events: KvEvents | None) -> None:
+        """Read a replica's events from now on; None: its engine publishes none."""
+        if events is None:
             return
-        address = served.kv_events.address(replica.url)
+        address = events.address(replica.url)
         replica.event_block_tokens = replica.block_size_tokens
         most = max(_BLOCKS_PER_KV_BLOCK * replica.kv_blocks_total, _LEAST_BLOCKS)
         subscriber = self.subscribers[replica.id] = KvEventSubscriber(
