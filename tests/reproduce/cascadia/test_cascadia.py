@@ -215,6 +215,7 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
         parts: {
             "scheduling": lambda given: {"plan_s": 10.0 + 90 * off, "evaluations": 100},
             "strategies": lambda given: by_shape,
+            "half_parallelism": lambda given: {"1": [10.0, 10.0], "1.5": [10.0, 10.0]},
             "table_1": lambda given: {" ".join(map(str, shape)): real * (1 + 9 * off * i)
                                       for i, (shape, real) in enumerate(parts.TABLE_1.items())},
         },
@@ -269,7 +270,7 @@ def test_exhibits_have_a_row_for_every_case() -> None:
     for each in plans.values():
         each["plans"]["cascadia"]["p95_s"] = [1.0, 2.0, 3.0]
     tables = [each for each in outcomes._exhibits(plans, rates) if hasattr(each, "rows")]
-    assert [len(each.rows) for each in tables] == [12, 12]
+    assert [len(each.rows) for each in tables] == [12, 12, 12]
 
 
 @pytest.mark.slow
@@ -330,10 +331,10 @@ def test_weaker_judges_are_compared_with_the_reference() -> None:
 
 def test_errors_of_table_1_are_those_after_one_factor() -> None:
     exact = {" ".join(map(str, shape)): 40 * real for shape, real in parts.TABLE_1.items()}
-    measured = studies._table_1([exact])
+    measured = studies._table_1([exact], exact)
     (table,) = measured.exhibits
     assert isinstance(table, PaperTable)
     assert measured.outcomes["simulator"].values == pytest.approx([0.0]) and len(table.rows) == 7
     off = exact | {"1 4 1": exact["1 4 1"] * 2}
-    doubled = studies._table_1([off]).outcomes["simulator"].values[0]
+    doubled = studies._table_1([off], exact).outcomes["simulator"].values[0]
     assert doubled is not None and doubled > 0.1

@@ -428,7 +428,20 @@ def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Exhibit]:
             rows,
         ),
         PaperTable("Table 3", "Replicas", "What was planned.", ["case", "small", "middle", "large"], shapes),
+        _by_system(cases),
     ]
+
+
+def _by_system(cases: dict[Case, Measurement]) -> PaperTable:
+    systems = [name for name in (*SYSTEMS, *READINGS) if all(name in each["runs"] for each in cases.values())]
+    rows: list[Row] = []
+    for case, each in cases.items():
+        means = [
+            [fmean(_values(each, name, key)) for key in ("p95_s", "quality", "throughput_rps")] for name in systems
+        ]
+        rows.append([_name(case), *(f"{p95_s:.1f} at {quality:.1f}, {rps:.0f}/s" for p95_s, quality, rps in means)])
+    shows = "Means: p95 latency (s) at the quality reached, and what lasts. On requests that no plan was made on."
+    return PaperTable("Figures 5 and 6", "Every system", shows, ["case", *systems], rows)
 
 
 def _name(case: Case) -> str:

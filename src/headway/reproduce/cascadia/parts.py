@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from headway import catalog
 from headway.core.errors import HeadwayError
@@ -15,6 +16,7 @@ from headway.planning.cascade.cascadia import plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
+from headway.planning.cascade.problem import Replicas, ReplicaSet
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.reproduce.cascadia.setup import NUM_GPUS, planning_case
 from headway.reproduce.tasks import Measurement
@@ -30,13 +32,15 @@ GPUS = 8
 TABLE_1 = {(1, 4, 1): 0.21, (1, 2, 2): 0.26, (1, 1, 4): 0.27, (2, 1, 2): 0.33, (2, 2, 1): 0.40, (2, 4, 1): 0.41,
            (2, 2, 2): 0.55}  # fmt: skip
 """(DP, TP, PP) -> requests/s that the paper measured."""
+MEMORY = (1.0, 1.5)
+"""Times the memory of a GPU."""
 SIZES = (16, 32, 48, 64, 80)
 """GPUs of Figure 10."""
 
 
-def strategies(seed: int) -> Measurement:
-    """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2)."""
-    case, rps_by_strategy = planning_case("deepseek", 1, 80.0), Measurement()
+def strategies(seed: int, memory: float = 1.0) -> Measurement:
+    """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2), with so many times their memory."""
+    case, rps_by_strategy = _with_memory(planning_case("deepseek", 1, 80.0), memory), Measurement()
     for model in case.problem.models[:2]:
         for name, mean in OUTPUTS.items():
             rows = _rows(PROMPT_TOKENS, mean, 600, seed)
@@ -48,11 +52,37 @@ def strategies(seed: int) -> Measurement:
     return rps_by_strategy
 
 
-def table_1(seed: int) -> Measurement:
-    """Throughput of Llama 3 70B with prompts of 1600 and answers of 16 tokens, by (DP, TP, PP) (Table 1)."""
-    case = planning_case("llama", 1, 80.0)
+def table_1(seed: int, memory: float = 1.0) -> Measurement:
+    """Throughput of Llama 3 70B with prompts of 1600 and answers of 16 tokens, by (DP, TP, PP) (Table 1).
+
+    `memory`: times that of the GPU.
+    """
+    case = _with_memory(planning_case("llama", 1, 80.0), memory)
     rows = _rows(1600, 16, 300, seed)
     return {f"{dp} {tp} {pp}": _throughput(case, case.problem.names[1], dp, tp, pp, rows) for dp, tp, pp in TABLE_1}
+
+
+def half_parallelism(rate_rps: float) -> Measurement:
+    """p95 of 70B on 12 GPUs with three replicas of four and with six of two, by the GPU's memory (4.3).
+
+    Its weights take 140 of the 160 GB that two GPUs have.
+    """
+    case = planning_case("deepseek", 1, 90.0, rate_rps)
+    model, lengths = case.problem.models[1], case.problem.lengths(1, np.ones(len(case.problem.scores), bool))
+    return {
+        f"{times:g}": [
+            evaluator_of(_with_memory(case, times)).p95_latency_s(
+                model, ReplicaSet((Replicas(tp, 1, 12 // tp),)), rate_rps, lengths
+            )
+            for tp in (4, 2)
+        ]
+        for times in MEMORY
+    }
+
+
+def _with_memory(case: PlanningRequest, times: float) -> PlanningRequest:
+    gpu = structs.replace(case.problem.gpu, memory_bytes=times * case.problem.gpu.memory_bytes)
+    return replace(case, problem=replace(case.problem, gpu=gpu))
 
 
 def _rows(prompt: int, output: int, num: int, seed: int) -> Workload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from statistics import fmean
 
 from headway.reproduce import charts
@@ -34,7 +33,7 @@ def of_deepseek(runner: Runner, cases: Cases, rates: Rates) -> Findings:
     if runner.wants(*claims.JUDGE):
         findings += _judge_on_gpus(runner, cases, rate["rate_rps"])
     if runner.wants(*claims.SHAPE):
-        findings += _other_shape(cases[TRACE_1[0]])
+        findings += _other_shape(runner, cases[TRACE_1[0]], rate["rate_rps"])
     if runner.wants(*claims.SIZES):
         findings += _sizes(runner, rate["rate_rps"])
     if runner.wants(*claims.DRIFT):
@@ -46,14 +45,22 @@ def of_deepseek(runner: Runner, cases: Cases, rates: Rates) -> Findings:
     return findings
 
 
-def _other_shape(case: Measurement) -> Findings:
+def _other_shape(runner: Runner, case: Measurement, rate_rps: float) -> Findings:
     if not case["other shape"]:
         why = f"The plan is {case['plans']['cascadia']['labels'][1]}; half does not fit."
         return Findings({"other-shape": Finding([None], why)})
-    parts = [f"{own_s:.3g} s as planned, {other_s:.3g} s with half at {load:.0%} of the rate: {1 - own_s / other_s:.1%}"
-             for load, (own_s, other_s) in zip(runs.LOADS, case["other shape"], strict=True)]  # fmt: skip
+    loads = [f"{load:.0%} of the rate {_cost(both)}"
+             for load, both in zip(runs.LOADS, case["other shape"], strict=True)]  # fmt: skip
+    by_memory = runner.run({"half": Call(parts.half_parallelism, {"rate_rps": rate_rps})})["half"]
+    memory = [f"with {times} times the GPU's memory {_cost(both)}" for times, both in by_memory.items()]
     own_s, other_s = case["other shape"][0]
-    return Findings({"other-shape": Finding([1 - own_s / other_s], f"p95 of the stage: {'; '.join(parts)}.")})
+    why = f"p95 of the stage as planned and with half: at {', '.join(loads)}. On 12 GPUs {', '.join(memory)}."
+    return Findings({"other-shape": Finding([1 - own_s / other_s], why)})
+
+
+def _cost(both: Sequence[float]) -> str:
+    own_s, other_s = both
+    return f"{own_s:.3g} and {other_s:.3g} s ({1 - own_s / other_s:.1%})"
 
 
 def _judge_on_gpus(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
@@ -196,7 +203,7 @@ def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Findings:
             }
         )
     if runner.wants(*claims.REGRET):
-        findings += _wrong(runner.repeat("wrong", judges.wrong, arguments))
+        findings += _wrong(runner.repeat("wrong", judges.wrong, arguments, seeds))
     return findings
 
 
@@ -313,9 +320,11 @@ def of_parts(runner: Runner) -> Findings:
     """Replica shapes, and the simulator's error."""
     findings = Findings({})
     if runner.wants(*claims.FIGURE_2):
-        findings += _strategies(runner.repeat("shapes", parts.strategies, {}))
+        more = runner.repeat("shapes, more memory", parts.strategies, {"memory": parts.MEMORY[-1]}, runner.seeds[:1])
+        findings += _strategies(runner.repeat("shapes", parts.strategies, {}), more[0])
     if runner.wants(*claims.TABLE_1):
-        findings += _table_1(runner.repeat("table 1", parts.table_1, {}))
+        more = runner.repeat("table 1, more memory", parts.table_1, {"memory": parts.MEMORY[-1]}, runner.seeds[:1])
+        findings += _table_1(runner.repeat("table 1", parts.table_1, {}), more[0])
     return findings
 
 
@@ -327,22 +336,20 @@ def _by_workload(measured: Measurement) -> dict[str, dict[str, float]]:
     return by_workload
 
 
-def _strategies(measured_by_seed: list[Measurement]) -> Findings:
+def _strategies(measured_by_seed: list[Measurement], more_memory: Measurement) -> Findings:
     """Figure 2 and its claims."""
-    effects, roomy, varies, why = list[float](), list[float](), list[bool](), ""
+    effects, varies, why = list[float](), list[bool](), ""
     for measured in measured_by_seed:
         by_workload = _by_workload(measured)
-        effects.append(max(max(each.values()) / min(each.values()) for each in by_workload.values()))
-        least = [_with_room(name, each) for name, each in by_workload.items()]
-        roomy.append(max(max(each.values()) / min(each.values()) for each in least))
+        effects.append(_effect(measured))
         best = {name: max(each, key=each.__getitem__) for name, each in by_workload.items()}
         varies.append(len(set(best.values())) > 1)
         why = "; ".join(f"{name}: {shape}" for name, shape in best.items())
     outcomes = {
         "strategy-effect": Finding(
             effects,
-            "Where it matters most, on 8 GPUs; shapes that do not fit are left out. Without replicas of 70B on two "
-            f"GPUs, whose weights leave hardly any cache: {fmean(roomy):.3g}x.",
+            "Where it matters most, on 8 GPUs; shapes that do not fit are left out. Two GPUs have hardly any cache "
+            f"beside the weights of 70B: with {parts.MEMORY[-1]:g} times the memory it is {_effect(more_memory):.3g}x.",
         ),
         "strategy-varies": Finding(varies, f"The best (DP, TP, PP): {why}."),
     }
@@ -357,26 +364,31 @@ def _strategies(measured_by_seed: list[Measurement]) -> Findings:
     )
 
 
-def _with_room(workload: str, by_shape: dict[str, float]) -> dict[str, float]:
-    """Without the shapes that give a replica of 70B two GPUs."""
-    shapes = {shape: [int(each) for each in shape.strip("()").split(", ")] for shape in by_shape}
-    return {shape: rps for shape, rps in by_shape.items() if "70b" not in workload or prod(shapes[shape][1:]) > 2}
+def _effect(measured: Measurement) -> float:
+    """How many times the throughput of the worst shape the best one has, where that is most."""
+    return max(max(each.values()) / min(each.values()) for each in _by_workload(measured).values())
 
 
-def _table_1(measured_by_seed: list[Measurement]) -> Findings:
+def _table_1(measured_by_seed: list[Measurement], more_memory: Measurement) -> Findings:
     """Errors after scaling all shapes by one factor, as the paper gives neither GPUs nor rates."""
-    errors, roomy, rows = list[float](), list[float](), list[Row]()
+    errors, rows = list[float](), list[Row]()
     for measured in measured_by_seed:
-        pairs = {shape: (real, measured[" ".join(map(str, shape))]) for shape, real in parts.TABLE_1.items()}
-        errors.append(_mean_error(list(pairs.values())))
-        roomy.append(_mean_error([pair for shape, pair in pairs.items() if prod(shape[1:]) > 2]))
-        factor = _factor(list(pairs.values()))
-        rows = [[str(shape), real, ours * factor, ours] for shape, (real, ours) in pairs.items()]
-    why = (f"Without the two shapes that give a replica two GPUs, where the weights leave hardly any cache: "
-           f"{fmean(roomy):.1%}.")  # fmt: skip
+        pairs = _pairs(measured)
+        errors.append(_mean_error(pairs))
+        factor = _factor(pairs)
+        rows = [
+            [str(shape), real, ours * factor, ours] for shape, (real, ours) in zip(parts.TABLE_1, pairs, strict=True)
+        ]
+    why = (f"Two GPUs have hardly any cache beside the weights: with {parts.MEMORY[-1]:g} times the memory it is "
+           f"{_mean_error(_pairs(more_memory)):.1%}.")  # fmt: skip
     heads = ["(DP, TP, PP)", "paper (requests/s)", "scaled", "Headway (requests/s)"]
     table = PaperTable("Table 1", "The simulator", "Llama 3 70B, 1600 and 16 tokens.", heads, rows)
     return Findings({"simulator": Finding(errors, why)}, [table])
+
+
+def _pairs(measured: Measurement) -> list[tuple[float, float]]:
+    """The paper's and our throughput of each shape."""
+    return [(real, measured[" ".join(map(str, shape))]) for shape, real in parts.TABLE_1.items()]
 
 
 def _factor(pairs: Sequence[tuple[float, float]]) -> float:
