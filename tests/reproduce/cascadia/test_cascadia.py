@@ -11,7 +11,7 @@ from headway.catalog import coefficients
 from headway.core.fleet import Parallel
 from headway.perf.step import StepModel
 from headway.planning.cascade.rehearsal import simulated
-from headway.reproduce.cascadia import CLAIMS, claims, drift, judges, outcomes, parts, runs, setup, studies
+from headway.reproduce.cascadia import CLAIMS, claims, drift, judges, outcomes, paper_plans, parts, runs, setup, studies
 from headway.reproduce.claims import AtLeast, Between, EverySeed
 from headway.reproduce.findings import Finding, Findings, PaperTable
 from headway.reproduce.runner import Runner
@@ -212,6 +212,7 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
             "judge_on_gpus": of_judge,
         },
         drift: {"drift": drifted},
+        paper_plans: {"paper_plan": case},
         parts: {
             "scheduling": lambda given: {"plan_s": 10.0 + 90 * off, "evaluations": 100},
             "strategies": lambda given: by_shape,
@@ -246,6 +247,15 @@ def _measured_fast(**arguments: object) -> Measurement:
 
 def _rated_fast(**arguments: object) -> Measurement:
     return {"rate_rps": 30.0, "capacity_rps": 32.0, "lone_s": 5.0, "lone": {"a": [1.0, 50.0], "b": [2.0, 60.0]}}
+
+
+def test_the_papers_plans_use_the_gpus_and_models_that_it_says() -> None:
+    for row, (_, trace, q_min) in enumerate(claims.CASES):
+        case = setup.planning_case("deepseek", trace, q_min)
+        plan = paper_plans.plan_of_tables(case, row)
+        assert sum(stage.num_gpus for stage in plan.stages) == 32
+        assert [sum(part.num_gpus for part in stage.replicas) for stage in plan.stages] == list(TABLE_2[row].gpus)
+        assert len(plan.thresholds) == sum(bool(stage.replicas) for stage in plan.stages) - 1
 
 
 def test_what_lasts_is_below_a_rate_at_which_queues_grow() -> None:

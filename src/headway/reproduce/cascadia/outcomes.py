@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from headway.reproduce import charts
-from headway.reproduce.cascadia import claims, runs, studies
+from headway.reproduce.cascadia import claims, paper_plans, runs, studies
 from headway.reproduce.cascadia.claims import CASES, EXAMPLE, LLAMA
 from headway.reproduce.cascadia.setup import NUM_GPUS
 from headway.reproduce.findings import Exhibit, Figure, Finding, Findings, PaperTable, Row
@@ -42,6 +42,8 @@ def findings(runner: Runner) -> Findings:
             outcomes |= _end_to_end(cases, judged_seeds(runner))
             if runner.wants(*PLANNED_FOR_MORE):
                 outcomes = _planned_for_more(runner, cases, rates, outcomes)
+            if runner.wants(*BY_PAPERS_PLANS):
+                outcomes = _papers_plans(runner, cases, rates, outcomes)
             if runner.wants(*claims.ABLATIONS):
                 found = _ablations(runner, cases, rates)
                 outcomes, exhibits = outcomes | dict(found.outcomes), [*exhibits, *found.exhibits]
@@ -78,6 +80,9 @@ END_TO_END = (
 
 PLANNED_FOR_MORE = ("headline-throughput", "throughput-cascade-serve", "cost-cascade-serve")
 """Claims whose reason is the rate that plans are made for."""
+
+BY_PAPERS_PLANS = ("headline-throughput", "throughput-stand-alone", "throughput-most")
+"""Claims to which the paper's own plans, simulated here, are compared."""
 
 
 def judged_seeds(runner: Runner) -> Sequence[int]:
@@ -306,6 +311,24 @@ def _planned_for_more(
     added = {name: Finding(each.values, f"{each.why} {why}") for name, each in outcomes.items()
              if name in PLANNED_FOR_MORE}  # fmt: skip
     return outcomes | added
+
+
+def _papers_plans(
+    runner: Runner, cases: dict[Case, Measurement], rates: Any, outcomes: dict[str, Finding]
+) -> dict[str, Finding]:
+    """The findings with what the paper's own plans sustain here."""
+    tasks = {}
+    for case in CASES:
+        arguments = {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}
+        tasks["paper", *case] = Call(paper_plans.paper_plan, arguments | {"seeds": list(runner.seeds)})
+    text, means = [], list[float]()
+    for case, measured in zip(CASES, runner.run(tasks).values(), strict=True):
+        alone = _values(cases[case], "stand-alone", "throughput_rps")
+        means.append(fmean(_values(measured, "cascadia", "throughput_rps")) / fmean(alone))
+        text.append(f"{_name(case)}: {means[-1]:.2f}x")
+    why = f"The paper's own plans (Tables 2 and 3) have here {'; '.join(text)}; {fmean(means):.2f}x on average."
+    return outcomes | {name: Finding(each.values, f"{each.why} {why}") for name, each in outcomes.items()
+                       if name in BY_PAPERS_PLANS}  # fmt: skip
 
 
 def _ablations(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> Findings:
