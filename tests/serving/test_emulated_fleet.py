@@ -82,6 +82,18 @@ def test_a_pool_is_found_by_its_name(tmp_path: Path) -> None:
         pool_of(chosen, None)
 
 
+def test_engines_need_no_secrets_of_the_gateway(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        "fleet: [{name: a, model: qwen3-8b, gpu: h100, endpoints: ['http://h:1'], api_key: '${ENGINE_KEY}'}]\n"
+        "gateway: {api_keys: ['${NO_SUCH_SUM}']}\n"
+    )
+    chosen = serving.read_engines(path)
+    assert pool_of(chosen, "a").name == "a"
+    (pool,) = emulated(chosen, path).spec.fleet
+    assert pool.processes is not None and pool.api_key == ""
+
+
 def test_variants_have_names() -> None:
     chosen = serving.read(builtin("headway"))
     assert variant(chosen, "least loaded").spec.policies.routing == "least-loaded"

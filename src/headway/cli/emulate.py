@@ -215,6 +215,6 @@ def _of_scenario(file: Path, pool_name: str | None, flags: dict[str, Any]) -> tu
     from headway.config.scenario import StepTimes
     from headway.serving import emulated_fleet
 
-    chosen = serving.read(file)
+    chosen = serving.read_engines(file)
     pool = emulated_fleet.pool_of(chosen, pool_name)
     return pool, StepTimes(chosen)(pool)

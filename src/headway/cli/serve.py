@@ -238,6 +238,9 @@ def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> No
         if not (pool.replicas or served.endpoints):
             continue  # a shape for later plans
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")
+    for model, others in plan.fallbacks.models.items():
+        when = ", ".join(plan.policies.fallback.when) or "never"
+        click.echo(f"  {model} falls back to {', then '.join(others)}: {when}")
     at = plan.policies.ordering_at
     where = f" at the {at}" if at != "both" else " at gateway and replica"
     window = plan.policies.window

@@ -259,6 +259,11 @@ class Control:
         self._place_at(target, live, now, jumps_queue=False, exclude=None)
         return True
 
+    def has_fallback(self, live: Live) -> bool:
+        """Whether the request has a fallback, up or not, for when its service rejects it."""
+        fallback = self._fallback_of(live) if self.fallbacks else None
+        return fallback is not None and fallback.allows("rejects")
+
     def may_fall_back(self, live: Live) -> bool:
         """Whether a fallback takes the request if its service rejects it now."""
         fallback = self._fallback_of(live)

@@ -1,5 +1,5 @@
 """Serves a fleet file: by a gateway, with emulated engines, or as manifests for other systems."""
 
-from headway.serving.gateway import load, plan, read
+from headway.serving.gateway import load, plan, read, read_engines
 
-__all__ = ["load", "plan", "read"]
+__all__ = ["load", "plan", "read", "read_engines"]

@@ -57,6 +57,13 @@ def read(path: Path) -> Scenario:
     return dataclasses.replace(chosen, document={**chosen.document, "gateway": data["gateway"]})
 
 
+def read_engines(path: Path) -> Scenario:
+    """The scenario of a fleet file for its engines, which need none of the gateway's secrets."""
+    data, places = read_document(path)
+    data.setdefault("workload", NO_WORKLOAD)
+    return scenario.assemble(data, places, path.parent)
+
+
 def load(
     path: Path, change: Callable[[Scenario], Scenario] = lambda scenario: scenario
 ) -> tuple[Scenario, ServingPlan]:

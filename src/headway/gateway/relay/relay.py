@@ -451,7 +451,7 @@ class Relay:
             await self._wait_for_prefill_leg()
             self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
         else:
-            if is_too_long(status, data) and self._dispatch is None:
+            if self.in_flight.has_fallback and self._dispatch is None and is_too_long(status, data):
                 raise TooLongError(status, data)
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
             data, content_type = openai_error(status, data), "application/json"
@@ -565,7 +565,7 @@ class Relay:
             self._count_break(replica)
         has_output = self._meter.partial.tokens or self._meter.passthrough is not None
         if self._num_failures >= self._max_attempts:
-            if self._has_begun or self._doubted is not None:
+            if self._has_begun or self._doubted is not None or not in_flight.has_fallback:
                 raise self._failure()
             scheduler.release(in_flight, ReleaseReason.EXHAUSTED)
             return

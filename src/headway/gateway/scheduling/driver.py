@@ -461,6 +461,7 @@ class Driver:
         request.replica = endpoint = self.replicas[replica]
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
         request.has_peer = len(self.services[live.model].members) > 1
+        request.has_fallback = self.control.has_fallback(live)
         live.replica, live.enqueued_s = replica, now
         live.enter(WAITING)
         request.reservation = reservation = endpoint.reserve(live)
@@ -471,6 +472,7 @@ class Driver:
         """Reserve places at both replicas of a single-phase pair, and wake the request's task."""
         request, prefiller, decoder = self.requests[live.id], self.replicas[prefill], self.replicas[live.decode_replica]
         request.is_prefill_only = request.has_stored_kv = False
+        request.has_fallback = self.control.has_fallback(live)
         request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
         live.replica, live.decode_replica, live.enqueued_s = decoder.id, -1, now
         live.enter(WAITING)

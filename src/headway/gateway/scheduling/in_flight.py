@@ -144,6 +144,8 @@ class InFlightRequest:
     """Set while a dual dispatch's prefill replica computes the prompt."""
     has_peer: bool = False
     """The model has other replicas, which may judge the present one's refusal."""
+    has_fallback: bool = False
+    """Another model may answer if the present one's replicas cannot."""
     waits_for_client: bool = False
     """The client reads slowly, and the engine's answer is not read meanwhile."""
     is_unstreamed: bool = False

@@ -75,7 +75,7 @@ class PendingRequest(InFlightRequest):
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
         """Take over the scheduler's state; `replica` is None while the request is held."""
-        self.slot, self.has_peer = state.slot, state.has_peer
+        self.slot, self.has_peer, self.has_fallback = state.slot, state.has_peer, state.has_fallback
         live = self.live
         if state.stage_index != live.stage_index:
             live.generated_tokens = live.reasoning_tokens = 0

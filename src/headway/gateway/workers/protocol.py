@@ -195,6 +195,7 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     """The prefill replica of a dual dispatch."""
     has_peer: bool = False
     lora: str = ""
+    has_fallback: bool = False
     fallback: tuple[str, FallbackReason] | None = None
     """The model that was asked for and why another one is to answer; None: it answers itself."""
 

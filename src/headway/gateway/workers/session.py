@@ -130,6 +130,7 @@ class WorkerSession:
         self.send_replica(request.replica)
         message = self._assigned(request, request.replica.id)
         message.slot, message.has_peer = request.reservation.slot, request.has_peer
+        message.has_fallback = request.has_fallback
         if request.prefill_leg is not None:
             self.send_replica(request.prefill_leg.replica)
             message.prefill_replica = request.prefill_leg.replica.id
