@@ -10,9 +10,10 @@ from statistics import median
 
 from click import echo
 
+from headway.control import token_blocks
 from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
-from headway.gateway.kv_events import token_blocks, wire
+from headway.gateway.kv_events import wire
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
 
 BLOCK = 16

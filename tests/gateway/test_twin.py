@@ -97,6 +97,14 @@ def fallback(**config: Any) -> dict[str, Any]:
     return {**day, "fleet": [own, hosted]}
 
 
+def sharing(routing: str) -> dict[str, Any]:
+    """Prompts that begin with one of six texts, which the gateway expects where it placed them before."""
+    day = pool(routing)
+    prompts = {"kind": "uniform", "min": 20, "max": 200}
+    load = {**day["workload"], "prompt_tokens": prompts, "prefixes": {"num_groups": 6, "prefix_tokens": 512}}
+    return {**day, "workload": load, "observe": {**day["observe"], "cache": {"source": "placements"}}}
+
+
 DAYS = {
     **{routing: pool(routing) for routing in ("least-loaded", "power-of-two", "headway")},
     "little room": pool("least-kv", room_tokens=3_000),
@@ -114,6 +122,7 @@ DAYS = {
     "adapters, crowded": adapters("lora-affinity", max_loras=1),
     "fallback, with overheads": fallback(),
     "fallback and back, with overheads": fallback(return_s=1.0, miss_share=0.6),
+    **{f"{routing}, shared prefixes": sharing(routing) for routing in ("lmetric", "dynamo-cost")},
     "pool, with overheads": pool("round-robin", engine="vllm-v1"),
     "pair, with overheads": combos(STRICT, engine="vllm-v1"),
 }

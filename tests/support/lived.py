@@ -9,6 +9,7 @@ import selectors
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def _runner(folder: Path) -> Iterator[asyncio.Runner]:
 
 
 async def _emulate(
-    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int = 0
+    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, caches_prefixes: bool
 ) -> None:  # fmt: skip
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
@@ -97,7 +98,9 @@ async def _emulate(
         config = replace(config, has_token_ids=False, has_single_token_chunks=True)
         bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
         surface = SglangSurface(SinglePhase(pool.role, bootstrap, 300.0))
-    app = emulator(lambda: emulated.EmulatedEngine(pool, ordering, link=link), config, surface)
+    app = emulator(
+        lambda: emulated.EmulatedEngine(pool, ordering, link=link, caches_prefixes=caches_prefixes), config, surface
+    )
     await stack.enter_async_context(app.router.lifespan_context(app))
     served = uvicorn.Config(app, http=http_protocol.LimitedHttpProtocol, lifespan="off", log_level="warning")
     served.load()
@@ -113,11 +116,12 @@ async def _emulate(
 
 async def _ask(
     app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int, tenant: str,
-    lora: str,
+    lora: str, shared: Sequence[tuple[int, int]],
 ) -> None:  # fmt: skip
-    """One request, in time."""
+    """One request, in time. `shared`: the ids and the tokens of its prompt's leading segments."""
     await asyncio.sleep(arrival_s - asyncio.get_running_loop().time())
-    prompt = [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens)]
+    prompt = [3 + (segment * 13 + i) % 30_000 for segment, tokens in shared for i in range(tokens)]
+    prompt += [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens - len(prompt))]
     body = {"model": lora or model, "prompt": prompt, "max_tokens": output_tokens, "stream": True, "priority": tier}
     reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
 
@@ -134,7 +138,9 @@ async def _ask(
 
 
 @asynccontextmanager
-async def _served(plan: ServingPlan, told: list[Decision], reasoning_tokens: int = 0) -> AsyncIterator[tuple[Any, Any]]:
+async def _served(
+    plan: ServingPlan, told: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False
+) -> AsyncIterator[tuple[Any, Any]]:
     """The gateway's application, and a function that returns the gateway."""
     gateways: list[Gateway] = []
 
@@ -146,7 +152,7 @@ async def _served(plan: ServingPlan, told: list[Decision], reasoning_tokens: int
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
-                await _emulate(stack, served.pool, ordering, url, reasoning_tokens)
+                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):
             yield app, lambda: gateways[0]
@@ -155,8 +161,9 @@ async def _served(plan: ServingPlan, told: list[Decision], reasoning_tokens: int
 async def _day(path: Path) -> tuple[Records, list[Decision]]:
     told: list[Decision] = []
     chosen, plan = serving.load(path)
-    async with _served(plan, told) as (app, gateway):
-        rows, model = _rows(scenario.Simulator().records(chosen)), next(iter(plan.names))
+    ran = scenario.Simulator().records(chosen)
+    async with _served(plan, told, caches_prefixes=ran.prefixes is not None) as (app, gateway):
+        rows, model = _rows(ran), next(iter(plan.names))
         await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
     return gateway().records(), told
 
@@ -183,13 +190,17 @@ async def _read(app: Any, at_s: float, body: dict[str, Any]) -> list[tuple[float
     return parts
 
 
-def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str, str]]:
-    """Arrival, prompt, answer, tier, the tenant, whose key is its name, and the adapter."""
+def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str, str, list[tuple[int, int]]]]:
+    """Arrival, prompt, answer, tier, the tenant, whose key is its name, the adapter, and the prompt's segments."""
     columns = [ran.workload[name].tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")]
     tiers = ran.workload["tier"].tolist() if "tier" in ran.workload else [0] * len(columns[0])
     tenants = [ran.tenants[code] for code in ran.workload["tenant"]] if ran.tenants else [""] * len(tiers)
     loras = [ran.loras[code] for code in ran.workload["lora"]] if ran.loras else [""] * len(tiers)
-    return zip(*columns, tiers, tenants, loras, strict=True)
+    shared: list[list[tuple[int, int]]] = [[] for _ in tiers]
+    if (prefixes := ran.prefixes) is not None:
+        segments = list(zip(prefixes.ids.tolist(), prefixes.tokens.tolist(), strict=True))
+        shared = [segments[first:end] for first, end in pairwise(prefixes.offsets.tolist())]
+    return zip(*columns, tiers, tenants, loras, shared, strict=True)
 
 
 def streams(

@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic
 from typing import SupportsIndex
 
+from headway.control import token_blocks
 from headway.control.live import ENDED, Live
 from headway.control.recorder import Recorder
 from headway.core.errors import HeadwayError
@@ -22,7 +23,6 @@ from headway.core.policy import Ordering
 from headway.core.request import Phase, Segment
 from headway.emulator.kv_events import KvEventPublisher, KvEventsConfig
 from headway.emulator.kv_exchange import KvExchange, KvGoneError, KvLink, KvSource
-from headway.gateway.kv_events import token_blocks
 from headway.gateway.upstream.dialects import api_of
 from headway.sim.kernel import Kernel
 from headway.sim.replica import Replica

@@ -13,9 +13,10 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
+from headway.control import token_blocks
 from headway.control.cache_index import Change
 from headway.core.request import Segment
-from headway.gateway.kv_events import token_blocks, wire
+from headway.gateway.kv_events import wire
 
 _MOST_UNPUBLISHED = 100_000
 """Blocks of the last prompts, which may come into the cache, that are remembered. Each takes about 300 bytes."""

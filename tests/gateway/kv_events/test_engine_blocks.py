@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from headway.control import token_blocks
 from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
-from headway.gateway.kv_events import token_blocks
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
 from headway.gateway.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 

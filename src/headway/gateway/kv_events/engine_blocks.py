@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from headway.control import token_blocks
 from headway.control.cache_index import Change
-from headway.gateway.kv_events import token_blocks
 from headway.gateway.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
 
 _ON_GPU, _SLOWER = 1, 2

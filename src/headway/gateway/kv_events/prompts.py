@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import count
 
+from headway.control import token_blocks
 from headway.core.request import Segment
-from headway.gateway.kv_events import token_blocks
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.upstream.engine import EngineEndpoint
 

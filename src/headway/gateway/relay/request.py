@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from headway.control import token_blocks
 from headway.core.request import Segment
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.relay import json_body
@@ -161,7 +162,7 @@ class ClientRequest(Struct):
             session_id = _number(hashlib.sha1(_bytes(self.session[:MAX_NAME_CHARS]), usedforsecurity=False).digest())
         return Features(
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
-            self.region, session_id, self.prefix() if self.blocks or len(self.text) >= _BLOCK_TOKENS else (),
+            self.region, session_id, self.prefix(),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
         )  # fmt: skip
 
@@ -169,6 +170,10 @@ class ClientRequest(Struct):
         """The prompt's leading segments. A segment's id is a hash of all text, or of all tokens, up to its end."""
         if self.blocks is not None:
             return self.blocks
+        if self.prompt_ids is not None:
+            return token_blocks.segments(self.prompt_ids, _BLOCK_TOKENS)
+        if len(self.text) < _BLOCK_TOKENS:
+            return ()
         data = memoryview(_bytes(self.text[: _MAX_SEGMENTS * BLOCK_BYTES]))
         chained, segments = hashlib.sha1(usedforsecurity=False), []
         for i in range(min(len(data) // BLOCK_BYTES, _MAX_SEGMENTS)):
