@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway import catalog
 from headway.control.policies import Policies
-from headway.core.fleet import Engine, Fleet, Pool
+from headway.core.fleet import DraftSchedule, Engine, Fleet, Pool, Speculative, by_rate
 from headway.core.pacer import Pacer
 from headway.core.record import MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, MoveOutcome, Records
 from headway.metrics import qoe
@@ -169,8 +169,18 @@ def test_the_time_to_the_client_changes_no_score() -> None:
     assert found(far, Pacer(0.25, 0.1)).qoe == pytest.approx(found(near, Pacer(0.25, 0.1)).qoe)
 
 
-def test_qoe_of_what_an_engine_records() -> None:
-    """Quanta, preemptions and the time to the client; more work than two replicas can do at reading pace."""
+@pytest.mark.parametrize("schedule", [None, (), ((1, 6, 3), (7, 40, 1))], ids=["plain", "drafts", "fewer-drafts"])
+def test_qoe_of_what_an_engine_records(schedule: DraftSchedule | None) -> None:
+    """Quanta, preemptions and the time to the client; more work than two replicas can do at reading pace.
+
+    With drafts, all tokens of an iteration arrive at once.
+    """
+    drafts = None
+    if schedule is not None:
+        drafts = Speculative(
+            method="ngram", num_speculative_tokens=3, acceptance=by_rate(0.6, 3),
+            num_speculative_tokens_per_batch_size=schedule,
+        )  # fmt: skip
     rng = np.random.default_rng(0)
     reasoning = rng.integers(0, 200, 150)
     columns = {
@@ -179,16 +189,21 @@ def test_qoe_of_what_an_engine_records() -> None:
         "output_tokens": reasoning + rng.integers(1, 200, 150),
         "reasoning_tokens": reasoning,
     }
-    engine = Engine("simulated", max_num_seqs=40, max_num_batched_tokens=512, response_overhead_s=0.004)
+    engine = Engine(
+        "simulated", max_num_seqs=40, max_num_batched_tokens=512, response_overhead_s=0.004, speculative=drafts
+    )
     model, gpu = catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb")
     pool = Pool("main", model, gpu, engine, replicas=2, kv_capacity_tokens=12800)
     policies = Policies(resolve.router("pascal"), resolve.ordering({"name": "pascal", "quantum_tokens": 50}))
     source = TraceSource(Workload(columns))
-    records = simulate(Fleet((pool,)), source, policies, seed=1, line=lambda pool: lambda *batch: (0.012, 0.0, None))
+    step_s = 0.012 if schedule is None else 0.022 if schedule else 0.035
+    records = simulate(Fleet((pool,)), source, policies, seed=1, line=lambda pool: lambda *batch: (step_s, 0.0, None))
     got, pacer = found(records, Pacer(0.5, 0.03)), Pacer(0.5, 0.03)
     assert records.requests["preemptions"].sum() > 100
     assert 0.1 < (got.qoe < 0.95).mean() < 0.9
     times = token_times(records, range(150))
+    assert [len(times[id]) for id in records.requests["request"]] == records.requests["generated_tokens"].tolist()
+    assert bool(records.drafts) == (drafts is not None)
     for row, id in enumerate(records.requests["request"].tolist()):
         seen_s = (times[id] + 0.004).tolist()
         answer = seen_s[reasoning[id] :]

@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headway.core.record import FALLBACK, MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, Columns
+from headway.core.record import (
+    DRAFT_COLUMNS,
+    FALLBACK,
+    MOVE_COLUMNS,
+    REQUEST_COLUMNS,
+    SEGMENT_COLUMNS,
+    STRETCH_COLUMNS,
+    Columns,
+)
 
 _CODES = {
     "request": "q", "outcome": "b", "attempts": "h", "attempt": "h", "preemptions": "i", "replica": "i",
     "generated_tokens": "i", "cached_prompt_tokens": "i", "joined_tick": "q", "left_tick": "q", "cause": "b",
     "tick": "q", "iterations": "i", "num_decode": "i", "prefill_tokens": "i", "context_tokens": "q", "num_waiting": "i",
-    "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q", "fallback": "b",
+    "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q", "fallback": "b", "tokens": "h",
 }  # fmt: skip
 """Type codes of `struct` and NumPy. All other columns are seconds, as doubles."""
 
@@ -113,10 +121,11 @@ class Recorder:
         self.segments = Table(SEGMENT_COLUMNS)
         self.stretches = Table(STRETCH_COLUMNS[:-1])
         self.moves = Table(MOVE_COLUMNS)
+        self.drafts = Table(DRAFT_COLUMNS)
 
     def flush(self) -> None:
         """Reduce the memory that the tables take. Call at intervals."""
-        for table in (self.requests, self.segments, self.stretches, self.moves, self.fallbacks):
+        for table in (self.requests, self.segments, self.stretches, self.moves, self.drafts, self.fallbacks):
             if table is not None:
                 table.flush()
 

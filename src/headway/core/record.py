@@ -1,14 +1,16 @@
 """The records of a run, as columns: all that metrics may read.
 
-There are five tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request
+There are six tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request
 in a batch. `stretches`: one row per run of iterations of a replica with a constant batch. `moves`: one row per move of
-a request between replicas. `replicas`: one row per replica. Times are seconds since the start of the workload; NaN:
+a request between replicas. `drafts`: one row per iteration of a request that accepted drafted tokens. `replicas`: one
+row per replica. Times are seconds since the start of the workload; NaN:
 the event never happened.
 
 A *tick* is an iteration in which the decoding requests of a replica each gain a token; ticks are numbered per
 replica from 1. Tick `tick + k` of a stretch (k = 1..iterations) ends at
 `start_s + k*a_s + b_s*k*(k-1)/2` (`boundary_s`). A segment with `joined_tick` j and `left_tick` l produced a token
-at each of the ticks j+1..l, and before them one at `prefill_end_s` where that is not NaN.
+at each of the ticks j+1..l, and before them one at `prefill_end_s` where that is not NaN. With speculative decoding,
+`drafts` has the tokens that a tick gave it beyond the first.
 """
 
 from __future__ import annotations
@@ -100,6 +102,9 @@ STRETCH_COLUMNS = (
 MOVE_COLUMNS = ("request", "source", "target", "start_s", "paused_s", "end_s", "kv_tokens", "num_bytes", "outcome")
 """`paused_s` is when the request stopped decoding at the source (NaN: it never did, or did not decode)."""
 
+DRAFT_COLUMNS = ("request", "replica", "tick", "tokens")
+"""`tokens` were accepted by the request at this tick of the replica, beyond the one that every tick gives."""
+
 
 class ReplicaRecord(Struct, frozen=True):
     """One replica and its lifetime."""
@@ -181,6 +186,8 @@ class Records(Struct):
     """Price of judging one answer of a cascade."""
     moves: Columns = field(default_factory=dict)
     """Empty if no request could move."""
+    drafts: Columns = field(default_factory=dict)
+    """Empty if no replica speculates."""
     tenants: tuple[str, ...] = ()
     """Tenants' names by the workload's `tenant` codes."""
     loras: tuple[str, ...] = ()

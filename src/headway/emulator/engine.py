@@ -281,7 +281,7 @@ class EmulatedEngine:
 
 def _discarding_recorder() -> Recorder:
     recorder = Recorder()
-    for table in (recorder.requests, recorder.segments, recorder.stretches, recorder.moves):
+    for table in (recorder.requests, recorder.segments, recorder.stretches, recorder.moves, recorder.drafts):
         table.write = _discard
     return recorder
 

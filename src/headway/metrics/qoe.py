@@ -10,7 +10,7 @@ been read. So with n tokens
 
 which is above 0, and 1 exactly if no token was late. Lateness `r_k - e_k` is `a_0 - start` plus the largest of
 `a_j - a_0 - j*tpot_s`, j = 0..k. It can grow only at a token that comes more than `tpot_s` after the previous one, so
-the other tokens are only counted.
+the other tokens are only counted. All tokens of an iteration with accepted drafts arrive at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from headway.core.pacer import Pacer
 from headway.core.record import Columns, Records
 from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, ranges, rows_by_code
-from headway.metrics.tokens import TickClock, TokenSegments, clocks
+from headway.metrics.tokens import AcceptedTokens, TickClock, TokenSegments, clocks
 
 VIOLATED = 0.95
 """A lower QoE violates the SLO of the answering phase (PASCAL, section III-B)."""
@@ -129,7 +129,8 @@ def _answers(records: Records, ids: Ints, ticks: TicksAfterGaps, tpot_s: float) 
     """Timing of requests with at least one answering token, in the order of `ids`."""
     wanted: Mask = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[ids] = True
-    parts = AnswerParts(TokenSegments(records.segments, wanted), _reasoning_tokens(records))
+    accepted = AcceptedTokens(records.drafts)
+    parts = AnswerParts(TokenSegments(records.segments, wanted), _reasoning_tokens(records), accepted)
     token, time_s, begun_s = parts.late_candidates(ticks)
     starts = np.flatnonzero(token == 0)  # one per request
     sizes = np.diff(starts, append=len(token))
@@ -151,10 +152,11 @@ def _answers(records: Records, ids: Ints, ticks: TicksAfterGaps, tpot_s: float) 
 class AnswerParts:
     """The parts of answers generated in one segment each, by request and then by time."""
 
-    def __init__(self, segments: TokenSegments, reasoning_tokens: Ints) -> None:
+    def __init__(self, segments: TokenSegments, reasoning_tokens: Ints, accepted: AcceptedTokens) -> None:
         rows = segments.rows[np.lexsort((segments.table["end_s"][segments.rows], segments.request(segments.rows)))]
         request, joined, begun = segments.request(rows), segments.joined(rows), ~np.isnan(segments.prefill_end_s(rows))
-        count = segments.left(rows) - joined + begun
+        left, replica = segments.left(rows), ints(segments.table, "replica", rows)
+        count = left - joined + begun + accepted.between(request, replica, joined, left)
         so_far = np.cumsum(count) - count
         new = np.flatnonzero(np.diff(request, prepend=-1))
         so_far -= np.repeat(so_far[new], np.diff(new, append=len(rows)))
@@ -168,9 +170,28 @@ class AnswerParts:
         """Whether a prefill generated the first token; ticks generate all others."""
         self.prefill_s = segments.prefill_end_s(rows[answering])
         self.admitted_s = floats(segments.table, "admitted_s", rows[answering])
-        self.left = segments.left(rows[answering])
-        self.first_tick: Ints = self.left - self.count + self.prefilled + 1
+        self.left = left[answering]
+        self._accepted, self._replica, self._joined = accepted, replica[answering], joined[answering]
+        self._before: Ints = (reasoned - begun)[answering]
+        """Tokens of the part's ticks that belong to the reasoning; -1: the prefill's token is the answer's first."""
+        self.first_tick: Ints = self._tick_of(np.maximum(self._before, 0) + 1)
         self.by_replica = rows_by_code(segments.table["replica"][rows[answering]])
+
+    def _generated(self, part: Rows, tick: Ints) -> Ints:
+        """Tokens that the ticks of these parts have given by the end of `tick`."""
+        joined = self._joined[part]
+        given = self._accepted.between(self.request[part], self._replica[part], joined, tick)
+        return np.asarray(tick - joined + given)
+
+    def _tick_of(self, tokens: Ints) -> Ints:
+        """The first tick of each part by which it has this many tokens; the one after the last if it never has."""
+        every = np.arange(len(self.request))
+        low, high = self._joined + 1, self.left + 1
+        while (low < high).any():
+            middle = (low + high) // 2
+            enough = self._generated(every, middle) >= tokens
+            low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
+        return np.asarray(low)
 
     def num_tokens(self) -> Ints:
         return np.add.reduceat(self.count, np.flatnonzero(self.token == 0))
@@ -195,7 +216,8 @@ class AnswerParts:
             tick = np.concatenate((tick, after_gaps[ranges(low, high - low)]))
             part = np.concatenate((here, np.repeat(here, high - low)))
             parts.append(part)
-            tokens.append(self.token[part] + self.prefilled[part] + tick - self.first_tick[part])
+            answered = self._generated(part, tick - 1) - self._before[part]
+            tokens.append(self.token[part] + np.maximum(answered, 0))
             times_s.append(clock.at_s(tick))
         part, token, time_s = np.concatenate(parts), np.concatenate(tokens), np.concatenate(times_s)
         order = np.argsort((np.cumsum(self.count) - self.count - self.token)[part] + token, kind="stable")

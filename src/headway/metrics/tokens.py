@@ -95,6 +95,35 @@ class TickClock:
         yield gap_runs(a_s + b_s, b_s, self.iterations[inside] - 1, seen)
 
 
+class AcceptedTokens:
+    """Tokens that iterations gave to requests beyond one each, by request, replica and tick."""
+
+    def __init__(self, drafts: Columns) -> None:
+        self._num_ticks = 1 + int(drafts["tick"].max(initial=0)) if drafts else 1
+        self._num_replicas = 1 + int(drafts["replica"].max(initial=0)) if drafts else 1
+        if drafts:
+            keys = self._keys(ints(drafts, "request"), ints(drafts, "replica"), ints(drafts, "tick"))
+            order = np.argsort(keys)
+            self._sorted, self._total = keys[order], np.append(0, np.cumsum(ints(drafts, "tokens")[order]))
+        else:
+            self._sorted, self._total = np.empty(0, np.int64), np.zeros(1, np.int64)
+
+    def _keys(self, request: Ints, replica: Ints, tick: Ints) -> Ints:
+        of_stay = request * self._num_replicas + np.minimum(replica, self._num_replicas - 1)
+        return np.asarray(of_stay * self._num_ticks + np.minimum(tick, self._num_ticks - 1))
+
+    def between(self, request: Ints, replica: Ints, after: Ints, until: Ints) -> Ints:
+        """Accepted at the ticks `after` + 1 to `until` of the replica."""
+        if not len(self._sorted):
+            return np.zeros(len(request), np.int64)
+        known = replica < self._num_replicas
+        ends = (
+            np.searchsorted(self._sorted, self._keys(request, replica, tick), side="right") for tick in (after, until)
+        )
+        before, so_far = (self._total[index] for index in ends)
+        return np.where(known, so_far - before, 0)
+
+
 class TokenSegments:
     """The segments, of the requests in the mask `wanted`, in which at least one token came."""
 
@@ -207,15 +236,17 @@ def token_times(records: Records, request_ids: Sequence[int]) -> dict[int, Float
     """Times of all output tokens of these requests, in order, by request id."""
     wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[np.asarray(request_ids, dtype=np.int64)] = True
-    segments = TokenSegments(records.segments, wanted)
+    segments, accepted = TokenSegments(records.segments, wanted), AcceptedTokens(records.drafts)
     begun = segments.prefilled(segments.rows)
     of_request, times_s = [segments.request(begun)], [segments.prefill_end_s(begun)]
     for replica, clock in clocks(records.stretches):
         rows = segments.by_replica.get(replica, _NO_ROWS)
         joined = segments.joined(rows)
         count = segments.left(rows) - joined
-        times_s.append(clock.at_s(ranges(joined + 1, count)))
-        of_request.append(np.repeat(segments.request(rows), count))
+        ticks, ids = ranges(joined + 1, count), np.repeat(segments.request(rows), count)
+        tokens = 1 + accepted.between(ids, np.full(len(ids), replica), ticks - 1, ticks)
+        times_s.append(np.repeat(clock.at_s(ticks), tokens))
+        of_request.append(np.repeat(ids, tokens))
     request, time_s = np.concatenate(of_request), np.concatenate(times_s)
     order = np.lexsort((time_s, request))
     request, time_s = request[order], time_s[order]

@@ -18,13 +18,15 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import FALLBACK, REQUEST_COLUMNS, Columns, Prefixes, Records, ReplicaRecord
+from headway.core.record import DRAFT_COLUMNS, FALLBACK, REQUEST_COLUMNS, Columns, Prefixes, Records, ReplicaRecord
 from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
 from headway.workload.table import NAMED
 
 METADATA = b"headway"
 _TOKEN_PRICES = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")
+DRAFTS = "drafts"
+"""A sixth table, of runs in which replicas speculate."""
 
 
 class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +55,9 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
         "moves": pa.table(records.moves),
         "replicas": replicas_table(records.replicas),
     }
+    if records.drafts:
+        tables[DRAFTS] = pa.table(records.drafts)
+    names = tuple(tables)
     num_rows = {name: table.num_rows for name, table in tables.items()}
     run = RunMetadata(
         dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd,
@@ -62,10 +67,10 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as beside:
-            for name in TABLES:
+            for name in names:
                 table = tables.pop(name).replace_schema_metadata(metadata)
                 parquet.write_table(table, Path(beside) / name, compression="zstd")
-            for name in TABLES:
+            for name in names:
                 os.replace(Path(beside) / name, folder / f"{name}.parquet")
     except OSError as error:
         raise HeadwayError(f"{folder}: records cannot be written ({error.strerror or error})") from None
@@ -78,6 +83,8 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     """
     tables = {name: _read(folder / f"{name}.parquet") for name in TABLES}
     run = _metadata(folder / "requests.parquet", tables["requests"])
+    if DRAFTS in run.num_rows:
+        tables[DRAFTS] = _read(folder / f"{DRAFTS}.parquet")
     for name, table in tables.items():
         if _metadata(folder / f"{name}.parquet", table) != run or table.num_rows != run.num_rows[name]:
             raise HeadwayError(f"{folder}: {name}.parquet and requests.parquet are not of the same run")
@@ -101,6 +108,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
         end_s=run.end_s,
         judge_usd=run.judge_usd,
         moves={name: _numpy(tables["moves"][name]) for name in tables["moves"].column_names},
+        drafts={name: _numpy(tables[DRAFTS][name]) for name in DRAFT_COLUMNS} if DRAFTS in tables else {},
         prefixes=None if prefix is None else Prefixes(prefix.offsets, prefix.ids, prefix.tokens),
     )
     return records, run.provenance

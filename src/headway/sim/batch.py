@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from headway.control.live import DECODING, NEVER, PREFILLING, WAITING, Live
-from headway.control.recorder import Table
+from headway.control.recorder import Recorder
 from headway.core.fleet import Engine, Pool
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
 from headway.core.record import Cause, MoveOutcome
@@ -26,7 +26,7 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_pack_segment", "_put_segment", "_window_ends", "adapters", "cache_changes", "checks",
+        "_drafts", "_pack_segment", "_put_segment", "_window_ends", "adapters", "cache_changes", "checks",
         "chunk_shapes", "chunk_tokens", "chunks",
         "context_offset", "decoding", "draft_slots", "engine",
         "expected_cached_tokens", "generated_offset", "growing", "host", "is_changed",
@@ -38,7 +38,7 @@ class Batch:
     )  # fmt: skip
 
     def __init__(
-        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, ordering: Ordering, segments: Table,
+        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, ordering: Ordering, recorder: Recorder,
         seed: int = 0, adapters: AdapterSlots | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
@@ -65,7 +65,8 @@ class Batch:
         self.stepped_ordering = ordering if isinstance(ordering, SteppedOrdering) else None
         self.queued_ordering = ordering if isinstance(ordering, QueuedOrdering) else None
         self.stalls: StallTracker | None = None
-        self._pack_segment, self._put_segment = segments.pack, segments.write
+        self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
+        self._drafts = recorder.drafts
         self.tick = 0
         """Iterations so far in which the decoding requests each gained a token."""
         self.cache_changes: set[int] | None = None
@@ -291,7 +292,7 @@ class Batch:
             prefixes.release(live, kv.blocks(own), tick, tokens, returns)
         kv.leave(own, tick)
         if self.speculation is not None:
-            self.speculation.leave(live)
+            self.speculation.leave(live, tick)
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
         live.check_tick = -1
@@ -410,7 +411,7 @@ class Batch:
         """Draft another number of tokens from now on: the coming iterations of all decoding requests change."""
         for live in self.decoding.values():
             self.sync(live)
-            speculation.join(live, self.tick)
+            speculation.rejoin(live, self.tick)
             self.set_check(live)
 
     # KV of requests that wait.
@@ -523,6 +524,9 @@ class Batch:
         """Record the end of a request's stay in the batch."""
         tick = self.tick
         joined = live.joined_tick if live.stage is DECODING else tick
+        if self.speculation is not None:
+            for drafted_tick, tokens in self.speculation.accepted_in_stay(live, tick):
+                self._drafts.write(self._drafts.pack(live.id, self.replica, drafted_tick, tokens))
         self._put_segment(self._pack_segment(
             live.id, self.replica, live.attempt, live.stage_index, live.enqueued_s, live.stay_admitted_s,
             live.prefill_end_s, joined, tick, now, cause,

@@ -381,6 +381,7 @@ class Cluster:
             judge_usd=0.0 if self._control.cascade is None else self._control.cascade.config.judge_usd,
             prefixes=None if (p := table.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
             moves=self._recorder.moves.columns(),
+            drafts=self._recorder.drafts.columns() if any(p.engine.drafts is not None for p in self._pools) else {},
         )
 
     def _replica_record(self, replica: Replica, end_s: float) -> ReplicaRecord:

@@ -96,7 +96,7 @@ class Replica:
     ) -> None:
         self.id = id
         self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
-        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder.segments, seed, adapters)
+        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder, seed, adapters)
         self.timeline = Timeline(self, self.batch, line, kernel, recorder.stretches)
         self.transit = InTransit(self.batch, self.timeline)
         self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
