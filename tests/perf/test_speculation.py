@@ -62,11 +62,11 @@ def test_speed_ups_on_h100(num: int) -> None:
 
 
 EAGLE3_TPOT_MS = {2: 4.32, 3: 4.09, 4: 4.05, 5: 4.13, 6: 4.20, 7: 4.29}
-"""The same with EAGLE-3, from a server. The issue's acceptance lengths for it are of other runs, with a chat template."""
+"""The same with EAGLE-3, from a server. Its acceptance lengths in the issue are of other runs."""
 
 
 def test_one_acceptance_rate_explains_all_times_with_eagle_3() -> None:
-    """The rate is not published. That one value fits six numbers of drafted tokens says that the iterations are right."""
+    """The rate is not published, but one value fits six numbers of drafted tokens."""
     head = replace(HEAD, vocab_size=32_000)
     for num, tpot_ms in EAGLE3_TPOT_MS.items():
         setting = drafts(num, 0.6, method="eagle3", draft=head)

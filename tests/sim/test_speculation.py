@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.core.fleet import Pool, Speculative, by_rate
+from headway.records.parquet import load, save
 from headway.sim.speculation import uniforms
 from simulation import (
     MODEL,
@@ -78,6 +80,17 @@ def test_the_last_iteration_gives_no_token_too_many() -> None:
     records = play([request(0, 0.0, 5, 7)], pool(speculative=drafts(3, 1.0)), line=seconds(1.0))
     assert records.requests["generated_tokens"].tolist() == [7]
     assert records.requests["end_s"].tolist() == [3.0]  # the prompt and one token, then 4 and 2
+
+
+def test_saved_records_have_the_accepted_tokens(tmp_path: Path) -> None:
+    one = pool(speculative=drafts(3, 0.7))
+    records = play([request(i, 0.1 * i, 5, 40) for i in range(5)], one, line=seconds(0.01))
+    save(records, tmp_path, {})
+    loaded, _ = load(tmp_path)
+    assert records.drafts["tokens"].sum() > 50
+    for name, column in records.drafts.items():
+        assert (loaded.drafts[name] == column).all()
+    assert play([request(0, 0.0, 5, 40)], pool(), line=seconds(0.01)).drafts == {}
 
 
 def test_uniforms_are_uniform_and_independent() -> None:

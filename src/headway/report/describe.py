@@ -43,8 +43,9 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "itl_s": (
         "s",
         "Inter-token latency: the gap between two consecutive tokens of a request (with speculative decoding: between "
-        "two iterations, as `vllm bench serve` counts), one value per gap, over all requests together (not a mean of means). Gaps over preemptions, crashes and moves are included, except in "
-        "the breakdown by replica.",
+        "two iterations, as `vllm bench serve` counts), one value per gap, over all requests together "
+        "(not a mean of means). Gaps over preemptions, crashes and moves are included, except in the breakdown by "
+        "replica.",
     ),
     "e2e_s": ("s", "End-to-end latency: arrival to last token, for finished requests."),
     "queueing_s": ("s", "Arrival to the start of the first prefill, for requests whose prefill began."),
