@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import scenario_options
-from headway.cli.output import decisions_option, progress
+from headway.cli.output import POSITIVE, decisions_option, progress
 from headway.cli.runs import (
     Outputs,
     choose,
@@ -24,18 +24,24 @@ from headway.control.decisions import DecisionObserver
 from headway.records.json_lines import JsonLinesFile
 from headway.report.run import Run
 from headway.scenario.run import Progress, run
+from headway.scenario.sharding import LONG_REQUESTS
 
 
 @click.command()
 @scenario_options
 @click.option("--variant", help="One of the scenario's sets of policies, if it has several.")
+@click.option(
+    "--jobs", type=POSITIVE,
+    help="Number of processes, for models that do not affect each other; the records are the same. Default: one for"
+         f" each core from {LONG_REQUESTS:,} requests on, else 1.",
+)  # fmt: skip
 @clairvoyant_option
 @output_options
 @trace_option
 @decisions_option
 def command(
-    scenario: Path | None, preset: str | None, variant: str | None, clairvoyant: bool, decisions: Path | None,
-    **flags: Any,
+    scenario: Path | None, preset: str | None, variant: str | None, jobs: int | None, clairvoyant: bool,
+    decisions: Path | None, **flags: Any,
 ) -> None:  # fmt: skip
     """Run one set of policies, and print its metrics.
 
@@ -46,7 +52,10 @@ def command(
     if variant is not None:
         chosen = variant_of(chosen, variant)
     with progress("simulating", wanted=not outputs.no_progress) as report:
-        result = run(chosen, report, with_bound=True) if decisions is None else _run_logged(chosen, report, decisions)
+        if decisions is None:
+            result = run(chosen, report, with_bound=True, jobs=jobs)
+        else:
+            result = _run_logged(chosen, report, decisions)
     deliver(with_clairvoyant([result], chosen) if clairvoyant else [result], chosen, outputs)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -78,16 +79,41 @@ def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.view(f"i{values.dtype.itemsize}")
 
 
+class RowNotes(Protocol):
+    """Is told of every row of a table."""
+
+    def note(self) -> None: ...
+
+
+class TableNotes(Protocol):
+    """Notes on the rows of three tables."""
+
+    @property
+    def requests(self) -> RowNotes: ...
+
+    @property
+    def segments(self) -> RowNotes: ...
+
+    @property
+    def stretches(self) -> RowNotes: ...
+
+
 class Table:
     """Rows of one table: `write(pack(*row))` appends one, in the order of the columns."""
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
+    def __init__(self, columns: tuple[str, ...], notes: RowNotes | None = None) -> None:
         codes = [_CODES.get(name, "d") for name in columns]
         self._rows = bytearray()
         self._dtype = np.dtype([(name, f"={code}") for name, code in zip(columns, codes, strict=True)])
         self._columns = {name: _Column(np.dtype(_NARROW.get(name, self._dtype[name]))) for name in columns}
         self.pack = Struct("=" + "".join(codes)).pack
-        self.write = self._rows.extend
+        self.write: Callable[[bytes], None] = self._rows.extend if notes is None else self._write_noted
+        self._notes = notes
+
+    def _write_noted(self, row: bytes) -> None:
+        assert self._notes is not None
+        self._rows.extend(row)
+        self._notes.note()
 
     def flush(self, least_bytes: int = FLUSH_BYTES) -> None:
         """Move the packed rows to columns, which are smaller, if there are at least `least_bytes` of them."""
@@ -114,12 +140,12 @@ class Table:
 class Recorder:
     """The tables of a run."""
 
-    def __init__(self, has_fallbacks: bool = False) -> None:
-        self.requests = Table(REQUEST_COLUMNS)
+    def __init__(self, has_fallbacks: bool = False, notes: TableNotes | None = None) -> None:
+        self.requests = Table(REQUEST_COLUMNS, None if notes is None else notes.requests)
         self.fallbacks = Table((FALLBACK,)) if has_fallbacks else None
         """One more column of the requests; None: the fleet has no fallbacks."""
-        self.segments = Table(SEGMENT_COLUMNS)
-        self.stretches = Table(STRETCH_COLUMNS[:-1])
+        self.segments = Table(SEGMENT_COLUMNS, None if notes is None else notes.segments)
+        self.stretches = Table(STRETCH_COLUMNS[:-1], None if notes is None else notes.stretches)
         self.moves = Table(MOVE_COLUMNS)
         self.drafts = Table(DRAFT_COLUMNS)
 

@@ -39,6 +39,7 @@ from headway.scenario.policies import check, labels, policies_of, scaler_of
 from headway.scenario.policy_errors import as_policy_errors
 from headway.scenario.processes import processes
 from headway.scenario.replan import replanner_of
+from headway.scenario.sharding import simulate_apart
 from headway.sim.cluster import simulate
 from headway.workload.generate import build, generate
 from headway.workload.sources import RequestSource
@@ -90,9 +91,12 @@ def run(
     progress: Progress | None = None,
     decisions: DecisionObserver | None = None,
     with_bound: bool = False,
+    jobs: int | None = 1,
 ) -> Run:
     """Simulate a scenario with one variant. `decisions` records what policies decide.
 
+    Several `jobs` are used where models do not affect each other (`scenario.sharding`); the records are the same. None:
+    one for each core if the run is long.
     `with_bound` adds the least GPU hours of any plan to the summary of a run that scales, which takes seconds.
     """
     chosen = only_variant(scenario)
@@ -101,7 +105,9 @@ def run(
     source = _source(chosen)
     chosen = _with_sequence_lengths(chosen)
     started = time.perf_counter()
-    records = _simulate(chosen, policies, source, step_times, progress, decisions)
+    records = simulate_apart(chosen, source, jobs) if decisions is None else None
+    if records is None:
+        records = _simulate(chosen, policies, source, step_times, progress, decisions)
     simulated = time.perf_counter()
     _check_makespan(spec, records)
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)

@@ -35,6 +35,7 @@ from headway.sim.lifetime import Lifetime
 from headway.sim.provisioning import InstanceSources
 from headway.sim.replica import OrderReceived, Replica
 from headway.sim.replica_resources import adapter_slots, calibrated_line, host_memory, kv_blocks
+from headway.sim.row_order import RowOrder
 from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
 from headway.workload.quality_judges import noisy_score
@@ -61,16 +62,18 @@ def simulate(
     line: Callable[[Pool], Line] | None = None,
     pacer: Pacer | None = None,
     decisions: DecisionObserver | None = None,
+    order: RowOrder | None = None,
 ) -> Records:
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
     `progress(now_s, requests arrived)` is called at intervals. `until_s` stops the run; requests still in the system
     are recorded as unfinished. `line` replaces `perf`'s step-time model. `pacer` is the pace at which answers are read.
-    `decisions` observes the policies' choices. Raises HeadwayError if a model does not fit its GPUs.
+    `decisions` observes the policies' choices. `order` learns the place of every row. Raises HeadwayError if a model
+    does not fit its GPUs.
     """
     cluster = Cluster(
         fleet, source, policies, seed, step, scrape or Scrape(), progress, line or calibrated_line, pacer or Pacer(),
-        decisions,
+        decisions, order,
     )  # fmt: skip
     return cluster.run(faults, until_s, roles)
 
@@ -90,10 +93,13 @@ class Cluster:
         line: Callable[[Pool], Line],
         pacer: Pacer,
         observer: DecisionObserver | None = None,
+        order: RowOrder | None = None,
     ) -> None:
-        self._observer, self._seed = observer, seed
+        self._observer, self._seed, self._order = observer, seed, order
         self._kernel = Kernel()
-        self._recorder = Recorder(has_fallbacks=bool(fleet.fallbacks.models))
+        if order is not None:
+            order.follow(self._kernel)
+        self._recorder = Recorder(bool(fleet.fallbacks.models), order)
         self._source = source
         self._progress = progress
         self._next_s = float("inf")
@@ -316,6 +322,8 @@ class Cluster:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
         self._arm()
         self._kernel.run(float("inf") if until_s is None else until_s)
+        if self._order is not None:
+            self._order.end()
         stop_s = max(self._last_s, self._incidents.last_s, self._control.last_s) if until_s is None else until_s
         unfinished = [live for replica in self._replicas for live in replica.halt(stop_s, Cause.UNFINISHED)]
         self._transfers.write_unfinished(stop_s)

@@ -35,7 +35,9 @@ Event = tuple[float, int, int, int, Action, Any]
 class Kernel:
     """The event loop. `key` breaks ties between entities, so that the order never depends on who pushed first."""
 
-    __slots__ = ("_sequence", "changes", "heap", "now", "push", "undecided")
+    __slots__ = (
+        "_sequence", "changes", "deciding", "event", "heap", "now", "num_rounds", "push", "settled_s", "undecided",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,6 +48,14 @@ class Kernel:
         self.changes = Changes()
         self.push: Callable[[Event], None] = partial(heappush, self.heap)
         """Add an event with the caller's own sequence number, unique per (priority, key)."""
+        self.event: Event | None = None
+        """The latest event."""
+        self.deciding = -1
+        """The replica that decides now; -1: none."""
+        self.settled_s = -1.0
+        """The latest instant in which replicas decided."""
+        self.num_rounds = 0
+        """Rounds of decisions begun in that instant."""
 
     def at(self, time_s: float, priority: int, key: int, action: Action, argument: Any = None) -> None:
         """Call `action(time_s, argument)` at `time_s`."""
@@ -63,6 +73,7 @@ class Kernel:
                 heappush(heap, event)
                 return
             self.now = now
+            self.event = event
             action(now, argument)
             if undecided and (not heap or heap[0][0] > now):
                 self._settle()
@@ -70,8 +81,13 @@ class Kernel:
     def _settle(self) -> None:
         """Let due replicas decide, again if that makes other replicas due."""
         undecided = self.undecided
+        if self.settled_s != self.now:
+            self.settled_s, self.num_rounds = self.now, 0
         while undecided and (not self.heap or self.heap[0][0] > self.now):
             due = sorted(undecided, key=attrgetter("id")) if len(undecided) > 1 else undecided[:]
             undecided.clear()
+            self.num_rounds += 1
             for replica in due:
+                self.deciding = replica.id
                 replica.decide(self.now)
+        self.deciding = -1

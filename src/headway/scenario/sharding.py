@@ -1,0 +1,195 @@
+"""One long run in several processes: models whose requests never meet are simulated apart, with the same records.
+
+Each model has a service of its own: router, hold queue, admission and replicas, in any number of regions and pools.
+Services share nothing unless the scenario has what couples them (`what_couples`); then one process simulates all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headway.config.scenario import Scenario, StepTimes
+from headway.control.observe import Scrape
+from headway.control.policies import Policies
+from headway.core.policy import SharingOrdering
+from headway.core.record import Columns, Records, ReplicaRecord
+from headway.policies.resolve import PolicyChoice
+from headway.scenario.policies import policies_of
+from headway.scenario.policy_errors import as_policy_errors
+from headway.scenario.processes import available_cores, processes
+from headway.sim.cluster import simulate
+from headway.sim.row_order import RowOrder
+from headway.sim.shards import TABLES, PlacedRows, ShardRecords, ShardSource, merged
+from headway.workload.sources import RequestSource, TraceSource
+from headway.workload.table import NAMED, Prefix, Workload
+
+Longs = npt.NDArray[np.int64]
+LONG_REQUESTS = 100_000
+"""Requests from which on processes are started unasked."""
+_INDEX = "columns.json"
+
+
+def simulate_apart(scenario: Scenario, source: RequestSource, jobs: int | None) -> Records | None:
+    """The records of a scenario with one variant, from up to `jobs` processes; None: one process is to make them.
+
+    `jobs` of None: one for each core if the run is long.
+    """
+    if jobs is None:
+        jobs = available_cores() if (source.num_requests or 0) >= LONG_REQUESTS else 1
+    policies = policies_of(scenario)
+    if jobs == 1 or not isinstance(source, TraceSource) or what_couples(scenario, policies) is not None:
+        return None
+    shards = split(scenario, source.workload, jobs)
+    if shards is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="headway-") as name:
+        folder = Path(name)
+        tasks = [_Shard(scenario, folder / str(i), len(ids)) for i, ids in enumerate(shards)]
+        for task, ids in zip(tasks, shards, strict=True):
+            task.write(source.workload, ids)
+        with processes(jobs, len(tasks)) as pool:
+            assert pool is not None
+            parts = list(pool.map(_Shard.simulate, tasks))
+        read = [task.read(part) for task, part in zip(tasks, parts, strict=True)]
+        return merged(read, source.workload, scenario.spec.simulation.until_s is not None)
+
+
+def what_couples(scenario: Scenario, policies: Policies) -> str | None:
+    """The first part of a scenario by which its models may affect each other; None: there is none."""
+    spec, fleet = scenario.spec, scenario.fleet
+    used = [policies.router, policies.ordering, policies.admission]
+    is_own = [isinstance(each, PolicyChoice) and not each.made_by.__module__.startswith("headway.policies.")
+              for each in used if each is not None]  # fmt: skip
+    reasons = {
+        "policies.scaling": policies.scaler is not None,
+        "policies.migration": policies.migration is not None,
+        "cascade": policies.cascade is not None,
+        "combos": bool(fleet.combos),
+        "faults": bool(spec.faults),
+        "roles": bool(spec.roles),
+        "observe": spec.observe != Scrape(),
+        "fallback": bool(fleet.fallbacks.models) or any(pool.hosted is not None for pool in fleet.pools),
+        "a policy that shares among tenants": isinstance(policies.ordering(), SharingOrdering),
+        "a policy of one's own": any(is_own),
+    }
+    return next((name for name, couples in reasons.items() if couples), None)
+
+
+def split(scenario: Scenario, rows: Workload, most: int) -> list[Longs] | None:
+    """The ids of the requests of each shard, `most` shards at most; None: there is one, or a request has no model.
+
+    The models with the most tokens come first, each to the shard with the fewest so far.
+    """
+    pools = [pool for pool in scenario.fleet.pools if pool.replicas]
+    names = {pool.model.name: pool.names for pool in pools}
+    models = list(names)
+    service_of: dict[str, int] = {}
+    for model, own in names.items():
+        for name in own:
+            service_of.setdefault(name, models.index(model))
+    if len(models) < 2 or "model" not in rows.columns:
+        return None
+    of_code = np.array([service_of.get(name, -1) for name in rows.models], "i8")
+    services = of_code[rows.columns["model"]]
+    if not len(services) or (services < 0).any():
+        return None
+    weights = np.bincount(services, rows.prompt_tokens + rows.output_tokens, len(models))
+    loads, shard_of = np.zeros(min(most, len(models))), np.zeros(len(models), "i8")
+    for service in np.argsort(-weights, kind="stable").tolist():
+        shard_of[service] = loads.argmin()
+        loads[shard_of[service]] += weights[service]
+    shards = shard_of[services]
+    found = [np.flatnonzero(shards == i) for i in range(len(loads))]
+    return [ids for ids in found if len(ids)] if sum(map(bool, map(len, found))) > 1 else None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a process reports beside its files."""
+
+    moves: Columns
+    replicas: tuple[ReplicaRecord, ...]
+    num_issued: int
+    end_s: float
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """Some requests of a scenario, whose rows and records are files of a folder."""
+
+    scenario: Scenario
+    folder: Path
+    num_rows: int
+
+    def write(self, workload: Workload, ids: Longs) -> None:
+        """Write the requests."""
+        rows = workload.take(ids)
+        prefix: Columns = {}
+        if rows.prefix is not None:
+            prefix = {"offsets": rows.prefix.offsets, "ids": rows.prefix.ids, "tokens": rows.prefix.tokens}
+        for name, columns in (("rows", rows.columns), ("prefix", prefix), ("shard", {"ids": ids})):
+            _save(self.folder / name, columns)
+        names = {kind: getattr(workload, kind) for kind in NAMED.values()}
+        (self.folder / "names.json").write_bytes(msgspec.json.encode(names))
+
+    def simulate(self) -> _Part:
+        """Simulate the requests on the whole fleet, and write the records."""
+        scenario = self.scenario
+        spec, policies = scenario.spec, policies_of(scenario)
+        source = ShardSource(self._rows(), np.asarray(_load(self.folder / "shard", self.num_rows)["ids"], "i8"))
+        order = RowOrder(source)
+        with as_policy_errors(policies):
+            records = simulate(
+                scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step,
+                until_s=spec.simulation.until_s, line=StepTimes(scenario), pacer=spec.pacer, order=order,
+            )  # fmt: skip
+        sizes = {}
+        for name in TABLES:
+            columns, places = getattr(records, name), getattr(order, name)
+            sizes[name] = len(places.times_s)
+            _save(self.folder / name, columns)
+            noted = {"times_s": np.frombuffer(places.times_s), "codes": np.frombuffer(places.codes, "i8")}
+            _save(self.folder / f"{name} places", noted)
+        return _Part(records.moves, records.replicas, source.num_issued, records.end_s, sizes)
+
+    def read(self, part: _Part) -> ShardRecords:
+        tables = {}
+        for name, num in part.sizes.items():
+            places = _load(self.folder / f"{name} places", num)
+            times_s, codes = np.asarray(places["times_s"], "f8"), np.asarray(places["codes"], "i8")
+            tables[name] = PlacedRows(_load(self.folder / name, num), times_s, codes)
+        return ShardRecords(tables, part.moves, part.replicas, part.num_issued, part.end_s)
+
+    def _rows(self) -> Workload:
+        names = msgspec.json.decode((self.folder / "names.json").read_bytes(), type=dict[str, tuple[str, ...]])
+        prefix: dict[str, Any] = _load(self.folder / "prefix", 0)
+        columns = _load(self.folder / "rows", self.num_rows)
+        return Workload(columns, prefix=Prefix(**prefix) if prefix else None, **names)
+
+
+def _save(folder: Path, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """A file for each column, and a list of names; of equal values that are one in memory, one value."""
+    folder.mkdir(parents=True)
+    listed = [(name, column.strides == (0,) and len(column) > 0) for name, column in columns.items()]
+    (folder / _INDEX).write_bytes(msgspec.json.encode(listed))
+    for i, (name, is_constant) in enumerate(listed):
+        np.save(folder / f"{i}.npy", columns[name][:1] if is_constant else columns[name])
+
+
+def _load(folder: Path, num_rows: int) -> Columns:
+    """The columns in a folder, mapped into memory."""
+    columns: Columns = {}
+    listed = msgspec.json.decode((folder / _INDEX).read_bytes(), type=list[tuple[str, bool]])
+    for i, (name, is_constant) in enumerate(listed):
+        values = np.load(folder / f"{i}.npy", mmap_mode="r")
+        columns[name] = np.broadcast_to(values[0], num_rows) if is_constant else values
+    return columns

@@ -1,0 +1,75 @@
+"""Where in the order of events each row of a run's tables was written, so that rows of several runs can be merged.
+
+Events are totally ordered, and their keys are those of requests and replicas (`kernel`). Runs of parts of a fleet that
+share nothing, with the requests and replicas numbered as in the whole, have the events of the whole run between them.
+A row is placed by the time and by a code for what happened at that instant:
+
+    rounds of scheduling done before | scheduling, not an event | priority, key; or the replica that decides
+
+An event that another one at the same instant adds comes after it, whatever its key. So codes may fall within an
+instant, and the place of a row is the largest code up to it (`sim.shards`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+from headway.sim.kernel import ARRIVAL, Kernel
+
+KEY_OFFSET = 1 << 40
+_KEY_BITS, _SETTLE_BIT, _ROUND_BITS = 41, 43, 44
+AT_THE_END = float("inf")
+"""Time of rows that are written after the last event, which are in the order of replicas or requests."""
+
+
+class NumberedSource(Protocol):
+    last_id: int
+    """Of the latest request that arrived."""
+
+
+class RowOrder:
+    """The places of the rows of three tables."""
+
+    def __init__(self, source: NumberedSource) -> None:
+        self._source = source
+        self._kernel: Kernel | None = None
+        self._is_over = False
+        self.requests = RowPlaces(self)
+        self.segments = RowPlaces(self)
+        self.stretches = RowPlaces(self)
+
+    def follow(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def end(self) -> None:
+        """Rows from now on belong to no event."""
+        self._is_over = True
+
+    def place(self) -> tuple[float, int]:
+        """The time and the code of what happens now."""
+        kernel = self._kernel
+        if kernel is None or self._is_over:
+            return AT_THE_END, 0
+        rounds = kernel.num_rounds if kernel.settled_s == kernel.now else 0
+        if kernel.deciding >= 0:
+            return kernel.now, (rounds - 1) << _ROUND_BITS | 1 << _SETTLE_BIT | kernel.deciding
+        assert kernel.event is not None
+        _, priority, key, *_ = kernel.event
+        if priority == ARRIVAL:
+            key = self._source.last_id
+        return kernel.now, rounds << _ROUND_BITS | priority << _KEY_BITS | (key + KEY_OFFSET)
+
+
+class RowPlaces:
+    """The place of every row of one table."""
+
+    def __init__(self, order: RowOrder) -> None:
+        self._order = order
+        self.times_s, self.codes = array("d"), array("q")
+
+    def note(self) -> None:
+        """A row is written now."""
+        time_s, code = self._order.place()
+        self.times_s.append(time_s)
+        self.codes.append(code)

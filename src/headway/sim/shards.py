@@ -1,0 +1,163 @@
+"""The records of runs of parts of a workload, merged as the records of one run of all of it, bit for bit.
+
+Each part ran on the whole fleet, with the ids of the whole workload's requests, and used replicas that no other part
+used. So its events are those of the whole run that concern it, and only the order of rows is left to restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.record import Columns, Outcome, Prefixes, Records, ReplicaRecord
+from headway.core.view import RequestView
+from headway.sim.row_order import AT_THE_END
+from headway.workload.table import Workload
+
+R = TypeVar("R")
+Longs = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+BLOCK_ROWS = 1 << 20
+"""Rows that are merged at a time, about."""
+TABLES = {"requests": "request", "segments": "replica", "stretches": "replica"}
+"""The tables of records that are merged -> the column by which rows are ordered that were written after all events."""
+
+
+class ShardSource:
+    """Some rows of a workload, each at its own arrival time, with the ids that they have in the whole."""
+
+    reactive = False
+
+    def __init__(self, rows: Workload, ids: Longs) -> None:
+        self.num_requests: int | None = len(rows)
+        self.last_id = -1
+        self._workload = rows
+        self._ids = iter(ids.tolist())
+        self._rest = rows.tuples()
+        self._next = next(self._rest, None)
+        self.num_issued = 0
+
+    def peek_s(self) -> float | None:
+        row = self._next
+        return None if row is None else row[1]
+
+    def pop(self, make: Callable[..., R]) -> R:
+        row = self._next
+        if row is None:
+            raise IndexError("pop from a source with no request left")
+        self._next = next(self._rest, None)
+        self.num_issued += 1
+        self.last_id = next(self._ids)
+        return make(self.last_id, *row[1:])
+
+    def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
+        pass
+
+    def table(self) -> Workload:
+        return self._workload.head(self.num_issued)
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """A table of one part: its columns, and the time and code of each row as of `row_order`."""
+
+    columns: Columns
+    times_s: Floats
+    codes: Longs
+
+
+@dataclass(frozen=True)
+class ShardRecords:
+    """What one part leaves."""
+
+    tables: Mapping[str, PlacedRows]
+    """By the keys of `TABLES`."""
+    moves: Columns
+    replicas: tuple[ReplicaRecord, ...]
+    num_issued: int
+    end_s: float
+
+
+def merged(parts: Sequence[ShardRecords], workload: Workload, is_cut: bool) -> Records | None:
+    """The records of one run. `is_cut`: all parts stopped at one given time.
+
+    None where the parts do not tell: a run that is not cut goes on until every part is over, which a request that
+    never ends would have noticed.
+    """
+    if any(len(part.moves.get("request", ())) for part in parts):
+        return None
+    late = (bool((rows.times_s == AT_THE_END).any()) for part in parts for rows in part.tables.values())
+    if not is_cut and any(late):
+        return None
+    tables = {name: _merged_table([part.tables[name] for part in parts], key) for name, key in TABLES.items()}
+    issued = workload.head(sum(part.num_issued for part in parts))
+    last = max(parts, key=lambda part: part.end_s)
+    return Records(
+        workload=issued.columns, models=issued.models, regions=issued.regions, tenants=issued.tenants,
+        loras=issued.loras, requests=tables["requests"], segments=tables["segments"], stretches=tables["stretches"],
+        replicas=last.replicas, end_s=last.end_s, moves=parts[0].moves,
+        prefixes=None if (p := issued.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
+    )  # fmt: skip
+
+
+def _merged_table(parts: Sequence[PlacedRows], key_at_the_end: str) -> Columns:
+    codes = [_places(part, key_at_the_end) for part in parts]
+    num = sum(len(part.times_s) for part in parts)
+    made = {name: _empty([part.columns[name] for part in parts], num) for name in parts[0].columns}
+    at = 0
+    for slices in _blocks([part.times_s for part in parts]):
+        times_s = np.concatenate([part.times_s[rows] for part, rows in zip(parts, slices, strict=True)])
+        code = np.concatenate([each[rows] for each, rows in zip(codes, slices, strict=True)])
+        order = np.lexsort((code, times_s))
+        for name, column in made.items():
+            if column.flags.writeable:
+                values = [part.columns[name][rows] for part, rows in zip(parts, slices, strict=True)]
+                column[at : at + len(order)] = np.concatenate(values)[order]
+        at += len(order)
+    for column in made.values():
+        column.flags.writeable = False
+    return made
+
+
+def _empty(columns: Sequence[npt.NDArray[Any]], num: int) -> npt.NDArray[Any]:
+    """Room for a merged column; the column itself where all values are one."""
+    dtype = np.result_type(*columns)
+    firsts = [column[:1].astype(dtype) for column in columns if len(column)]
+    constant = all(column.strides == (0,) for column in columns if len(column))
+    if firsts and constant and len({first.tobytes() for first in firsts}) == 1:
+        return np.broadcast_to(firsts[0][0], num)
+    return np.empty(num, dtype)
+
+
+def _places(part: PlacedRows, key_at_the_end: str) -> Longs:
+    """The code that orders each row within its instant: the largest so far."""
+    times_s, codes = part.times_s, part.codes
+    last = np.flatnonzero(times_s == AT_THE_END)
+    falling = np.flatnonzero((times_s[1:] == times_s[:-1]) & (codes[1:] < codes[:-1])) + 1
+    if not len(last) and not len(falling):
+        return codes
+    codes = codes.copy()
+    codes[last] = part.columns[key_at_the_end][last]
+    for i in falling.tolist():
+        while i < len(codes) and times_s[i] == times_s[i - 1] < AT_THE_END and codes[i] < codes[i - 1]:
+            codes[i] = codes[i - 1]
+            i += 1
+    return codes
+
+
+def _blocks(times_s: Sequence[Floats]) -> Iterator[list[slice]]:
+    """Rows of each part by spans of time, one span after another. No instant is in two of them."""
+    starts = [0] * len(times_s)
+    while any(start < len(each) for start, each in zip(starts, times_s, strict=True)):
+        bounds = [each[start + BLOCK_ROWS] for start, each in zip(starts, times_s, strict=True)
+                  if start + BLOCK_ROWS < len(each)]  # fmt: skip
+        if bounds:
+            ends = [int(np.searchsorted(each, min(bounds), "right")) for each in times_s]
+        else:
+            ends = [len(each) for each in times_s]
+        yield [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        starts = ends
