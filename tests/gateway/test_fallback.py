@@ -111,6 +111,12 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
         assert home.headers["x-headway-replica"] == "chat/0" and "x-headway-fallback" not in home.headers
         assert home.json()["model"] == serving.MODEL
 
+        # One answer of 500: no other replica is left, so the service answers at once.
+        serving.ask(engine, "/emulator/failures", [500], method="PUT").text()
+        again = serving.chat(front, headers=HEADERS)
+        assert (again.headers["x-headway-replica"], again.headers["x-headway-fallback"]) == ("hosted/1", "rejects")
+        assert again.json()["model"] == HOSTED
+
         port = engine.port
         engine.kill()
         away = serving.chat(front, headers=HEADERS)
@@ -123,7 +129,7 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
         events = list(streamed.events())
         assert serving.said(events) == "hello" and events[-1] == "[DONE]"
         assert {event["model"] for event in events[:-1]} == {HOSTED}
-        assert serving.metric(front, "headway_fallbacks_total") == 2
+        assert serving.metric(front, "headway_fallbacks_total") == 3
 
         engine = serving.emulator("--output-tokens", "3", "--speed", "100", port=port)
         with serving.closing(engine):
@@ -133,13 +139,14 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
         front.stop()
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     asked = [(each["model"], each["answered_by"], each["fallback"]) for each in lines if each["path"].endswith("tions")]
-    assert asked == [(serving.MODEL, None, None), *[(serving.MODEL, HOSTED, "down")] * 2, (serving.MODEL, None, None)]
+    own, away = (serving.MODEL, None, None), (serving.MODEL, HOSTED, "down")
+    assert asked == [own, (serving.MODEL, HOSTED, "rejects"), away, away, own]
     told = [json.loads(line) for line in decisions.read_text().splitlines()]
     fell = [(each["model"], each["why"]) for each in told if each["what"] == "fallback"]
-    assert fell == [(HOSTED, f"{serving.MODEL}: down")] * 2
+    assert fell == [(HOSTED, f"{serving.MODEL}: {why}") for why in ("rejects", "down", "down")]
     seen = service.RequestHandlerClass.seen  # type: ignore[attr-defined]
     posts = [(path, headers, body) for path, headers, body in seen if body is not None]
-    assert len(posts) == 2 and {path for path, _, _ in posts} == {"/v1/chat/completions"}
+    assert len(posts) == 3 and {path for path, _, _ in posts} == {"/v1/chat/completions"}
     assert {body["model"] for _, _, body in posts} == {HOSTED}
     assert all(headers["authorization"] == f"Bearer {OWN_KEY}" for _, headers, _ in seen)
     assert CLIENT_KEY not in str(seen) and ENGINE_KEY not in str(seen)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -17,13 +16,14 @@ from headway.control.service import Service
 from headway.core.errors import unknown
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
-from headway.gateway.auth.keys import ApiKeys, Caller, KeyCounts
+from headway.gateway.auth.keys import ApiKeys, Caller
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, logged
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.kv_events.prompts import PromptBlocks
+from headway.gateway.metrics_page import MetricsPage
 from headway.gateway.relay.paced import paced
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
@@ -37,7 +37,7 @@ from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.scheduling.stream_copy import StreamCopies, StreamKey
 from headway.gateway.settings import Settings
 from headway.gateway.telemetry.drift import COMPARISON_PERIOD_S, PredictionDrift
-from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
+from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.reloads import Reload, Reloads
 from headway.gateway.telemetry.rolling_stats import RollingStats
@@ -125,6 +125,10 @@ class Gateway:
         self._records_timer: asyncio.TimerHandle | None = None
         """Set if records are written as the run goes."""
         self._dual_dispatch_models = _dual_dispatch_models(plan)
+        self.metrics = MetricsPage(
+            self.request_metrics, self.fleet, self.health, self.drift, self.driver, self.keys, self.reloads,
+            self.charges, self.batches, self.cache_feeds,
+        )  # fmt: skip
         self._ids = count()
         self._last_arrival_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
@@ -612,64 +616,6 @@ class Gateway:
         self.driver.control.on_views_refreshed(self.clock.now)
 
     # Reports.
-
-    def metrics_lines(self) -> Iterator[str]:
-        in_flight: list[Sample] = []
-        up: list[Sample] = []
-        ejected: list[Sample] = []
-        predicted: list[Sample] = []
-        for replica in self.fleet.present():
-            labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
-            in_flight.append((labels, replica.num_in_flight))
-            up.append((labels, float(self.health.is_up(replica))))
-            ejected.append((labels, float(self.health.is_ejected(replica))))
-            predicted += [({**labels, "latency": name}, each) for name, each in self.drift.gauges(replica.id)]
-        services = self.driver.control.services
-        held: list[Sample] = [({"model": each.model}, len(each.hold_queue.requests())) for each in services]
-        waiting = Counter(live.tenant for live in self.driver.control.held_requests() if live.tenant)
-        failed: list[Sample] = [({"pool": pool}, float(num)) for pool, num in self.fleet.num_failed.items()]
-        return self.request_metrics.lines([
-            ("requests_in_flight", "Requests at a replica", in_flight),
-            ("replica_up", "Whether requests are sent to a replica", up),
-            ("replica_ejected", "Whether a replica passes its health checks and gets no requests", ejected),
-            ("prediction_ratio", "Predicted over observed latency of a replica's last requests, median", predicted),
-            ("replicas_failed", "Wanted replicas that fail to start", failed),
-            ("requests_held", "Requests held in the gateway", held),
-            ("tenant_requests_held", "Requests held in the gateway, by tenant",
-             [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]),
-            ("key_store_up", "Whether the last exchange with the key store succeeded",
-             [] if self.charges is None else [({}, float(self.charges.accounts.is_up))]),
-            ("reload_failed", "Whether the fleet file could not be reloaded the last time",
-             [] if self.reloads.last is None else [({}, float(self.reloads.last.outcome == "failed"))]),
-            ("batch_requests_open", "Batch requests that are held or at an engine",
-             [] if self.batches is None else [({}, self.batches.num_open)]),
-        ], [
-            *self._key_counters(), self._reload_counter(),
-            *([] if self.cache_feeds is None else self.cache_feeds.metrics(self.fleet.present())),
-        ])  # fmt: skip
-
-    def _reload_counter(self) -> Metric:
-        num: list[Sample] = [({"outcome": outcome}, float(num)) for outcome, num in self.reloads.num.items()]
-        return "reloads_total", "Reloads of the fleet file", num
-
-    def _key_counters(self) -> list[Metric]:
-        """What was used and refused by key, under the key's id."""
-        counts = list(self.keys.counts())
-        used: list[tuple[str, str, Callable[[KeyCounts], int]]] = [
-            ("key_requests_total", "Requests that have ended, by key", lambda counts: counts.num_requests),
-            ("key_tokens_total", "Prompt and output tokens of these requests", lambda counts: counts.num_tokens),
-        ]
-        metrics: list[Metric] = [
-            (name, help, [({"key": key}, float(value(each))) for key, each in counts if key])
-            for name, help, value in used
-        ]
-        refused: list[Sample] = [
-            ({"key": key, "reason": reason}, float(num))
-            for key, each in counts for reason, num in each.refused.items()
-        ]  # fmt: skip
-        errors: list[Sample] = [] if self.charges is None else [({}, float(self.charges.accounts.num_errors))]
-        metrics.append(("key_store_errors_total", "Exchanges with the key store that failed", errors))
-        return [*metrics, ("key_refusals_total", "Requests that were answered 429, by key and reason", refused)]
 
     def records(self) -> Records:
         return self.recording.records(self.fleet.records(), self.clock.now, self._judge_usd)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from asgi import Inside, whole
+from headway import serving as composition
 
 pytest.importorskip("httptools")
 CHAT = "qwen3-8b"
@@ -167,3 +168,22 @@ def test_a_fallback_is_asked_by_its_own_name(make: Make) -> None:
     assert {each["id"] for each in listed} == {CHAT, "big", f"{CHAT}@spare"}
     reply = inside.chat(model=f"{CHAT}@spare")
     assert reply.headers["x-headway-replica"] == "spare/2" and "x-headway-fallback" not in reply.headers
+
+
+def test_fallbacks_change_with_the_fleet_file(make: Make, tmp_path: Path) -> None:
+    inside = make(policies={"fallback": {"when": []}})
+    inside.engines[0].says = refusal(429)
+    assert inside.chat().status == 429
+    urls = [replica.url for replica in inside.gateway.replicas]
+
+    async def reconfigure(path: Path) -> list[str]:
+        return inside.gateway.reconfigure(composition.load(path)[1])
+
+    assert inside.run(reconfigure(write(tmp_path, urls))) == ["policies: fallback changed"]
+    assert inside.chat().headers["x-headway-fallback"] == "rejects"
+    document = yaml.safe_load((tmp_path / "fleet.yaml").read_text())
+    document["fleet"][0]["fallback"] = []
+    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(document))
+    assert inside.run(reconfigure(tmp_path / "fleet.yaml")) == ["fleet: other fallbacks"]
+    assert inside.chat().status == 429
+    assert [replica.url for replica in inside.gateway.fleet.present()] == urls, "no replica was replaced"

@@ -122,7 +122,7 @@ async def _health(request: Request, gateway: Gateway) -> Response:
 
 
 async def _metrics(request: Request, gateway: Gateway) -> Response:
-    lines = await collected(gateway.metrics_lines(), 100)
+    lines = await collected(gateway.metrics.lines(), 100)
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
