@@ -28,9 +28,9 @@ from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.record import Records
 from headway.forecast.methods import make
-from headway.planning.regions.problem import InstanceKind, PresentInstances, RegionProblem
 from headway.planning.regions.search import plan
 from headway.report.run import Run
+from headway.reproduce.sageserve.speed import SIZES, program
 
 REGIONS = ("us-east", "us-central", "us-west")
 KV_TOKENS = {"bloom-176b": 14_000, "llama-2-70b": 14_000, "llama-3.1-8b": 100_000, "llama-3.2-3b": 100_000}
@@ -85,29 +85,10 @@ def case(hours: float, scaler: str, from_hour: float = 0.0) -> tuple[dict[str, A
     return row, run
 
 
-def program(models: int, regions: int, gpus: int, seed: int) -> RegionProblem:
-    """An hour's problem in four windows, of random demand, throughputs and prices."""
-    rng = np.random.default_rng(seed)
-    kinds = tuple(
-        InstanceKind(f"m{i}", f"g{k}", float(rng.uniform(500, 5000)), float(rng.uniform(5, 40)), 60.0, 8)
-        for i in range(models)
-        for k in range(gpus)
-    )
-    names = tuple(f"r{j}" for j in range(regions))
-    demand = {
-        f"m{i}": {name: tuple(map(float, rng.uniform(1e3, 6e4) * rng.uniform(0.7, 1.0, 4))) for name in names}
-        for i in range(models)
-    }
-    have = tuple(
-        PresentInstances(kind.model, name, kind.gpu, int(rng.integers(0, 20))) for kind in kinds for name in names
-    )
-    return RegionProblem(kinds, names, (demand,), have, epsilon=0.8, least=2)
-
-
 def plans() -> Iterator[dict[str, Any]]:
     """CPU seconds of programs and forecasts, for the machine may be shared."""
     plan(program(4, 3, 1, 0))
-    for size in ((4, 3, 1), (20, 20, 5)):
+    for size in SIZES.values():
         took, gaps = [], []
         for seed in range(5):
             problem = program(*size, seed)

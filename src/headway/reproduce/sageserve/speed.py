@@ -95,13 +95,13 @@ def _r2(measured: Floats, predicted: Floats) -> float:
 
 def program_s(models: int, regions: int, gpus: int, seed: int) -> Measurement:
     """CPU seconds to solve one hour's program, within 1% of the optimum."""
-    problem = _program(models, regions, gpus, seed)
+    problem = program(models, regions, gpus, seed)
     began_s = time.process_time()
     found = plan(problem)
     return {"seconds": time.process_time() - began_s, "gap": found.gap}
 
 
-def _program(models: int, regions: int, gpus: int, seed: int) -> RegionProblem:
+def program(models: int, regions: int, gpus: int, seed: int) -> RegionProblem:
     """An hour's problem in four windows, of random demand, throughputs and prices."""
     rng = np.random.default_rng(seed)
     kinds = tuple(
