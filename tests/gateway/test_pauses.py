@@ -14,7 +14,8 @@ import yaml
 pytest.importorskip("httptools")
 pytest.importorskip("uvicorn")
 
-from headway import serving
+import serving as processes
+from headway import records, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.upstream import sse
@@ -120,3 +121,24 @@ def test_engines_that_continue_no_answer_pause_none(tmp_path: Path) -> None:
         HeadwayError, match=r"preempt_every_s: .*cannot continue another's answer, so nothing can be paused"
     ):
         serving.load(path)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_processes_pause_and_pace_streams(tmp_path: Path, num_workers: int) -> None:
+    """With real processes: what a paused stream's client reads, and that it was paused."""
+    engine = processes.emulator("--speed", "0.5")
+    policies = {"ordering": PASCAL, "ordering_at": "gateway", "window": 1, "preempt_every_s": 0.05}
+    options = {"policies": policies, "pool": {"replicas": 1}, "gateway": {"pace_s": 0.001}}
+    path, rows = processes.fleet_file(tmp_path, [engine.url], **options), tmp_path / "rows"
+    front = processes.gateway(path, "--workers", str(num_workers), "--records", str(rows))
+    with processes.closing(engine, front):
+        processes.all_up(front, 1)
+        alone = processes.said(list(processes.chat(front, "long", max_tokens=128, stream=True).events()))
+        long = processes.chat(front, "long", max_tokens=128, stream=True).events()
+        begun = [next(long) for _ in range(60)]  # beyond its first quantum
+        short = processes.chat(front, "short", max_tokens=5).json()
+        assert short["usage"]["completion_tokens"] == 5
+        assert processes.said([*begun, *long]) == alone
+        assert "wrote 3 requests" in front.stop()
+    ran, _ = records.load(rows)
+    assert sorted(ran.requests["preemptions"].tolist()) == [0, 0, 1]
