@@ -13,6 +13,7 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome, Records
 
+pytestmark = pytest.mark.slow
 QUANTA = {"name": "fewest-quanta", "quantum_tokens": 40}
 
 
@@ -22,7 +23,7 @@ def ran(ordering: Any = QUANTA, every_s: float | None = 0.1, step: str = "stretc
     if every_s is not None:
         policies["preempt_every_s"] = every_s
     document = {
-        "workload": {"builtin": "chat", "num_requests": 120, "arrivals": 6.0},
+        "workload": {"builtin": "chat", "num_requests": 80, "arrivals": 6.0},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "replicas": 2}],
         "policies": policies, "simulation": {"step": step},
     }  # fmt: skip
