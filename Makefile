@@ -35,6 +35,7 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python bench/bench.py
+	$(BIN)/python bench/planners.py
 	$(BIN)/python bench/plan_cascade.py
 	$(BIN)/python bench/sageserve.py --plans
 	$(BIN)/python bench/sageserve.py

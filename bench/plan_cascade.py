@@ -23,10 +23,10 @@ RPS_PER_GPU = 20 / 32
 
 
 def main() -> None:
-    planning_case("deepseek", 1, 85.0, quick=True)  # imports
+    planning_case("deepseek", 1, 85.0)  # imports
     print("GPUs  simulations  cold s  warm s  p95 s  quality")
     for num_gpus in SIZES:
-        case = planning_case("deepseek", 1, 85.0, False, RPS_PER_GPU * num_gpus)
+        case = planning_case("deepseek", 1, 85.0, RPS_PER_GPU * num_gpus)
         problem, latencies = replace(case.problem, num_gpus=num_gpus), StageLatencies(evaluator_of(case))
         seconds = []
         for _ in range(2):

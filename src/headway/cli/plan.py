@@ -27,7 +27,7 @@ from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_fleet import fleet
 from headway.cli.plan_goodput import goodput
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
 from headway.config.scenario import read
@@ -98,6 +98,7 @@ command.add_command(fleet)
     show_default=True,
     help="Repeat with load=N times the requests, lose=N replicas, lose-region=N regions.",
 )
+@jobs_option
 @plan_options  # fmt: skip
 def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     """Find the cheapest GPU type, parallelism, policies and number of replicas that meet SLOs for a workload.

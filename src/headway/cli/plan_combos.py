@@ -11,7 +11,7 @@ import click
 from headway.cli.flags import gpu_file_option, gpu_offer, listed_routers, with_gpus
 from headway.cli.output import print_json, print_table
 from headway.cli.plan_curve import plan_for_curve
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -75,6 +75,7 @@ _path = click.Path(path_type=Path)
     "--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to rehearse the plan with, best first."
 )
 @gpu_file_option
+@jobs_option
 @plan_options
 def combos(
     scenarios: tuple[Path, ...], gpus: str, rps: str | None, objective: str, gpus_per_server: int | None,

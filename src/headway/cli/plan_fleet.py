@@ -13,7 +13,7 @@ import click
 
 from headway.cli.flags import gpu_file_option, gpu_offer, listed, listed_routers, whole, with_gpus
 from headway.cli.output import ABOVE_0, POSITIVE, console, print_json
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -47,6 +47,7 @@ SCENARIOS = (".yaml", ".yml")
 @click.option("--no-split", is_flag=True, help="No separate prefill and decode replicas.")
 @click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 if a run takes over 2 s.")
 @gpu_file_option
+@jobs_option
 @plan_options
 def fleet(
     trace: Path, have: str, slo: str | None, models: tuple[str, ...], engine: str | None, attainment: float,

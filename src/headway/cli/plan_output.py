@@ -27,22 +27,26 @@ plan_options = together((
     click.option("--html", type=_path, help="Write the plan as an HTML page, and plotly.js beside it."),
     click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
     click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
-    click.option("--jobs", type=POSITIVE, help="Number of processes that simulate. Default: one for each core."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
 ))  # fmt: skip
 
+jobs_option = click.option(
+    "--jobs", type=POSITIVE, help="Number of processes that simulate. Default: one for each core."
+)
+
 
 class PlanOutput(Struct, frozen=True):
-    """The values of `plan_options`."""
+    """The values of `plan_options`, and of `jobs_option`."""
 
     out: Path | None
     html: Path | None
     cache: Path | None
     no_cache: bool
-    jobs: int | None
     as_json: bool
     no_progress: bool
+    jobs: int | None = None
+    """Of `jobs_option`; None: one for each core."""
 
     def cache_dir(self, name: str) -> Path | None:
         return None if self.no_cache else self.cache or user_cache(name)
