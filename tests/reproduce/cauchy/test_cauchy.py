@@ -152,7 +152,7 @@ def _within(plan: ComboPlan) -> bool:
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_all_systems_see_the_same_demand_and_begin_with_their_plans(workload: str) -> None:
     systems: tuple[sizing.System, ...] = ("melange", "star", "static", "cauchy")
-    given = {name: sizing.sized(market(workload), demand.OWN, name, 1.3) for name in systems}
+    given = {name: sizing.sized(market(workload), demand.OWN, name, 1.3, 0.04) for name in systems}
     assert len({json.dumps(each["workload"]) for each in given.values()}) == 1
     assert np.mean(demand.CURVE) == pytest.approx(1.0)
     assert [name for name, each in given.items() if "scaling" in each["policies"]] == ["star", "cauchy"]
@@ -177,15 +177,21 @@ def test_the_smallest_size_that_is_in_time_is_taken(monkeypatch: pytest.MonkeyPa
 
     def measured(document: dict[str, float], seed: int) -> dict[str, float]:
         asked.append(document["size"])
-        return {"attainment": document["size"] / 2, "usd_per_hour": document["size"]}
+        return {
+            "attainment": 0.95 if document["size"] >= 1.5 else document["size"] / 2,
+            "usd_per_hour": document["size"],
+        }
 
     monkeypatch.setattr(sizing, "measured", measured)
-    documents = {f"{k:g}": {"size": min(k, 1.9)} for k in (1.0, 1.5, 1.9, 2.0)}
+    documents = {f"{k:g}": {"size": k} for k in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8)}
     found = sizing.first_in_time(documents, 0)
-    assert found["k"] == "1.9" and asked == [1.0, 1.5, 1.9]
-    late = sizing.first_in_time({"1": {"size": 0.5}, "1.5": {"size": 0.5}, "2": {"size": 0.4}}, 0)
-    assert late["k"] == "1" and asked[3:] == [0.5, 0.4], "equal fleets are rehearsed once"
-    assert sizing.largest_for(documents, 1.6, 0)["k"] == "1.5" and sizing.largest_for(documents, 0.5, 0)["k"] is None
+    assert found["k"] == "1.5" and asked == [1.0, 1.4, 1.8, 1.6, 1.5], "every fourth, and then by halves"
+    assert set(found["tried"]) == {"1", "1.4", "1.8", "1.6", "1.5"}
+    assert sizing.first_in_time(dict(list(documents.items())[5:]), 0)["k"] == "1.5", "the first of all is enough"
+    asked.clear()
+    late = {f"{i}": {"size": 0.5 if i < 8 else 0.4} for i in range(9)}
+    assert sizing.first_in_time(late, 0)["k"] == "0" and asked == [0.5, 0.4], "equal fleets are rehearsed once"
+    assert sizing.largest_for(documents, 1.55, 0)["k"] == "1.5" and sizing.largest_for(documents, 0.5, 0)["k"] is None
 
 
 def test_the_azure_hour_is_counted_by_the_minute(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ REPEATS = 20
 """As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
 MOVING = ("overall", "in_time", "own_curve", "estimated", "autoscaling", "own_autoscaling")
 """Groups of claims on demand that moves."""
+FURTHER = {"-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}}
+"""Those that need a further case."""
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
@@ -31,7 +33,8 @@ def run(runner: Runner) -> Findings:
     first |= cauchy_transfer.tasks() if "transfers" in wanted else {}
     results = runner.run(first)
     markets = cauchy_overall.markets(results) if markets_wanted else {}
-    cases = cauchy_overall.cases(demand.azure(runner.file(demand.TRACE)), quick)
+    every = cauchy_overall.cases(demand.azure(runner.file(demand.TRACE)), quick)
+    cases = (every[0], *(each for each in every[1:] if wanted & FURTHER[each.key]))
     results |= runner.run(cauchy_overall.sizes(markets, cases)) if overall else {}
     last = scheduling.runs(results, markets, seeds, repeats, quick, "between" in wanted, "within" in wanted)
     last |= cauchy_objectives.runs(markets, seeds, quick) if "objectives" in wanted else {}
@@ -59,8 +62,8 @@ def run(runner: Runner) -> Findings:
     if "transfers" in wanted:
         moves = cauchy_transfer.TransferRuns(results)
         findings += Findings(moves.outcomes(), moves.figures())
-    every = {workload: market for (ranking, workload), market in markets.items() if ranking == "estimate"}
-    further = beyond.exhibits(every, whole) if runner.claims is None else []
+    by_estimate = {workload: market for (ranking, workload), market in markets.items() if ranking == "estimate"}
+    further = beyond.exhibits(by_estimate, whole) if runner.claims is None else []
     return findings + Findings({}, [model.network_table(), *further])
 
 

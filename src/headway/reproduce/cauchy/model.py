@@ -79,7 +79,10 @@ def _examples() -> dict[str, Finding]:
     ).combos
     took = len(chosen) == 1 and chosen[0].combo == a800.combo and chosen[0].count == 1
     weights = [each.combo.usd_per_hour / (each.tokens_per_usd or 1.0) * 1e6 for each in (a800, h20)]
-    first = [tuple(group.gpu for group in each.phases) for each in by_eq_15(setup.MODEL, "longwriter")[: len(WORKED)]]
+    best = by_eq_15(setup.MODEL, "longwriter")
+    ce = Efficiencies(setup.profiled_service("longwriter").service, setup.offers()).closed_form
+    first = [tuple(group.gpu for group in each.phases) for each in best[: len(WORKED)]]
+    ranked = [f"{' to '.join(g.gpu for g in each.phases)} {(ce(each) or 0.0) / 1e6:.0f}" for each in best]
     paper = {tuple(setup.GPUS[name] for name in pair) for pair in WORKED}
     return {
         "example-residual": Finding(
@@ -87,8 +90,8 @@ def _examples() -> dict[str, Finding]:
         ),
         "example-candidates": Finding(
             [float(len(paper & set(first)))],
-            f"Eq. 15's first four: {', '.join(' to '.join(pair) for pair in first)}. By its bandwidth for a dollar an "
-            "H20 decodes best, whatever prefills.",
+            f"By Eq. 15 (M tokens/USD): {', '.join(ranked)}. It is a sum over the phases: a type that is good for a "
+            "dollar in either phase comes before one that is not, whatever the other phase has.",
         ),
     }
 
