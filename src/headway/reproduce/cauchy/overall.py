@@ -28,6 +28,7 @@ from headway.reproduce.cauchy.sizing import (
     melange_plan,
     sized,
 )
+from headway.reproduce.claims import Value
 from headway.reproduce.findings import Exhibit, Figure, Finding, PaperTable, Row
 from headway.reproduce.results import Key, Results, SeedResults, increases, reductions
 from headway.reproduce.tasks import Call, Measurement
@@ -153,12 +154,12 @@ class OverallRuns(SeedResults):
                 findings[f"in-time-{workload}"] = Finding(least, self._numbers(workload, self.cases[0]))
         return findings
 
-    def _judged(self, workload: str, case: Case, values: list[float | None], *systems: System) -> list[float | None]:
+    def _judged(self, workload: str, case: Case, values: Sequence[Value], *systems: System) -> Sequence[Value]:
         """The values; none where a system is late at any size, as dollars for less are no comparison."""
         late = [s for s in systems if self.mean(workload, case, s, "attainment") < IN_TIME]
         return [None] * len(values) if late else values
 
-    def _gain(self, workload: str, case: Case, system: System) -> list[float | None]:
+    def _gain(self, workload: str, case: Case, system: System) -> Sequence[Value]:
         """By seed: the increase in tokens per dollar over Melange."""
         both = [self.measured(workload, case, each, "tokens_per_usd") for each in (system, "melange")]
         return self._judged(workload, case, increases(*both), system, "melange")
@@ -169,11 +170,11 @@ class OverallRuns(SeedResults):
         if case.ranking == "estimate":
             return {row: Finding(self._gain(workload, case, "cauchy"), why)}
         tokens = [self.measured(workload, case, system, "tokens_per_usd") for system in COMPARED]
-        order = [low < middle < high for low, middle, high in zip(*tokens, strict=True)]
+        order: list[Value] = [low < middle < high for low, middle, high in zip(*tokens, strict=True)]
         return {
             row: Finding(self._gain(workload, case, "cauchy"), f"{why} {best(self.markets[case.ranking, workload])}"),
             f"fig7-star-{workload}{case.key}": Finding(self._gain(workload, case, "star"), why),
-            f"fig7-order-{workload}{case.key}": Finding(order, why),
+            f"fig7-order-{workload}{case.key}": Finding(self._judged(workload, case, order, *COMPARED), why),
         }
 
     def _numbers(self, workload: str, case: Case) -> str:
