@@ -27,4 +27,7 @@ def run(runner: Runner) -> Findings:
     for claim in runs.FULL_ONLY_CLAIMS if runner.quick else ():
         if runner.wants(claim) and claim.id not in findings:
             findings[claim.id] = Finding([None] * len(runner.seeds), "A quick run is too short to decide this.")
+    if runner.quick and (first := findings.get("burst-first")) is not None:  # with a third of the load, it is chance
+        why = f"A quick run has too little load to decide this. {first.why}"
+        findings["burst-first"] = Finding([None] * len(runner.seeds), why)
     return Findings(findings, exhibits(results, served))
