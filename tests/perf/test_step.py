@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations, groupby
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from headway import catalog
@@ -26,7 +28,7 @@ from headway.perf.attention import windowed_pairs
 from headway.perf.memory import kv_bytes_per_token
 from headway.perf.operators import tiled_rows
 from headway.perf.params import weights_bytes
-from headway.perf.step import StepModel, graph_tokens
+from headway.perf.step import StepModel, graph_tokens, runs_of_slots
 
 SHAPES = [
     ("llama-2-70b", "h100", 4, 1),
@@ -371,3 +373,26 @@ def test_an_old_gpu_computes_eight_bit_weights_in_sixteen() -> None:
             for d in ("bf16", "fp8")
         ]
         assert (times[1] < 0.7 * times[0]) is faster
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 4, 6])
+def test_runs_of_slots_are_those_of_all_sets(num_slots: int) -> None:
+    for num in range(1, num_slots + 1):
+        sets = list(combinations(range(num_slots), num))
+        lengths = [
+            len(list(run)) for busy in sets for _, run in groupby(enumerate(busy), key=lambda pair: pair[1] - pair[0])
+        ]
+        found = runs_of_slots(num, num_slots)
+        assert found == pytest.approx([lengths.count(length) / len(sets) for length in range(1, num + 1)])
+
+
+def test_slots_with_their_own_caches_take_a_pass_for_each_run_of_neighbours() -> None:
+    """llama.cpp with four slots: two of them are neighbours half of the time, all four always."""
+    model, gpu, engine = catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("llama.cpp")
+    own = StepModel(model, gpu, engine, Parallel())
+    shared = StepModel(model, gpu, replace(engine, passes_by_slot=UNSET), Parallel())
+    one, two, three, four = (own.line(num, 0)[0] for num in (1, 2, 3, 4))
+    assert one == pytest.approx(shared.line(1, 0)[0], rel=0.01)
+    assert four == pytest.approx(shared.line(4, 0)[0], rel=0.01)
+    assert two == pytest.approx(one + 0.5 * shared.line(2, 0)[0], rel=0.01)
+    assert three > four and own.line(2, 0, [(100, 0)])[0] > shared.line(2, 0, [(100, 0)])[0] + 0.9 * one

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from math import ceil, log2, sqrt
+from math import ceil, comb, log2, sqrt
 
 from headway.catalog.coefficients import Coefficients, Overhead
 from headway.catalog.load import coefficients as measured
@@ -49,7 +49,8 @@ class StepModel:
 
     __slots__ = (
         "_attention", "_decode", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_s", "_most_chunk_tokens",
-        "_operators", "_pp", "_queries", "_rows", "_rows_of_sequence", "_sampler", "_tokens", "_window", "calibrated",
+        "_operators", "_pp", "_queries", "_rows", "_rows_of_sequence", "_sampler", "_slots", "_tokens", "_window",
+        "calibrated",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +78,8 @@ class StepModel:
         self._most_chunk_tokens = engine.max_num_batched_tokens
         most_seqs = _on_fullest_rank(engine.max_num_seqs, parallel.dp)
         self._graph_tokens = min(2 * most_seqs * queries, MOST_GRAPH_TOKENS)
-        self._launch_s = _launch_s(model, used.overhead)
+        self._slots = engine.max_num_seqs if engine.passes_by_slot is True else 0
+        self._launch_s = 0.0 if self._slots else _launch_s(model, used.overhead)
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
         self._rows: dict[int, float] = {}
@@ -161,6 +163,8 @@ class StepModel:
             attention_s += window_tokens * costs.decode_window_s
             for new, before in chunks:
                 attention_s += (windowed_pairs(new, before, self._window) + new * half_tile) * costs.pair_window_s
+        if self._slots:
+            return self._slot_passes_s(num_decode, chunks) + attention_s
         num_rows = num_decode * self._rows_of_sequence + len(chunks)
         try:
             step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s + joint_s
@@ -171,6 +175,10 @@ class StepModel:
         return step_s
 
     def _compute_decode(self, num_decode: int) -> tuple[float, float, float]:
+        if self._slots:
+            costs = self._attention
+            self._decode[num_decode] = self._runs_s(num_decode), costs.decode_s, costs.decode_window_s
+            return self._decode[num_decode]
         own = self._fullest(num_decode)
         costs, share = self._attention, own / num_decode if num_decode else 1.0
         rows = ceil(own)
@@ -179,6 +187,25 @@ class StepModel:
         base_s += self._joint_s(self._dp * tokens)
         self._decode[num_decode] = (base_s, costs.decode_s * share, costs.decode_window_s * share)
         return self._decode[num_decode]
+
+    def _slot_passes_s(self, num_decode: int, chunks: Sequence[Chunk]) -> float:
+        """Seconds, without attention, of an iteration of slots with KV caches of their own.
+
+        A pass has equally many tokens of neighbouring slots: one of each slot that decodes or has a prompt, and then
+        the rest of each prompt on its own.
+        """
+        if not num_decode:
+            return sum(self._tokens_s(new) + self._rows_s(1) for new, _ in chunks)
+        rest_s = sum(self._tokens_s(new - 1) + self._rows_s(1) for new, _ in chunks if new > 1)
+        return self._runs_s(min(num_decode + len(chunks), self._slots)) + rest_s
+
+    def _runs_s(self, num: int) -> float:
+        """Mean seconds, without attention, of a token for each of `num` slots, in a pass for each run of neighbours."""
+        return sum(
+            share * (self._tokens_s(length * self._queries) + self._rows_s(length * self._rows_of_sequence))
+            for length, share in enumerate(runs_of_slots(num, self._slots), start=1)
+            if share
+        )
 
     def _tokens_s(self, num_tokens: int) -> float:
         """Seconds that depend on the number of a rank's tokens only."""
@@ -229,6 +256,22 @@ def graph_tokens(num_tokens: int, queries: int = 1) -> int:
         return 4
     step = 8 if num_tokens <= 256 else 16
     return -(-num_tokens // step) * step
+
+
+def runs_of_slots(num: int, num_slots: int) -> list[float]:
+    """Mean number of runs of 1, 2, ..., `num` neighbouring slots, if any `num` of `num_slots` are as likely to be busy.
+
+    A run of length l begins at one of `num_slots` - l + 1 places and ends at a free slot or the first or last one.
+    """
+    if num >= num_slots:
+        return [0.0] * (num - 1) + [1.0]
+    total = comb(num_slots, num)
+    runs = []
+    for length in range(1, num + 1):
+        inside = max(num_slots - length - 1, 0) * comb(max(num_slots - length - 2, 0), num - length)
+        at_edges = 2 * comb(num_slots - length - 1, num - length)
+        runs.append((inside + at_edges) / total)
+    return runs
 
 
 def _on_fullest_rank(num: int, num_ranks: int) -> int:
