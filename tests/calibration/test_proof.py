@@ -139,7 +139,7 @@ def test_neighbouring_slots_share_a_pass(engine: serving.Process) -> None:
 
     def ask(slot: int) -> None:
         prompt = [bench_llama.TOKEN_IDS[0] + slot] * 4
-        body = {"prompt": prompt, "n_predict": 24, "ignore_eos": True, "cache_prompt": False, "id_slot": slot}
+        body = {"prompt": prompt, "n_predict": 16, "ignore_eos": True, "cache_prompt": False, "id_slot": slot}
         headers = {"content-type": "application/json"}
         with urlopen(Request(f"{engine.url}/completion", json.dumps(body).encode(), headers)) as answer:
             answer.read()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from headway import catalog
@@ -390,7 +389,7 @@ def test_slots_with_their_own_caches_take_a_pass_for_each_run_of_neighbours() ->
     """llama.cpp with four slots: two of them are neighbours half of the time, all four always."""
     model, gpu, engine = catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("llama.cpp")
     own = StepModel(model, gpu, engine, Parallel())
-    shared = StepModel(model, gpu, replace(engine, passes_by_slot=UNSET), Parallel())
+    shared = StepModel(model, gpu, replace(engine, passes_by_slot=False), Parallel())
     one, two, three, four = (own.line(num, 0)[0] for num in (1, 2, 3, 4))
     assert one == pytest.approx(shared.line(1, 0)[0], rel=0.01)
     assert four == pytest.approx(shared.line(4, 0)[0], rel=0.01)

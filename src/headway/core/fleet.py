@@ -238,9 +238,9 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     response_overhead_s: float = 0.0
     """Time from the end of an iteration until the client has its tokens: sampling, detokenizing, HTTP."""
     kv_dtype_bytes: float = 2.0
-    passes_by_slot: bool | UnsetType = UNSET
+    passes_by_slot: bool = False
     """Each slot has a KV cache of its own, and only neighbouring slots share a pass: llama.cpp with `--parallel` and
-    without `--kv-unified`. Unset: all sequences of an iteration share one."""
+    without `--kv-unified`."""
     speculative: Speculative | UnsetType = UNSET
     """A pool's setting; profiles have none."""
     orderings: tuple[str, ...] | None = None

@@ -78,7 +78,7 @@ class StepModel:
         self._most_chunk_tokens = engine.max_num_batched_tokens
         most_seqs = _on_fullest_rank(engine.max_num_seqs, parallel.dp)
         self._graph_tokens = min(2 * most_seqs * queries, MOST_GRAPH_TOKENS)
-        self._slots = engine.max_num_seqs if engine.passes_by_slot is True else 0
+        self._slots = engine.max_num_seqs if engine.passes_by_slot else 0
         self._launch_s = 0.0 if self._slots else _launch_s(model, used.overhead)
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
