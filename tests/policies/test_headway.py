@@ -14,7 +14,7 @@ from fakes import FakeFleet, FakePlaced, FakeReplica, FakeRequest
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.core.request import Phase
+from headway.core.request import Phase, Segment
 from headway.metrics.columns import ints
 from headway.policies.migration.headway import HeadwayMigration
 from headway.policies.ordering.phases import PascalOrdering, TiersAndPhasesOrdering
@@ -81,6 +81,18 @@ def test_the_choice_does_not_depend_on_who_wants_the_scores(
         request = FakeRequest(prompt_tokens=100, region=region)
         placed = without.route(request, FakeFleet(replicas, wants_scores=False))
         assert placed.replica == with_scores.route(request, FakeFleet(replicas)).replica
+
+
+def test_a_prompt_goes_where_it_is_cached_until_that_holds_up_more() -> None:
+    prompt = {"prompt_tokens": 1000, "prefix": (Segment(1, 1000),)}
+    cached = {0: 900}
+    assert chosen(one(0, cached=cached, num_in_flight=3), one(1), **prompt) == 0  # 100 tokens, for four requests
+    assert chosen(one(0, cached=cached, num_in_flight=12), one(1), **prompt) == 1
+    assert chosen(one(0, cached=cached, prefill_tokens_left=2000), one(1), **prompt) == 1
+    waiting = {"prefill_tokens_left": 2000, "expected_cached_tokens": 1900, "cached": cached}
+    assert chosen(one(0, **waiting), one(1), **prompt) == 0
+    # Twice the capacity: computed twice as fast, beside half as many requests for its size.
+    assert chosen(one(0, cached=cached, kv_blocks_total=1000), one(1, kv_blocks_total=4000), **prompt) == 1
 
 
 def test_a_far_region_is_chosen_when_the_near_one_is_half_as_full_again() -> None:

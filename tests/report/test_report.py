@@ -11,7 +11,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 from plotly.offline import get_plotlyjs
 
 from headway.core.errors import HeadwayError
@@ -108,7 +110,9 @@ def test_seconds(value: float, text: str) -> None:
 
 
 def test_every_metric_is_defined() -> None:
-    flat = flatten(make(0).summary)
+    records = make(0).records
+    sessions = {**records.workload, "session_id": np.arange(len(records.workload["arrival_s"]))}
+    flat = flatten(summarize(with_fields(records, workload=sessions), slo=DefaultSlo(ttft_s=0.05, program_s=1.0)))
     keys = {key for key in flat if key.split(".")[0] not in ("tier", "model", "region", "tenant", "replica")}
     defined = {f"{name}.{last}" for name, part in PARTS.items() for last in part.__struct_fields__}
     assert keys == defined | (set(describe.DEFINITIONS) - set(PARTS))

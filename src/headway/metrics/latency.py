@@ -39,6 +39,9 @@ class DefaultSlo(Struct, frozen=True, forbid_unknown_fields=True):
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
+    program_s: float | None = None
+    """For whole programs of agents, or sessions: from the first arrival to the last token. With it, runs have metrics
+    of programs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from headway.metrics.cascade import answer_metrics
 from headway.metrics.columns import Rows, floats, rows_by_code
 from headway.metrics.itl import ItlDistributions, itl_distributions
 from headway.metrics.latency import DefaultSlo, Distribution, Sample, distribution, sample, slo_masks
+from headway.metrics.programs import ProgramMetrics, program_metrics
 from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning_metrics, usage
 
 
@@ -79,6 +80,8 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     gpu_hours_bound: float | None = None
     """For a run that scales: see `planning.gpu_hours_bound`."""
     gpu_hours_clairvoyant: float | None = None
+    programs: ProgramMetrics | None = None
+    """With an SLO for programs: their times."""
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
     """By the model that served a request, or the requested model if none did."""
@@ -140,6 +143,7 @@ def summarize(
         tenants=tenants,
         fallbacks=fallbacks,
         replicas=_replicas(records, chosen, itl, used, window_s),
+        programs=program_metrics(records, warmup_s, None if slo is None else slo.program_s),
     )
 
 
@@ -304,13 +308,16 @@ def flatten(summary: RequestMetrics) -> dict[str, float | int | None]:
     return dict(_flat(summary))
 
 
-def _flat(summary: RequestMetrics) -> Iterator[tuple[str, float | int | None]]:
+def _flat(summary: RequestMetrics | ProgramMetrics) -> Iterator[tuple[str, float | int | None]]:
     for name in summary.__struct_fields__:
         value = getattr(summary, name)
         if name in BREAKDOWNS:
             for key, metrics in value.items():
                 for inner, number in _flat(metrics):
                     yield f"{BREAKDOWNS[name]}.{key}.{inner}", number
+        elif name == "programs":
+            if value is not None:
+                yield from _flat(value)
         elif name in PARTS:
             for inner in PARTS[name].__struct_fields__:
                 yield f"{name}.{inner}", None if value is None else getattr(value, inner)
@@ -320,7 +327,7 @@ def _flat(summary: RequestMetrics) -> Iterator[tuple[str, float | int | None]]:
 
 _LATENCIES = (
     "ttft_s", "answer_s", "tpot_s", "itl_s", "e2e_s", "queueing_s", "reasoning_s", "ttfat_s", "blocking_s",
-    "transfer_s",
+    "transfer_s", "program_s",
 )  # fmt: skip
 
 PARTS: dict[str, type[Distribution] | type[MeanPeak] | type[StartingGpuHours]] = {

@@ -137,6 +137,12 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
         "With `--clairvoyant`: `gpu_hours` of the best timetable found with full knowledge of the trace, simulated, "
         "that serves in time; none if none was found.",
     ),
+    "num_programs": (
+        "programs",
+        "With `slo: {program_s: ...}`: programs of agents, or sessions, whose first call arrived in the window.",
+    ),
+    "program_s": ("s", "Their time from the first arrival to the end of the last call, if all calls finished."),
+    "program_slo_attainment": ("share", "Programs that finished within the SLO / programs."),
     "transfer_s": ("s", "Duration of the KV cache transfer of a request that moved to another replica."),
 }
 """Metric -> (unit, definition). A metric with several numbers has keys `METRIC.LAST`, with `LAST` one of `OVER`."""

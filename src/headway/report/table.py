@@ -62,6 +62,8 @@ COLUMNS = (
     Column("e2e_s.mean", "E2E mean", "low", seconds),
     Column("e2e_s.p99", "E2E p99", "low", seconds),
     Column("slo_attainment", "SLO met", "high", percent),
+    Column("program_s.mean", "program mean", "low", seconds),
+    Column("program_slo_attainment", "programs met", "high", percent),
     Column("goodput_rps", "goodput/s", "high", short_number),
     Column("throughput_rps", "req/s", "high", short_number),
     Column("output_tokens_per_s", "tok/s", "high", short_number),
@@ -172,7 +174,7 @@ def compare(runs: Sequence[Run], seeded: SeededMetrics | None = None) -> Compare
 
 def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
     key = ONLY_WITH.get(key, key)
-    values = [numbers[key] for numbers in flat if numbers[key] is not None]
+    values = [number for numbers in flat if (number := numbers.get(key)) is not None]
     return any(values) if key in ONLY_IF_NONZERO else bool(values)
 
 

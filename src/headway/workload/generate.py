@@ -6,7 +6,8 @@ Arrivals, lengths and every other property have their own random streams, so cha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from headway.core.errors import HeadwayError, unknown
 from headway.workload import lengths, transform
 from headway.workload.arrivals import Replay, poisson_of_rate
 from headway.workload.demand import demand_rows
+from headway.workload.programs import ProgramCalls, Programs, flattened_programs
 from headway.workload.quality_source import scored
 from headway.workload.random_streams import draw, stream
 from headway.workload.sessions import Sessions, SessionTurns, flattened
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
-from headway.workload.spec import MixPart, WorkloadSpec, resolved
+from headway.workload.spec import AgentsSpec, MixPart, WorkloadSpec, resolved
 from headway.workload.table import MAX_TOKENS, NAMED, Floats, Longs, Prefix, Workload
 from headway.workload.tiers import SloSpec, TierSpec
 
@@ -35,6 +37,8 @@ def build(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> RequestS
     with _memory_errors():
         if full.sessions is not None:
             return Sessions(_session_turns(full, seed, Path(base_dir)))
+        if full.agents is not None:
+            return Programs(_program_calls(full, full.agents, seed, Path(base_dir)))
         rows = _rows(full, seed, Path(base_dir))
         if full.concurrency is not None:
             return ClosedLoop(rows, full.concurrency, full.think_s or 0.0)
@@ -51,6 +55,8 @@ def generate(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Workl
     with _memory_errors():
         if full.sessions is not None:
             return flattened(_session_turns(full, seed, Path(base_dir)))
+        if full.agents is not None:
+            return flattened_programs(_program_calls(full, full.agents, seed, Path(base_dir)))
         return _rows(full, seed, Path(base_dir))
 
 
@@ -94,12 +100,79 @@ def _session_turns(spec: WorkloadSpec, seed: int, base_dir: Path) -> SessionTurn
     session = np.repeat(np.arange(len(counts)), counts)
     by_turn = opening.take(session)
     rows = by_turn.with_columns(_with_lengths(by_turn.arrival_s, spec, seed).columns)
-    think_s = _think_s(spec.sessions.think_s, spec.sessions.think_cv, seed, len(session))
+    think_s = _lognormal_s(spec.sessions.think_s, spec.sessions.think_cv, stream(seed, "think_s"), len(session))
     turns = SessionTurns(rows, offsets, think_s, group, group_tokens)
-    longest = turns.requests().prompt_tokens.max(initial=0)
-    if longest > MAX_TOKENS:
-        raise HeadwayError(f"workload: a session grows to {longest:,} prompt tokens; expected {MAX_TOKENS:,} at most")
+    _check_longest("session", turns.requests())
     return turns
+
+
+def _check_longest(what: str, requests: Workload) -> None:
+    longest = requests.prompt_tokens.max(initial=0)
+    if longest > MAX_TOKENS:
+        raise HeadwayError(f"workload: a {what} grows to {longest:,} prompt tokens; expected {MAX_TOKENS:,} at most")
+
+
+def _program_calls(spec: WorkloadSpec, agents: AgentsSpec, seed: int, base_dir: Path) -> ProgramCalls:
+    most = spec.num_requests if spec.num_requests is not None else sys.maxsize
+    starts = _arrival_times(spec, seed, spec.num_requests, base_dir)
+    steps = lengths.sample(agents.steps, "prompt_tokens", stream(seed, "steps"), len(starts), "steps")
+    fans = stream(seed, "fan out")
+    graph = _CallGraph(agents)
+    offsets = [0]
+    for num_steps in steps.tolist():
+        if offsets[-1] >= most:
+            break
+        graph.add_program((fans.random(num_steps) < agents.fan_out_share).tolist(), most)
+        offsets.append(len(graph.after))
+    num_programs = len(offsets) - 1
+    starts = starts[:num_programs]
+    opening = _with_properties(_empty(starts), spec, seed)
+    by_call = opening.take(np.repeat(np.arange(num_programs), np.diff(offsets)))
+    rows = by_call.with_columns(_with_lengths(by_call.arrival_s, spec, seed).columns)
+    new, output = rows.prompt_tokens.copy(), rows.output_tokens
+    for row, sources in graph.results:
+        new[row] += sum(int(output[source]) for source in sources)
+    group, group_tokens = _groups(spec, seed, num_programs)
+    calls = ProgramCalls(
+        rows.with_columns({"prompt_tokens": new}), np.array(offsets, "i8"), np.array(graph.context, "i8"), graph.after,
+        _lognormal_s(agents.tool_s, agents.tool_cv, stream(seed, "tool_s"), len(graph.after)), group, group_tokens,
+    )  # fmt: skip
+    _check_longest("program", calls.requests())
+    return calls
+
+
+class _CallGraph:
+    """The calls of all programs, each after those that it depends on."""
+
+    def __init__(self, agents: AgentsSpec) -> None:
+        self._agents = agents
+        self.context: list[int] = []
+        self.after: list[tuple[int, ...]] = []
+        self.results: list[tuple[int, list[int]]] = []
+        """Calls whose new tokens contain the answers of others."""
+
+    def add_program(self, fans: Sequence[bool], most: int) -> None:
+        """Add a program with a step for each of `fans`, which says whether it calls sub-agents; `most` calls in all."""
+        agents, last = self._agents, -1
+        answers: list[int] = []
+        for i, has_fan in enumerate(fans):
+            after = tuple(answers) if answers else (last,) * (last >= 0)
+            step = self._add(last, after)
+            if answers:
+                self.results.append((step, answers))
+            last, answers = step, []
+            for _ in range(agents.fan_out if has_fan and i + 1 < len(fans) else 0):
+                context, before = last if agents.sub_context == "parent" else -1, last
+                for _ in range(agents.sub_steps):
+                    context = before = self._add(context, (before,))
+                answers.append(before)
+        del self.context[most:], self.after[most:]
+        self.results = [(row, sources) for row, sources in self.results if row < most]
+
+    def _add(self, context: int, after: tuple[int, ...]) -> int:
+        self.context.append(context)
+        self.after.append(after)
+        return len(self.after) - 1
 
 
 def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
@@ -240,8 +313,13 @@ def _groups(
     group = draw(list(range(prefixes.num_groups)), shares, num, seed, "prefix groups").astype("i4")
     if prefixes.share < 1:
         group[stream(seed, "prefix share").random(num) >= prefixes.share] = -1
+    num_groups = prefixes.num_groups
+    if prefixes.per_tenant and spec.tenants is not None:
+        names, tenant = _mixed(spec.tenants, num, seed, NAMED["tenant"])
+        group = np.where(group >= 0, group + num_groups * tenant, -1).astype("i4")
+        num_groups *= len(names)
     random = stream(seed, "prefix_tokens")
-    tokens = lengths.sample(prefixes.prefix_tokens, "prompt_tokens", random, prefixes.num_groups, "prefix_tokens")
+    tokens = lengths.sample(prefixes.prefix_tokens, "prompt_tokens", random, num_groups, "prefix_tokens")
     return group, tokens.astype("i4")
 
 
@@ -334,8 +412,8 @@ def _turn_counts(spec: WorkloadSpec, seed: int, base_dir: Path) -> Longs:
     return counts[: last + 1]
 
 
-def _think_s(mean_s: float, cv: float, seed: int, num: int) -> Floats:
+def _lognormal_s(mean_s: float, cv: float, random: np.random.Generator, num: int) -> Floats:
     if mean_s == 0 or cv == 0:
         return np.full(num, mean_s)
     variance = math.log1p(cv**2)
-    return stream(seed, "think_s").lognormal(math.log(mean_s) - variance / 2, math.sqrt(variance), num)
+    return random.lognormal(math.log(mean_s) - variance / 2, math.sqrt(variance), num)

@@ -63,8 +63,10 @@ class PrefixGroups(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of different shared prefixes."""
     prefix_tokens: Length
     """Tokens of a shared prefix, in addition to `prompt_tokens`."""
+    per_tenant: bool = False
+    """Each tenant has `num_groups` prefixes of its own."""
     share: float = 1.0
-    """Share of requests (with sessions: of sessions) that have a shared prefix."""
+    """Share of requests (with sessions or agents: of these) that have a shared prefix."""
     skew: float = 0.0
     """Zipf exponent of the groups' popularity: 0 = all equal, 1 = group k is used 1/k as often as the first."""
 
@@ -94,6 +96,38 @@ class SessionsSpec(Struct, frozen=True, forbid_unknown_fields=True):
         check_length("turns", self.turns, "prompt_tokens")
         if not 0 <= self.think_s < float("inf") or not 0 <= self.think_cv < float("inf"):
             raise ValueError("think_s, think_cv: expected 0 or more")
+
+
+class AgentsSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Agent programs: steps of a main thread, each a call whose prompt is all before and `prompt_tokens` new tokens
+    (the task, then results of tools), with a tool between two steps. A step may call sub-agents, which run beside each
+    other; the next step begins after all of them, with their last answers as new tokens. A call that does not finish
+    ends what depends on it."""
+
+    steps: Length = msgspec.field(default_factory=lambda: Geometric(mean=6.0))
+    """Number of steps of the main thread."""
+    tool_s: float = 4.0
+    """Mean time of a tool, from the end of a step to the next one."""
+    tool_cv: float = 1.5
+    """Spread of these times (lognormal), standard deviation over mean; 0 = constant."""
+    fan_out_share: float = 0.0
+    """Share of the steps that call sub-agents before the next step."""
+    fan_out: int = 3
+    """Sub-agents that such a step calls."""
+    sub_steps: int = 1
+    """Calls of each sub-agent, one after the other, with tools between them."""
+    sub_context: Literal["parent", "opening"] = "parent"
+    """What a sub-agent's first prompt begins with: all of its parent's context, or the shared prefix only."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, str):
+            raise ValueError(f"steps: {self.steps!r}; expected a number or a distribution")
+        check_length("steps", self.steps, "prompt_tokens")
+        check_positive(self, "fan_out", "sub_steps")
+        if not 0 <= self.tool_s < inf or not 0 <= self.tool_cv < inf:
+            raise ValueError("tool_s, tool_cv: expected 0 or more")
+        if not 0 <= self.fan_out_share <= 1:
+            raise ValueError(f"fan_out_share: {self.fan_out_share}; expected 0 to 1")
 
 
 class MixPart(Struct, frozen=True, forbid_unknown_fields=True):
@@ -252,15 +286,16 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     trace: str | TraceSpec | None = None
     """Requests from a file: its path, or a section with options."""
     builtin: str | None = None
-    """A workload that comes with Headway: chat, chat-sessions, reasoning, long-context, alpaca-eval, arena-hard,
-    arena-hard-reasoning-heavy, math-500, gpqa, live-code-bench, pascal-reasoning, pascal-answering, ktier,
-    sageserve-july-2025, sageserve-july-2025-scout, sageserve-nov-2024. Other keys given here override its own."""
+    """A workload that comes with Headway: chat, chat-sessions, agents, shared-prefix, reasoning, long-context,
+    alpaca-eval, arena-hard, arena-hard-reasoning-heavy, math-500, gpqa, live-code-bench, pascal-reasoning,
+    pascal-answering, ktier, sageserve-july-2025, sageserve-july-2025-scout, sageserve-nov-2024. Other keys given
+    here override its own."""
     num_requests: int | None = None
-    """Number of requests (with sessions: turns of all sessions)."""
+    """Number of requests (with sessions or agents: all turns or calls)."""
     duration_s: float | None = None
-    """Requests (with sessions: sessions) begin before this time. With num_requests too: whichever is reached first."""
+    """Requests (with sessions or agents: these) begin before this time. With num_requests too: whichever is first."""
     arrivals: float | Arrivals | None = None
-    """When requests (with sessions: sessions) arrive. A bare number is a Poisson rate per second."""
+    """When requests (with sessions or agents: these) arrive. A bare number is a Poisson rate per second."""
     prompt_tokens: Length | None = None
     """Prompt lengths: a number, a distribution, or the name of a built-in one: azure-conv,
     mooncake-conversation, servegen-reasoning."""
@@ -279,6 +314,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Groups of requests that share their first tokens."""
     sessions: SessionsSpec | None = None
     """Conversations of several turns."""
+    agents: AgentsSpec | None = None
+    """Agent programs: calls with tools and sub-agents between them."""
     slo: SloSpec | None = None
     """Service level objectives of every request."""
     tiers: tuple[TierSpec, ...] | TierMix | None = None
@@ -325,6 +362,10 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         self._check_mix()
         if isinstance(self.tiers, tuple) and len({t.tier for t in self.tiers}) < max(len(self.tiers), 1):
             raise ValueError("tiers: expected one or more, each with its own number")
+        if self.agents is not None and (self.sessions is not None or self.concurrency is not None):
+            raise ValueError("agents: not with sessions or concurrency; its calls wait for each other already")
+        if self.prefixes is not None and self.prefixes.per_tenant and self.tenants is None and self.builtin is None:
+            raise ValueError("prefixes: per_tenant: expected tenants, too")
         if self.concurrency is not None and self.sessions is not None:
             raise ValueError("concurrency and sessions: expected one of them; sessions already form a closed loop")
         if self.think_s is not None and (self.concurrency is None or not 0 <= self.think_s < float("inf")):
@@ -346,6 +387,11 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         elif self.builtin is None:
             self._check_synthetic()
 
+    @property
+    def reacts(self) -> bool:
+        """Whether requests wait for the ends of others: sessions, agents or a closed loop."""
+        return self.sessions is not None or self.agents is not None or self.concurrency is not None
+
     def _check_mix(self) -> None:
         if self.mix is None:
             return
@@ -356,19 +402,19 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("mix: expected one part or more")
 
     def _check_quality(self) -> None:
-        excluded = (*ONE_KIND, "mix", "prefixes", "sessions", "demand", "trace", "builtin")
+        excluded = (*ONE_KIND, "mix", "prefixes", "sessions", "agents", "demand", "trace", "builtin")
         self._check_absent(excluded, "not with quality, which gives lengths")
         self._check_arrivals()
 
     def _check_trace(self) -> None:
-        excluded = (*ONE_KIND, "mix", "prefixes", "sessions", "demand")
+        excluded = (*ONE_KIND, "mix", "prefixes", "sessions", "agents", "demand")
         self._check_absent(excluded, "not with a trace; it is for synthetic workloads")
         if self.arrivals is None:
             self._check_absent(("num_requests",), "not with a trace; use trace.limit, or give arrivals too")
             self._check_absent(("duration_s",), "not with a trace; use trace.to_s")
 
     def _check_demand(self, demand: DemandSpec) -> None:
-        excluded = (*ONE_KIND, "mix", "prefixes", "sessions")
+        excluded = (*ONE_KIND, "mix", "prefixes", "sessions", "agents")
         self._check_absent(excluded, "not with demand, which gives lengths by model")
         if demand.populations is None and self.arrivals is not None:
             raise ValueError("arrivals: not with demand.path, which gives the rates; use scale")
@@ -417,7 +463,9 @@ def _overridden(known: WorkloadSpec, spec: WorkloadSpec) -> WorkloadSpec:
     if "num_requests" in given or "duration_s" in given:
         base |= {"num_requests": None, "duration_s": None}
     if "concurrency" in given:
-        base |= {"sessions": None} if known.demand is not None else {"arrivals": None, "sessions": None}
+        base |= {"sessions": None, "agents": None}
+        if known.demand is None:
+            base["arrivals"] = None
     if "mix" in given:
         base |= dict.fromkeys(ONE_KIND)
     try:

@@ -261,7 +261,7 @@ def _situations(options: CapacityOptions, regions: tuple[str, ...]) -> tuple[Sit
 def _requests(spec: Spec, base_dir: Path) -> tuple[ArrivingRequests, bool]:
     """The workload's requests, and whether they have SLOs of their own."""
     table = generate(spec.workload, spec.seed, base_dir)
-    reactive = resolved(spec.workload).sessions is not None or spec.workload.concurrency is not None
+    reactive = resolved(spec.workload).reacts
     prompt = table.prompt_tokens.astype(float)
     computed = prompt.copy()
     if table.prefix is not None:

@@ -128,8 +128,8 @@ def service_scenario(
     if spec.slo.ttft_s is None and spec.slo.tpot_s is None:
         raise places.error(("slo",), "expected ttft_s, tpot_s, or both: goodput is what is served in time")
     workload = resolved(spec.workload)
-    if workload.arrivals is None or workload.sessions is not None or workload.concurrency is not None:
-        raise places.error(("workload",), "expected arrivals at a rate, without sessions or concurrency")
+    if workload.arrivals is None or workload.reacts:
+        raise places.error(("workload",), "expected arrivals at a rate, without sessions, agents or concurrency")
     pool = scenario.fleet.pools[0]
     if pool.engine.drafts is not None:
         raise places.error(("fleet", 0, "speculative"), "a plan of combos has none; expected no such key")

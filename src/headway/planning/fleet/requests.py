@@ -64,9 +64,9 @@ class FleetRequests:
 def check_workload(spec: WorkloadSpec) -> WorkloadSpec:
     """The workload with its built-in parts. HeadwayError if clients react to answers."""
     full = resolved(spec)
-    if full.sessions is not None or full.concurrency is not None:
+    if full.reacts:
         raise HeadwayError(
-            "workload: a fleet is planned for recorded or drawn arrivals; expected no sessions, no concurrency"
+            "workload: a fleet is planned for recorded or drawn arrivals; expected no sessions, agents or concurrency"
         )
     return full
 

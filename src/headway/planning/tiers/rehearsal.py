@@ -86,9 +86,9 @@ class TierRehearsal:
     def _trace(self, num_tiers: int, seed: int) -> Path:
         if (num_tiers, seed) not in self._traces:
             workload = self.scenario.spec.workload
-            if workload.concurrency is not None or workload.sessions is not None:
+            if workload.reacts:
                 raise HeadwayError(
-                    "workload: clients that react cannot be merged; expected no concurrency, no sessions"
+                    "workload: clients that react cannot be merged; expected no concurrency, sessions or agents"
                 )
             table = generate(workload, seed, self.scenario.base_dir)
             num_classes = int(table.columns["tier"].max()) + 1

@@ -8,11 +8,13 @@ from typing import Final, NamedTuple
 
 from headway.core.decision import Placement
 from headway.core.fleet import Role
+from headway.core.record import Ended
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
 from headway.policies.endpoints import grouped
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.combos import NarrowedView, by_combo, goodput_weights
+from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
 
 Combos = Mapping[int, Sequence[ReplicaView]]
 
@@ -28,6 +30,12 @@ class HeadwayRouter:
     replicas are selected as by Cauchy's opportunistic scheduler. The scores in the decision log are those of combos,
     each under the id of its first replica.
 
+    A request with a prefix goes to the combo at which it adds the least time, to itself and to the requests there: the
+    prompt tokens to compute before its first one, its own uncached tokens once for each request that waits for them,
+    and `kv_cost` for each KV token that an output token reads, its own and those of the others. The sum is divided by
+    the square of the combo's weight, since a faster combo both computes it sooner and has more requests in flight. So
+    prompts meet where they are cached until that holds up more than computing them elsewhere.
+
     A combo in another region than the request's counts as `far` times as full. So requests stay near while the load is
     even, and leave before their region is full. (SageServe's threshold on KV use lets a region fill up that is short of
     anything else.)
@@ -37,14 +45,16 @@ class HeadwayRouter:
     answers_in_place = True
     """A replica for one phase may get a whole request."""
 
-    def __init__(self, far: float = 1.5) -> None:
+    def __init__(self, far: float = 1.5, kv_cost: float = 3e-4) -> None:
         require_at_least(1, far=far)
-        self._far = far
+        require_at_least(0, kv_cost=kv_cost)
+        self._far, self._kv_cost = far, kv_cost
         self._inside = CauchyRouter()
         self._groups: _Groups | None = None
+        self._output = MeanOutput()
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        if not view.wants_scores:
+        if not (view.wants_scores or request.prefix):
             kinds = view.map(_kind)
             if self._groups is None or self._groups.kinds != kinds:
                 self._groups = _Groups(kinds)
@@ -78,7 +88,22 @@ class HeadwayRouter:
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
         weights = _weights(combos)
         near = {id: 1.0 if combo[0].region == request.region else self._far for id, combo in combos.items()}
-        return {id: near[id] * (request.prompt_tokens + _tokens(combo)) / weights[id] for id, combo in combos.items()}
+        if not request.prefix:
+            tokens = request.prompt_tokens
+            return {id: near[id] * (tokens + _tokens(combo)) / weights[id] for id, combo in combos.items()}
+        return {id: near[id] * self._added_work(request, combo) / weights[id] ** 2 for id, combo in combos.items()}
+
+    def _added_work(self, request: RequestView, combo: Sequence[ReplicaView]) -> float:
+        """Time that a request adds to itself and to others, in prompt tokens computed."""
+        num_in_flight = sum(each.num_in_flight for each in combo)
+        able = [each for each in combo if each.role != "decode"] or combo
+        uncached = min(uncached_tokens(request, each) for each in able)
+        prefill = sum(pending_tokens(each) for each in combo) + uncached * (1 + num_in_flight)
+        read_tokens = _tokens(combo) + request.prompt_tokens * (1 + num_in_flight)
+        return prefill + self._kv_cost * self._output.tokens * read_tokens
+
+    def learn(self, record: Ended) -> None:
+        self._output.learn(record)
 
 
 _BEHIND: Final = 1 << 60
