@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ FAST = tuple(
 """Folders whose tests take seconds. All others are marked `slow`: they start servers, or simulate at length."""
 
 
+@cache  # thousands of tests are in a few hundred files
 def _is_fast(path: Path) -> bool:
     return any(folder in (path, *path.parents) for folder in FAST)
 
