@@ -26,7 +26,8 @@ class HeadwayRouter:
     (PASCAL's footprint) and of prompts yet to be computed, so that a burst spreads before any of it runs. They are
     divided by profiled goodput, or by KV capacity if no combo is profiled, so that unlike combos fill up evenly
     (Cauchy's weights, applied to the actual tokens instead of turns). Combos whose answers fall behind their readers
-    are used only if all do (PASCAL, Algorithm 1). A replica on its own is a combo. Within a combo, prefill and decode
+    are used only if all do (PASCAL, Algorithm 1), by requests without
+    a prefix. A replica on its own is a combo. Within a combo, prefill and decode
     replicas are selected as by Cauchy's opportunistic scheduler. The scores in the decision log are those of combos,
     each under the id of its first replica.
 
@@ -64,7 +65,9 @@ class HeadwayRouter:
         combos = by_combo(view.replicas)
         # A combo that cannot compute prompts now stands back while another can.
         able = {id: combo for id, combo in combos.items() if any(each.role != "decode" for each in combo)} or combos
-        on_pace = {id: combo for id, combo in able.items() if all(each.answers_on_pace for each in combo)} or able
+        on_pace = able
+        if not request.prefix:  # Prompts that leave their caches for the pace of answers would slow all answers down.
+            on_pace = {id: combo for id, combo in able.items() if all(each.answers_on_pace for each in combo)} or able
         scores = self._scores(request, on_pace)
         chosen = on_pace[min(scores, key=lambda id: (scores[id], id))]
         scored = tuple((on_pace[id][0].id, score) for id, score in scores.items())
