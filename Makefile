@@ -33,8 +33,8 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/ready
-	$(BIN)/python bench/bench.py
+bench: compiled  ## The simulator's speed, compiled and not; AGAINST=FOLDER: beside another version
+	$(BIN)/python bench/bench.py $(if $(AGAINST),--against $(AGAINST))
 	$(BIN)/python bench/planners.py
 	$(BIN)/python bench/plan_cascade.py
 	$(BIN)/python bench/sageserve.py --plans

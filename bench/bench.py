@@ -1,50 +1,45 @@
 # ruff: noqa: T201 (a script prints)
-"""Speed of the simulator: requests simulated per second of one core, records included.
+"""Speed of the simulator: requests simulated per second of CPU time, records included.
 
-    python bench/bench.py [--quick] [--scale] [--json FILE]
+    python bench/bench.py [--quick] [--against FOLDER] [--json FILE]
+    python bench/bench.py --scale [--quick]
 
 Llama-2-70B on H100-80 SXM, TP 4, 1,000 tokens in and 200 out, at 70% of the throughput that a saturated replica
-reaches (measured first). Every figure is the median of several runs in one process, one core, plain Python; the ratio
-is `step="exact"` over `step="stretch"` on the same workload, run in turn.
+reaches (measured first). Builds are measured in turns, each in a process of its own: the sources as Python, those that
+`make compiled` has compiled, and `--against`, a folder with another version of the package. Figures are medians, with
+the ratio to the first build in the same turns. The last row is the wall time of a whole `headway compare`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from headway import catalog
-from headway.control.policies import Policies
-from headway.core.fleet import Fleet, Parallel, Pool
-from headway.core.record import Records
-from headway.policies.resolve import ordering, router
-from headway.sim.cluster import Step, simulate
-from headway.workload.generate import build
-from headway.workload.spec import WorkloadSpec
-
+ROOT = Path(__file__).parents[1]
 PROMPT_TOKENS, OUTPUT_TOKENS = 1000, 200
 LOAD = 0.7
-
-
-def fleet(replicas: int) -> Fleet:
-    """The fleet under test."""
-    pool = Pool(
-        name="bench",
-        model=catalog.model("llama-2-70b"),
-        gpu=catalog.gpu("h100-80gb-sxm"),
-        engine=catalog.engine("vllm-v1"),
-        parallel=Parallel(tp=4),
-        replicas=replicas,
-    )
-    return Fleet((pool,))
+CASES = (
+    ("fixed", 8, "round-robin", 40_000),
+    ("fixed", 8, "least-kv", 40_000),
+    ("fixed", 8, "least-loaded", 40_000),
+    ("lognormal", 8, "round-robin", 40_000),
+    ("lognormal", 8, "least-kv", 40_000),
+    ("fixed", 64, "least-loaded", 40_000),
+    ("fixed", 64, "least-kv", 40_000),
+    ("fixed", 512, "least-loaded", 40_000),
+    ("fixed", 512, "headway", 40_000),
+)
+"""(lengths, replicas, routing, requests)."""
+COMPARE = "compare --model llama-3.1-8b --gpu h100-80gb-sxm --replicas 4 --workload chat --rate 30 --num-requests 2000"
 
 
 def lengths(kind: str, mean: int) -> Any:
@@ -52,53 +47,122 @@ def lengths(kind: str, mean: int) -> Any:
     return mean if kind == "fixed" else {"kind": "lognormal", "mean": mean, "cv": 0.5, "max": 3 * mean}
 
 
-def workload(kind: str, num_requests: int, rate: float) -> WorkloadSpec:
-    """Poisson arrivals at `rate` requests/s."""
+def run(kind: str, num_requests: int, rate: float, replicas: int, routing: str) -> tuple[float, Any]:
+    """CPU seconds that the simulation took in this process, and its records."""
+    import msgspec
+
+    from headway import catalog
+    from headway.control.policies import Policies
+    from headway.core.fleet import Fleet, Parallel, Pool
+    from headway.policies.resolve import ordering, router
+    from headway.sim.cluster import simulate
+    from headway.workload.spec import WorkloadSpec
+
+    try:
+        from headway.workload.generate import build
+    except ImportError:  # an older version
+        from headway.workload.spec import build  # type: ignore[attr-defined,no-redef]
+
     spec = {
         "num_requests": num_requests,
         "arrivals": {"kind": "poisson", "rate": rate},
         "prompt_tokens": lengths(kind, PROMPT_TOKENS),
         "output_tokens": lengths(kind, OUTPUT_TOKENS),
     }
-    return msgspec.convert(spec, WorkloadSpec)
-
-
-def run(kind: str, num_requests: int, rate: float, replicas: int, routing: str, step: Step) -> tuple[float, Records]:
-    """Seconds that the simulation took, and its records."""
-    source = build(workload(kind, num_requests, rate), 0, Path())
+    source = build(msgspec.convert(spec, WorkloadSpec), 0, Path())
+    pool = Pool(
+        name="bench", model=catalog.model("llama-2-70b"), gpu=catalog.gpu("h100-80gb-sxm"),
+        engine=catalog.engine("vllm-v1"), parallel=Parallel(tp=4), replicas=replicas,
+    )  # fmt: skip
     policies = Policies(router(routing), ordering("fcfs"))
-    start = time.perf_counter()
-    records = simulate(fleet(replicas), source, policies, seed=0, step=step)
-    return time.perf_counter() - start, records
+    start_s = time.process_time()
+    records = simulate(Fleet((pool,)), source, policies, seed=0)
+    return time.process_time() - start_s, records
 
 
 def saturated_rate(kind: str) -> float:
     """Requests/s of one replica with a queue that never empties: the middle half of a run, by ends."""
-    _, records = run(kind, 2000, 1000.0, 1, "round-robin", "stretch")
+    _, records = run(kind, 2000, 1000.0, 1, "round-robin")
     ends = records.requests["end_s"]
     low, high = ends[len(ends) // 4], ends[3 * len(ends) // 4]
     return float((len(ends) // 2) / (high - low))
 
 
-def case(kind: str, replicas: int, routing: str, num_requests: int, repeats: int) -> dict[str, Any]:
-    """One line of the table."""
-    rate = LOAD * saturated_rate(kind) * replicas
-    run(kind, num_requests // 10, rate, replicas, routing, "stretch")
-    stretch, exact = [], []
-    for _ in range(repeats):
-        seconds, records = run(kind, num_requests, rate, replicas, routing, "stretch")
-        stretch.append(seconds)
-        seconds, _ = run(kind, num_requests, rate, replicas, routing, "exact")
-        exact.append(seconds)
-    iterations = int(records.stretches["iterations"].sum())
-    return {
-        "lengths": kind, "replicas": replicas, "routing": routing, "num_requests": num_requests,
-        "rate_rps": round(rate, 2), "requests_per_s": round(num_requests / statistics.median(stretch)),
-        "spread": [round(num_requests / max(stretch)), round(num_requests / min(stretch))],
-        "exact_over_stretch": round(statistics.median(e / s for e, s in zip(exact, stretch, strict=True)), 2),
-        "iterations_per_s": round(iterations / statistics.median(stretch)),
-        "stretches_per_request": round(len(records.stretches["tick"]) / num_requests, 2),
-    }  # fmt: skip
+class Build:
+    """One build of the package, in a process that runs a case for each line that it is sent."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.env = {**os.environ, "PYTHONPATH": str(folder)}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=self.env,
+        )  # fmt: skip
+
+    def cpu_s(self, *case: Any) -> float:
+        """CPU seconds of one run."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def compare_s(self) -> float:
+        """Wall seconds of a whole `headway compare` of two routers."""
+        start_s = time.perf_counter()
+        command = [*COMPARE.split(), "--routing", "least-loaded,round-robin", "--no-progress"]
+        subprocess.run([sys.executable, "-m", "headway", *command], env=self.env, check=True, capture_output=True)
+        return time.perf_counter() - start_s
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def work() -> None:
+    """Run a case for each line of the standard input, and print its CPU seconds."""
+    for line in sys.stdin:
+        print(run(*json.loads(line))[0], flush=True)
+
+
+def in_turns(builds: list[Build], repeats: int, measure: Callable[[Build], float]) -> list[list[float]]:
+    """Seconds by build, in turns whose order alternates."""
+    seconds: list[list[float]] = [[] for _ in builds]
+    for turn in range(repeats):
+        for i in range(len(builds))[:: 1 if turn % 2 == 0 else -1]:
+            seconds[i].append(measure(builds[i]))
+    return seconds
+
+
+def row(name: str, builds: list[Build], seconds: list[list[float]], num_requests: int | None) -> dict[str, Any]:
+    """One line of the table, printed: requests per second, or seconds without a number of requests."""
+    found: dict[str, Any] = {"case": name}
+    shown = []
+    for build, taken in zip(builds, seconds, strict=True):
+        median_s = statistics.median(taken)
+        ratio = statistics.median(first / own for first, own in zip(seconds[0], taken, strict=True))
+        figure = round(median_s, 3) if num_requests is None else round(num_requests / median_s)
+        found[build.name] = {"median": figure, "ratio": round(ratio, 2), "seconds": taken}
+        shown.append(f"{build.name} {figure:>9,} ({ratio:.2f}x)")
+    print(f"{name:34}", *shown, sep="  ", flush=True)
+    return found
+
+
+def table(builds: list[Build], quick: bool) -> list[dict[str, Any]]:
+    """All rows."""
+    repeats = 3 if quick else 5
+    rates = {kind: LOAD * saturated_rate(kind) for kind in ("fixed", "lognormal")}
+    rows = []
+    for kind, replicas, routing, requests in CASES:
+        num_requests = requests // (10 if quick else 1)
+        case = (kind, num_requests, rates[kind] * replicas, replicas, routing)
+        for build in builds:
+            build.cpu_s(kind, num_requests // 10, *case[2:])
+        seconds = in_turns(builds, repeats, lambda build, case=case: build.cpu_s(*case))  # type: ignore[misc]
+        rows.append(row(f"{replicas} replicas, {routing}, {kind}", builds, seconds, num_requests))
+    rows.append(row("headway compare, wall s", builds, in_turns(builds, repeats, Build.compare_s), None))
+    return rows
 
 
 def scaling(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -106,13 +170,13 @@ def scaling(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     rows = []
     rate = LOAD * saturated_rate("lognormal") * 8
     for num_requests in sizes:
-        seconds, records = run("lognormal", num_requests, rate, 8, "round-robin", "stretch")
+        seconds, records = run("lognormal", num_requests, rate, 8, "round-robin")
         peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        row = {"num_requests": num_requests, "seconds": round(seconds, 2), "peak_gib": round(peak_gb, 2)}
-        row["us_per_request"] = round(1e6 * seconds / num_requests, 1)
-        rows.append(row)
+        found = {"num_requests": num_requests, "cpu_s": round(seconds, 2), "peak_gib": round(peak_gb, 2)}
+        found["us_per_request"] = round(1e6 * seconds / num_requests, 1)
+        rows.append(found)
         del records
-        print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+        print("  ".join(f"{key} {value}" for key, value in found.items()), flush=True)
     return rows
 
 
@@ -121,22 +185,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, three repeats")
     parser.add_argument("--scale", action="store_true", help="10^4 to 10^7 requests instead of the table")
+    parser.add_argument("--against", metavar="FOLDER", type=Path, help="another version: the folder with `headway`")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worker:
+        work()
+        return
     if options.scale:
         rows = scaling((10**4, 10**5, 10**6, 10**7) if not options.quick else (10**4, 10**5))
     else:
-        num_requests, repeats = (5_000, 3) if options.quick else (50_000, 5)
-        rows = []
-        for kind in ("fixed", "lognormal"):
-            for replicas, routing in (
-                (8, "round-robin"),
-                (8, "least-loaded"),
-                (8, "least-kv"),
-                (64, "least-loaded"),
-            ):
-                rows.append(case(kind, replicas, routing, num_requests, repeats))
-                print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+        folders = {"against": options.against, "pure": ROOT / "src", "compiled": ROOT / "build" / "compiled"}
+        found = {name: folder for name, folder in folders.items() if folder is not None and folder.is_dir()}
+        builds = [Build(name, folder) for name, folder in found.items()]
+        rows = table(builds, options.quick)
+        for build in builds:
+            build.close()
     if options.json:
         Path(options.json).write_text(json.dumps({"python": sys.version, "rows": rows}, indent=1) + "\n")
 
