@@ -14,8 +14,8 @@ from setuptools import Extension, setup
 COMPILED = (
     "control/admissions", "control/cache_index", "control/cascade_stages", "control/changes", "control/control",
     "control/hold_queue", "control/live", "control/service", "gateway/kv_events/engine_blocks", "perf/operators",
-    "perf/step", "sim/batch", "sim/batching", "sim/host_memory", "sim/in_transit", "sim/kernel", "sim/kvcache",
-    "sim/prefixcache", "sim/replica", "sim/stall_tracker", "sim/timeline",
+    "perf/step", "sim/batch", "sim/batching", "sim/cluster", "sim/host_memory", "sim/in_transit", "sim/kernel",
+    "sim/kvcache", "sim/prefixcache", "sim/replica", "sim/stall_tracker", "sim/timeline", "workload/sources",
 )  # fmt: skip
 
 

@@ -296,3 +296,9 @@ def test_the_catalog_says_where_step_times_come_from(capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out)["estimated"] == ["generic overhead of sglang"]
     assert main(["catalog", "coefficients", "--gpu", "h100", "--version", "0.32"]) == 0
     assert "overhead of vllm-v1 0.15.1, not 0.32" in capsys.readouterr().out
+
+
+def test_a_comparison_imports_only_what_it_needs() -> None:
+    code = "import sys, headway.cli.compare; print(*sorted({'pyarrow', 'scipy', 'plotly', 'ssl'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

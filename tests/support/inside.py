@@ -26,14 +26,13 @@ def watched(cluster: Cluster, look: Callable[[Replica], None]) -> Cluster:
 
         return looked_at
 
-    add = cluster._add
+    add = cluster._views.add
 
-    def add_watched(*given: Any) -> Replica:
-        replica = add(*given)
+    def add_watched(replica: Any) -> Any:
         replica.timeline._line = wrapped(replica, replica.timeline._line)
-        return replica
+        return add(replica)
 
-    cluster._add = add_watched  # type: ignore[method-assign]
+    cluster._views.add = add_watched  # type: ignore[method-assign]
     for replica in cluster._replicas:
         replica.timeline._line = wrapped(replica, replica.timeline._line)
     return cluster

@@ -162,7 +162,8 @@ class Control:
             self._teach(service, live, end_s, outcome)
         if self._notify:
             self.effects.notify_ended(live, end_s, outcome)
-        self.on_room(service, now)
+        if service.hold_queue.num or self.scaling is not None:
+            self.on_room(service, now)
 
     # Steps of the loop.
 

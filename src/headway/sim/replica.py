@@ -421,10 +421,12 @@ class Replica:
                     live.first_token_s = now + live.response_s
             batch.end_prefill(live)
             self._check(live, now)
-            self.timeline.note_change()
+            if self._changes.is_read:
+                self._changes.ids.append(self.id)
             if live.decode_replica >= 0 and live.stage is DECODING and live.move is None:
                 self._listener.on_prefilled(live, now)
-            self._listener.on_prompt_computed(live, now)
+            if live.sent_to is not None:
+                self._listener.on_prompt_computed(live, now)
 
     def _sends_first(self, live: Live) -> bool:
         """Whether the request's first token is sent with its KV cache, and is not the only one."""
@@ -459,7 +461,7 @@ class Replica:
             self._end_reasoning(live, now)
             if live.stage is not DECODING:
                 return
-        else:
+        elif batch.queued_ordering is not None:
             self._requeue(live)
         batch.set_check(live)
 
