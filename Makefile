@@ -9,11 +9,11 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
-test: .venv/ready  ## Three processes for two cores: tests wait for their servers a third of the time
-	$(BIN)/pytest -q -n 3
+test: .venv/ready  ## Four processes for two cores: tests wait for their servers
+	$(BIN)/pytest -q -n 4
 
 test-fast: .venv/ready  ## The tests that take seconds: no servers, browsers, databases or long searches
-	$(BIN)/pytest -q -n 3 -m "not slow"
+	$(BIN)/pytest -q -n 4 -m "not slow"
 
 compiled: .venv/ready  ## The package with the simulator's loop compiled, in build/compiled
 	rm -rf build
@@ -21,7 +21,7 @@ compiled: .venv/ready  ## The package with the simulator's loop compiled, in bui
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/headway --version | grep compiled
 
 test-compiled: compiled  ## The simulator's tests against the compiled package
-	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -n 3 tests/control tests/fixed tests/policies tests/sim tests/gateway/test_twin.py
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -n 2 tests/control tests/fixed tests/policies tests/sim tests/gateway/test_twin.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -9,11 +9,6 @@ import pytest
 
 from documented import bash_blocks, files_in, run_blocks
 from headway.report.page import library_name
-from readme import run_readme
-
-
-def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
-    run_readme(tmp_path, Path(sys.executable).parent)
 
 
 @pytest.mark.parametrize(
