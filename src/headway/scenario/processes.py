@@ -38,7 +38,8 @@ def processes(jobs: int, num_tasks: int | None = None) -> Iterator[Executor | No
     pool = ProcessPoolExecutor(num, get_context("fork" if can_fork else "spawn"), _begin)
     workers: set[BaseProcess] = set()
     try:
-        pool.submit(int)
+        for _ in range(num):
+            pool.submit(int)
         workers = set(active_children()) - others
         yield pool
     except BaseException as error:

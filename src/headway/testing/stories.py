@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -122,7 +123,8 @@ class FleetStep:
     ended: Ended | None
 
 
-def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> list[FleetStep]:
+@lru_cache(maxsize=48)  # every check of every policy plays the same few stories
+def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> tuple[FleetStep, ...]:
     """A short run in which requests arrive, and replicas vanish and return. At times there is only one replica.
 
     A replica drains with probability `drains`.
@@ -142,12 +144,14 @@ def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> list[Flee
         replicas = [draw_replica(rng, id, mood, placed[id], drains) for id in ids]
         ended = draw_ended(rng, i, now) if rng.random() < 0.4 else None
         steps.append(FleetStep(now, draw_request(rng, i, now), replicas, ended))
-    return steps
+    return tuple(steps)
 
 
-def draw_migration_story(seed: int, num_steps: int = 60) -> list[FleetStep]:
+@lru_cache(maxsize=48)
+def draw_migration_story(seed: int, num_steps: int = 60) -> tuple[FleetStep, ...]:
     """As `draw_story`, with draining replicas. The request of each step is at a replica, and its reasoning ends now."""
-    return [_with_phase_over(Random(seed), step) for step in draw_story(seed, num_steps, drains=0.15)]
+    story = draw_story.__wrapped__(seed, num_steps, drains=0.15)  # a copy of its own, which is changed
+    return tuple(_with_phase_over(Random(seed), step) for step in story)
 
 
 def _with_phase_over(rng: Random, step: FleetStep) -> FleetStep:

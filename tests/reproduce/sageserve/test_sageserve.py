@@ -231,7 +231,7 @@ def test_a_value_for_every_claim_and_seed() -> None:
         (runs.FLEET, LT_I, {"instance_hours": 80.0}, "fleet-hours", 0.2),
         (runs.FLEET, LT_I, {"all_instance_hours": 300.0}, "fleet-hours-all", 0.25),
         (runs.FLEET, scenes.GUARDED, {"all_instance_hours": 500.0}, "fleet-guarded", 0.2),
-        (runs.FLEET, LT_I, {"wasted": {"redeployed": 0.15}}, "fleet-redeploys", 0.5),
+        (runs.FLEET, LT_I, {"wasted": {"new": 0.0, "reclaimed": 0.0, "redeployed": 0.15}}, "fleet-redeploys", 0.5),
         (runs.DAY, scenes.LEAK, {"instance_hours": 90.0}, "leak-hours", -0.1),
         (runs.DAY, LT_U, {"instance_hours": 75.0}, "lt-u-hours", 0.25),
         (runs.DAY, LT_UA, {"wasted_hours": 0.2}, "lt-ua-waste", 0.8),

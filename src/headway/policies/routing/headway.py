@@ -26,16 +26,15 @@ class HeadwayRouter:
     (PASCAL's footprint) and of prompts yet to be computed, so that a burst spreads before any of it runs. They are
     divided by profiled goodput, or by KV capacity if no combo is profiled, so that unlike combos fill up evenly
     (Cauchy's weights, applied to the actual tokens instead of turns). Combos whose answers fall behind their readers
-    are used only if all do (PASCAL, Algorithm 1), by requests without
-    a prefix. A replica on its own is a combo. Within a combo, prefill and decode
-    replicas are selected as by Cauchy's opportunistic scheduler. The scores in the decision log are those of combos,
-    each under the id of its first replica.
+    are used only if all do (PASCAL, Algorithm 1), by requests that no replica has cached. A replica on its own is a
+    combo. Within a combo, prefill and decode replicas are selected as by Cauchy's opportunistic scheduler. The scores
+    in the decision log are those of combos, each under the id of its first replica.
 
-    A request with a prefix goes to the combo at which it adds the least time, to itself and to the requests there: the
-    prompt tokens to compute before its first one, its own uncached tokens once for each request that waits for them,
-    and `kv_cost` for each KV token that an output token reads, its own and those of the others. The sum is divided by
-    the square of the combo's weight, since a faster combo both computes it sooner and has more requests in flight. So
-    prompts meet where they are cached until that holds up more than computing them elsewhere.
+    A request whose prefix some replica has cached goes to the combo at which it adds the least time, to itself and to
+    the requests there: the prompt tokens to compute before its first one, its own uncached tokens once for each request
+    that waits for them, and `kv_cost` for each KV token that an output token reads, its own and those of the others.
+    The sum is divided by the square of the combo's weight, since a faster combo both computes it sooner and has more
+    requests in flight. So prompts meet where they are cached until that holds up more than computing them elsewhere.
 
     A combo in another region than the request's counts as `far` times as full. So requests stay near while the load is
     even, and leave before their region is full. (SageServe's threshold on KV use lets a region fill up that is short of
@@ -55,7 +54,9 @@ class HeadwayRouter:
         self._output = MeanOutput()
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        if not (view.wants_scores or request.prefix):
+        # A prompt that no replica holds is served as one without a prefix: live, every prompt has one.
+        is_held = bool(request.prefix) and any([each.cached_tokens(request) for each in view.replicas])
+        if not (view.wants_scores or is_held):
             kinds = view.map(_kind)
             if self._groups is None or self._groups.kinds != kinds:
                 self._groups = _Groups(kinds)
@@ -66,9 +67,9 @@ class HeadwayRouter:
         # A combo that cannot compute prompts now stands back while another can.
         able = {id: combo for id, combo in combos.items() if any(each.role != "decode" for each in combo)} or combos
         on_pace = able
-        if not request.prefix:  # Prompts that leave their caches for the pace of answers would slow all answers down.
+        if not is_held:  # Prompts that leave their caches for the pace of answers would slow all answers down.
             on_pace = {id: combo for id, combo in able.items() if all(each.answers_on_pace for each in combo)} or able
-        scores = self._scores(request, on_pace)
+        scores = self._scores(request, on_pace, is_held)
         chosen = on_pace[min(scores, key=lambda id: (scores[id], id))]
         scored = tuple((on_pace[id][0].id, score) for id, score in scores.items())
         if len(chosen) == 1:
@@ -88,10 +89,10 @@ class HeadwayRouter:
             found.append((least >= _BEHIND, score, groups.kinds[position].combo, position))
         return min(found)[3]
 
-    def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
+    def _scores(self, request: RequestView, combos: Combos, is_held: bool) -> Mapping[int, float]:
         weights = _weights(combos)
         near = {id: 1.0 if combo[0].region == request.region else self._far for id, combo in combos.items()}
-        if not request.prefix:
+        if not is_held:
             tokens = request.prompt_tokens
             return {id: near[id] * (tokens + _tokens(combo)) / weights[id] for id, combo in combos.items()}
         return {id: near[id] * self._added_work(request, combo) / weights[id] ** 2 for id, combo in combos.items()}
