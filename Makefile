@@ -9,11 +9,11 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
-test: .venv/ready  ## Four processes for two cores: tests wait for their servers
-	$(BIN)/pytest -q -n 4
+test: .venv/ready  ## Three processes for two cores: tests wait for their servers a third of the time
+	$(BIN)/pytest -q -n 3
 
 test-fast: .venv/ready  ## The tests that take seconds: no servers, browsers, databases or long searches
-	$(BIN)/pytest -q -n 4 -m "not slow"
+	$(BIN)/pytest -q -n 3 -m "not slow"
 
 compiled: .venv/ready  ## The package with the simulator's loop compiled, in build/compiled
 	rm -rf build
