@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -140,7 +141,8 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     asked = [(each["model"], each["answered_by"], each["fallback"]) for each in lines if each["path"].endswith("tions")]
     own, away = (serving.MODEL, None, None), (serving.MODEL, HOSTED, "down")
-    assert asked == [own, (serving.MODEL, HOSTED, "rejects"), away, away, own]
+    expected = Counter([own, (serving.MODEL, HOSTED, "rejects"), away, away, own])
+    assert Counter(asked) == expected, "workers write their lines when they come to it"
     told = [json.loads(line) for line in decisions.read_text().splitlines()]
     fell = [(each["model"], each["why"]) for each in told if each["what"] == "fallback"]
     assert fell == [(HOSTED, f"{serving.MODEL}: {why}") for why in ("rejects", "down", "down")]
