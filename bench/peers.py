@@ -23,7 +23,7 @@ from statistics import median
 import uvloop
 from click import echo
 
-from gateway import FLEET, HERE, INTERVAL_S, alone, connect, cpu_s, paced, together
+from gateway import FLEET, HERE, INTERVAL_S, alone, connect, cpu_s, paced, together, workers
 
 KNOWN = {
     "vllm-router": "vllm-router --host 127.0.0.1 --port {port} --worker-urls {first} {second} --policy round_robin"
@@ -104,12 +104,17 @@ async def ready(port: int) -> bool:
 async def fast(port: int, pid: int | None) -> Row:
     """Latency alone, requests and streams a second, and requests per CPU second."""
     row = {"p50_ms": 1e3 * (await alone(port, NUM_ALONE))[NUM_ALONE // 2]}
-    before = 0.0 if pid is None else cpu_s(pid)
+    before = 0.0 if pid is None else _all_cpu_s(pid)
     row["requests"] = await together(port, CLIENTS, SECONDS, False)
-    if pid is not None and (used := cpu_s(pid) - before):
+    if pid is not None and (used := _all_cpu_s(pid) - before):
         row["per_cpu_s"] = row["requests"] * SECONDS / used
     row["streams"] = await together(port, CLIENTS, SECONDS, True)
     return row
+
+
+def _all_cpu_s(pid: int) -> float:
+    """CPU seconds of a gateway's processes so far."""
+    return sum(map(cpu_s, (pid, *workers(pid))))
 
 
 async def late(port: int, pid: int | None) -> Row:

@@ -5,7 +5,8 @@
 
 Each planner runs as a command, without a cache. Wall seconds need an idle machine; CPU seconds of all processes do not.
 `--week REQUESTS` simulates a week of four models in three regions, on fixed fleets, in one process and in N, compares
-the records and prints the peak memory of the largest process; instead of the planners. `--days` makes the week shorter.
+the records and prints the peak memory of all processes together; instead of the planners. Memory is what processes hold
+themselves, not the pages of files, which the system drops when memory is short. `--days` makes the week shorter.
 """
 
 from __future__ import annotations
@@ -86,12 +87,35 @@ def weekly(num_requests: int, days: float, jobs: int) -> dict[str, Any]:
     began_s = time.perf_counter()
     run = scenario.run(chosen, jobs=jobs)
     wall_s, used = time.perf_counter() - began_s, os.times()
-    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "jobs": jobs, "num_requests": num_requests, "wall_s": round(wall_s, 1), "simulate_s": round(run.simulate_s, 1),
         "cpu_s": round(used.user + used.system + used.children_user + used.children_system, 1),
-        "peak_gib": round(max(peaks) / 2**20, 2), "digest": digest(run.records),
+        "digest": digest(run.records),
     }  # fmt: skip
+
+
+def watched(command: list[str]) -> dict[str, Any]:
+    """What the command prints as JSON, with the peak of the anonymous memory of its processes."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    peak_kib = 0
+    while process.poll() is None:
+        peak_kib = max(peak_kib, anonymous_kib(process.pid))
+        time.sleep(0.2)
+    assert process.stdout is not None
+    if process.returncode:
+        sys.exit(process.returncode)
+    return {**json.loads(process.stdout.read()), "peak_gib": round(peak_kib / 2**20, 2)}
+
+
+def anonymous_kib(process: int) -> int:
+    """Of a process and its children; what they share counts once."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:  # it has ended
+        return 0
+    own = sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
+    return own + sum(anonymous_kib(int(each)) for each in children)
 
 
 def main() -> None:
@@ -112,7 +136,7 @@ def main() -> None:
         for jobs in dict.fromkeys((1, options.jobs)):
             asked = ["--week", str(options.week), "--days", str(options.days), "--jobs", str(jobs)]
             own = [sys.executable, __file__, *asked, "--in-this-process"]
-            rows.append(json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout))
+            rows.append(watched(own))
             print(yaml.safe_dump(rows[-1], sort_keys=False, default_flow_style=True, width=200).strip(), flush=True)
         if len({row["digest"] for row in rows}) > 1:
             sys.exit("the records differ")

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import click
 
-IMAGES = Path(__file__).parent / "images"
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
 HEADWAY = [sys.executable, "-m", "headway"]
 PAGES = {
     "report": ("compare --builtin chat", 1280, 1200),
@@ -62,6 +63,7 @@ def main() -> None:
                 [*HEADWAY, *command.split(), "--html", page], check=True, stdout=subprocess.DEVNULL, cwd=folder
             )
             take(browser, Path(folder, page).as_uri(), IMAGES / f"{name}.png", width, height)
+        subprocess.run([sys.executable, ROOT / "bench" / "staleness.py", IMAGES / "staleness.png"], check=True)
         with dashboard(Path(folder)) as url:
             take(browser, url, IMAGES / "dashboard.png", 1280, 1000)
 

@@ -124,8 +124,10 @@ def _section(path: str, info: schema.StructType) -> str:
 
 
 def _is_key(field: schema.Field) -> bool:
-    """Whether users set it: a field that is absent unless the program sets it is no key."""
-    return field.required or field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
+    """Whether users set it: a field that is absent unless the program sets it is no key, unless it may be null."""
+    may_be_null = isinstance(field.type, schema.UnionType) and field.type.includes_none
+    has_default = field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
+    return field.required or has_default or may_be_null
 
 
 def _structs(kind: schema.Type) -> Iterator[type]:
@@ -171,7 +173,7 @@ def _spell(kind: schema.Type) -> str:
 def _default(field: schema.Field) -> str:
     if field.required:
         return "**required**"
-    if field.default_factory is not msgspec.NODEFAULT or field.default is None:
+    if field.default_factory is not msgspec.NODEFAULT or field.default in (None, msgspec.NODEFAULT):
         return ""
     value = field.default
     if isinstance(value, bool):

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 pytest.importorskip("httptools")
 pytest.importorskip("uvicorn")
 
+from headway import scenario
 from headway.core.record import Records
 from keys import digest
-from lived import lived
+from lived import both, lived
 from serving import MODEL
 
 URL = "http://127.0.0.1:10001"
@@ -26,14 +28,15 @@ SMALL = {"name": "vllm-v1", "max_num_seqs": 32}
 """An engine that runs 32 requests at a time, some 40 a second."""
 
 
-def served(
-    folder: Path, tenants: dict[str, int], quiet_rps: float, seconds: float, tokens: tuple[int, int], cv: float = 0.5,
-    engine: Any = "vllm-v1", **policies: Any,
-) -> Records:  # fmt: skip
+def day(
+    tenants: dict[str, int], quiet_rps: float, seconds: float, tokens: tuple[int, int], cv: float = 0.5,
+    engine: Any = "vllm-v1", model: str = MODEL, room_tokens: int | None = None, **policies: Any,
+) -> dict[str, Any]:  # fmt: skip
     """A replica with requests of these mean prompts and answers."""
     prompts, answers = ({"kind": "lognormal", "mean": mean, "cv": cv} for mean in tokens)
-    data = {
-        "fleet": [{"name": "pool", "model": MODEL, "gpu": "h100", "engine": engine, "endpoints": [URL]}],
+    room = {} if room_tokens is None else {"kv_capacity_tokens": room_tokens}
+    return {
+        "fleet": [{"name": "pool", "model": model, "gpu": "h100", "engine": engine, "endpoints": [URL], **room}],
         "gateway": {"api_keys": [{"sha256": digest(tenant), "name": tenant} for tenant in ("quiet", "flood")]},
         "workload": {
             "arrivals": quiet_rps * sum(tenants.values()), "duration_s": seconds, "prompt_tokens": prompts,
@@ -41,7 +44,11 @@ def served(
         },
         "policies": policies,
     }  # fmt: skip
-    return lived(data, folder)
+
+
+def served(folder: Path, *args: Any, **given: Any) -> Records:
+    """The day as the gateway served it."""
+    return lived(day(*args, **given), folder)[0]
 
 
 def ttft_s(ran: Records, tenant: str) -> np.ndarray[Any, Any]:
@@ -77,3 +84,28 @@ def test_a_flood_of_one_key_leaves_the_latency_of_another(
     shared, flood = ttft_s(ran, "quiet"), ttft_s(ran, "flood")
     assert len(shared) > 10 and (np.max(flood) > 1.0 or tokens == (200, 100))
     assert np.quantile(shared, 0.99) < most * np.quantile(alone, 0.99), (shared, alone)
+
+
+LITTLE_ROOM = {
+    "model": "qwen3-32b", "room_tokens": 16_000, "ordering": {"name": "vtc", "prompt_window": 512},
+    "ordering_at": "gateway", "preempt_every_s": 0.1,
+}  # fmt: skip
+"""A model that leaves room for some 80 requests, whose iterations take little longer with them than alone."""
+
+
+def test_a_flood_does_not_fill_the_kv_cache_of_others(tmp_path: Path) -> None:
+    """The quiet key waits for iterations only, and the gateway's figures are the simulator's."""
+
+    def lately(tenants: dict[str, int]) -> dict[str, Any]:
+        plain = day(tenants, 1.5, 5, (100, 200), **LITTLE_ROOM)
+        return {**plain, "gateway": {**plain["gateway"], "scrape_period_s": 0.2}, "observe": {"period_s": 0.2}}
+
+    path = tmp_path / "alone.yaml"
+    path.write_text(yaml.safe_dump(lately({"quiet": 1})))
+    alone = np.max(ttft_s(scenario.run(scenario.load(path)).records, "quiet"))
+    ran, _, simulated, _ = both(lately({"quiet": 1, "flood": FLOOD}), tmp_path)
+    waits, foreseen = ttft_s(ran, "quiet"), ttft_s(simulated, "quiet")
+    assert len(waits) > 4 and np.max(waits) < 1.4 * alone
+    np.testing.assert_allclose(waits, foreseen, rtol=0.05)
+    assert ran.requests["end_s"].max() == pytest.approx(simulated.requests["end_s"].max(), rel=0.03)
+    assert ran.requests["preemptions"].sum() > 5

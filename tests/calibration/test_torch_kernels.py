@@ -176,7 +176,7 @@ def test_engines_kernels_get_the_operands_of_their_signatures(
             module = ".".join(parts[:i])
             monkeypatch.setitem(sys.modules, module, StandIn(module))
     found = engine_kernels.installed(*kind)
-    assert [one.library.split()[0] for one in found] == [package for package, *_ in engine_kernels.KERNELS[kind]]
+    assert [one.package.split()[0] for one in found] == [package for package, *_ in engine_kernels.KERNELS[kind]]
     cases = {(each.kind, each.dtype): each for each in (*SMALL, OperatorCase("top_p", "", (3, 500)))}
     for one in found:
         call = one.make(torch, "cpu", shape(cases[kind]), 2)

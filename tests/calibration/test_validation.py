@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 from msgspec import json
-from scipy import stats
 
 from headway import catalog
 from headway.calibration.replay import SimulatedLatencies, replay
@@ -21,6 +20,7 @@ from headway.core.fleet import Pool
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 2.0])
 def test_distances_are_scipys(shift: float) -> None:
+    stats = pytest.importorskip("scipy.stats")  # here: a second of imports, in each process that collects tests
     rng = np.random.default_rng(1)
     one, other = rng.normal(0, 1, 400), rng.normal(shift, 1.3, 90).round(1)
     assert ks_distance(one, other) == pytest.approx(stats.ks_2samp(one, other).statistic)

@@ -129,3 +129,13 @@ def test_saved_records_keep_reasons_and_prices(tmp_path: Any) -> None:
     assert loaded.requests["fallback"].tolist() == records.requests["fallback"].tolist()
     assert [each.usd_per_million_output_tokens for each in loaded.replicas] == [0.0, 4.0]
     assert len(from_parquet(tmp_path / "requests.parquet")) == 40
+
+
+@pytest.mark.parametrize(("cached_usd", "expected_usd"), [(None, 40 * 170 * 1.0), (0.1, 39 * (64 * 0.1 + 106) + 170)])
+def test_prompts_that_a_service_has_cached_have_their_own_price(cached_usd: float | None, expected_usd: float) -> None:
+    """All prompts but the first share 64 of their 170 tokens with it: two full blocks."""
+    service = {**HOSTED, "hosted": {**HOSTED["hosted"], "prompt_cache_block_tokens": 32}}  # type: ignore[dict-item]
+    prices = {"usd_per_million_output_tokens": 0.0, "usd_per_million_cached_tokens": cached_usd}
+    load_ = {**LOAD, "arrivals": 0.5, "prefixes": {"num_groups": 1, "prefix_tokens": 70}}
+    result = scenario.run(assemble({"workload": load_, "fleet": [{**service, **prices}]}, Places(), Path()))
+    assert result.summary.usd == pytest.approx(expected_usd / 1e6)

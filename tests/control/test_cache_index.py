@@ -70,6 +70,30 @@ def test_an_index_with_events_does_not_guess() -> None:
     assert not len(index.gpu)
 
 
+def test_what_was_placed_counts_until_an_event_mentions_it() -> None:
+    index = CacheIndex(16, 100, guesses=False, adds_placed=True)
+    asked = prompt((1, 64), (2, 64), more=1)
+    index.placed(asked)
+    assert (index.cached_tokens(asked), len(index.gpu)) == (128, 0)
+    index.apply([(1, 4, 0)])
+    assert index.cached_tokens(asked) == 128
+    index.apply([(2, 2, 3)])  # the engine has less of it on the GPU than was placed
+    assert (index.cached_tokens(asked), index.loadable_tokens(asked)) == (64 + 32, 16)
+    index.apply([(1, 0, 0)])
+    assert index.cached_tokens(asked) == 0
+    index.placed(asked)
+    index.forget_placed()  # a crash
+    assert index.cached_tokens(asked) == 0
+
+
+def test_what_was_placed_is_bounded_by_the_cache() -> None:
+    index = CacheIndex(16, 10, guesses=False, adds_placed=True)
+    for id in range(50):
+        index.placed(prompt((id, 64), id=id))
+    kept = [id for id in range(50) if index.cached_tokens(prompt((id, 64), more=1))]
+    assert kept == [47, 48, 49]
+
+
 class Engine:
     """Reports one more block of segment 1 with every call."""
 

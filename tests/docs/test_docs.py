@@ -69,7 +69,7 @@ def test_every_dependency_has_its_reason() -> None:
 def test_the_package_holds_no_code_of_others() -> None:
     """Libraries come from the package manager. Only source, its types, and data in plain text are files of Headway."""
     found = {path.suffix for path in (ROOT / "src" / "headway").rglob("*") if path.is_file()}
-    assert found - {".pyc"} <= {".py", ".pyi", ".typed", ".yaml", ".json", ".csv", ".html"}
+    assert found - {".pyc"} <= {".py", ".pyi", ".proto", ".typed", ".yaml", ".json", ".csv", ".html"}
 
 
 def test_the_changelog_begins_with_this_version() -> None:

@@ -26,25 +26,25 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path | None:
     here = os.environ.get("PYTHONPATH")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("HEADWAY_PURE", "1")  # compiling takes longer than all commands together
-    source = tmp_path / "source"
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # most of what is installed is never imported
+    source, programs = tmp_path / "source", tmp_path / "venv" / "bin"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
     clients = [] if engines.NO_LLAMA else ["openai", "xllamacpp", "gguf"]
-    if _pip(Path(sys.executable), "wheel", "--no-deps", "-w", str(tmp_path), str(source)):
+    if _pip("wheel", "--no-deps", "-w", str(tmp_path), str(source)):
         (wheel,) = tmp_path.glob("headway-*.whl")
-        venv.create(tmp_path / "venv", with_pip=True)
-        if _pip(python, "install", "-c", str(ROOT / "constraints.txt"), f"{wheel}[gateway,plan]", *clients):
-            return python.parent
+        venv.create(tmp_path / "venv")
+        wanted = ["-c", str(ROOT / "constraints.txt"), f"{wheel}[gateway,plan]", *clients]
+        if _pip("--python", str(programs / "python"), "install", *wanted):
+            return programs
     if here is not None:
         monkeypatch.setenv("PYTHONPATH", here)
     return None
 
 
-def _pip(python: Path, *arguments: str) -> bool:
+def _pip(*arguments: str) -> bool:
     """Whether a package index can be reached."""
-    done = subprocess.run(
-        [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
     if "No matching distribution" in done.stderr or "Could not find a version" in done.stderr:
         return False
     assert done.returncode == 0, done.stderr

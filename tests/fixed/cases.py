@@ -101,7 +101,7 @@ case(
     "preset-cascadia",
     f"simulate --builtin cascadia --num-requests 150 --out out --decisions decisions.jsonl {JSON}",
 )
-for variant in ("headway", "least loaded", "without a forecast", "by load and queue"):
+for variant in ("headway", "least loaded", "by load", "by load and queue"):
     case(
         f"preset-headway-{variant.replace(' ', '-')}",
         f"simulate --builtin headway --num-requests 600 --variant '{variant}' --out out --decisions decisions.jsonl "

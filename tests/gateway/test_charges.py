@@ -15,6 +15,7 @@ from headway.core.record import Outcome
 
 pytest.importorskip("sqlalchemy")
 from headway.gateway.charges import Charges
+from headway.gateway.fleet.specs import TokenPrices
 
 
 class Ledger:
@@ -58,3 +59,8 @@ def test_a_fallbacks_price_is_reserved_and_only_paid_if_it_answers(tmp_path: Pat
         )
         charges.settle(request)
     assert [(each.model, each.usd) for each in ledger.charged] == [("small", 1.2), ("big", 13.0)]
+
+
+def test_cached_tokens_have_their_own_price() -> None:
+    assert TokenPrices(2.0, 10.0, 0.5).usd(1_000_000, 100_000, 600_000) == pytest.approx(0.8 + 0.3 + 1.0)
+    assert TokenPrices(2.0, 10.0).usd(1_000_000, 100_000, 600_000) == pytest.approx(3.0)

@@ -20,7 +20,8 @@ from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
-from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.relay.request import CHAT
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import AsgiWriter
 from headway.gateway.telemetry.recording import Recording
 from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS

@@ -17,7 +17,8 @@ from serving import MODEL
 
 pytest.importorskip("httptools")
 from headway.gateway.fleet.scaling import ScalingWithFailures
-from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.relay.request import CHAT
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.upstream.errors import BrokenOffError
 from headway.gateway.workers.protocol import RequestArrived

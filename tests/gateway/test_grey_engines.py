@@ -24,8 +24,8 @@ ROOT = {"authorization": "Bearer root"}
 class Fleet:
     """Two engines behind a gateway, which have answered some requests."""
 
-    def __init__(self, folder: Path, *workers: str, **settings: Any) -> None:
-        self.engines = [FaultyEngine("--interval-s", "0.01") for _ in range(2)]
+    def __init__(self, engines: list[FaultyEngine], folder: Path, *workers: str, **settings: Any) -> None:
+        self.engines = engines
         self.log = folder / "decisions.jsonl"
         gateway = {"admin_keys": [digest("root")], **settings}
         path = serving.fleet_file(folder, [each.url for each in self.engines], gateway=gateway)
@@ -53,13 +53,27 @@ class Fleet:
 
     def close(self) -> None:
         self.clients.shutdown()
-        for process in (self.front, *self.engines):
-            process.close()
+        self.front.close()
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[list[FaultyEngine]]:
+    made = [FaultyEngine("--interval-s", "0.01") for _ in range(2)]
+    with serving.closing(*made):
+        yield made
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
+def engines(both: list[FaultyEngine]) -> list[FaultyEngine]:
+    """Without faults at first."""
+    for engine in both:
+        engine.fail()
+    return both
+
+
+@pytest.fixture
+def fleet(engines: list[FaultyEngine], tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(engines, tmp_path)
     yield made
     made.close()
 
@@ -93,10 +107,10 @@ def test_streams_that_stall_continue_elsewhere(fleet: Fleet) -> None:
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
 @pytest.mark.parametrize("status", [401, 404, 400])
 def test_an_engine_that_refuses_at_once_does_not_attract_requests(
-    tmp_path: Path, status: int, workers: tuple[str, ...]
+    engines: list[FaultyEngine], tmp_path: Path, status: int, workers: tuple[str, ...]
 ) -> None:
     """Beside a good one it is always the least loaded. A refusal that the other does not give is the engine's."""
-    fleet = Fleet(tmp_path, *workers)
+    fleet = Fleet(engines, tmp_path, *workers)
     try:
         before = executions(fleet.engines[:1]).total()
         fleet.engines[0].fail("status", status=status)
@@ -114,9 +128,10 @@ def test_an_engine_that_refuses_at_once_does_not_attract_requests(
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
-def test_a_prefill_engine_that_hangs_is_passed_over(tmp_path: Path, workers: tuple[str, ...]) -> None:
+def test_a_prefill_engine_that_hangs_is_passed_over(
+    engines: list[FaultyEngine], tmp_path: Path, workers: tuple[str, ...]
+) -> None:
     """The decode engine computes the prompts meanwhile."""
-    engines = [FaultyEngine("--interval-s", "0.01") for _ in range(2)]
     sides = {
         role: {"model": serving.MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": [each.url]}
         for role, each in zip(("prefill", "decode"), engines, strict=True)
@@ -124,7 +139,7 @@ def test_a_prefill_engine_that_hangs_is_passed_over(tmp_path: Path, workers: tup
     file = tmp_path / "fleet.yaml"
     file.write_text(yaml.safe_dump({"combos": [{"name": "pair", **sides, "handover": {"first_token": "decode"}}]}))
     front = serving.gateway(file, *workers)
-    with serving.closing(*engines, front), ThreadPoolExecutor(8) as clients:
+    with serving.closing(front), ThreadPoolExecutor(8) as clients:
         serving.all_up(front, 2)
 
         def text(_: int = 0) -> str:
@@ -148,8 +163,8 @@ def test_a_request_that_all_engines_refuse_is_the_clients_fault(fleet: Fleet) ->
     assert fleet.status(0) == fleet.status(1) == "up"
 
 
-def test_an_engine_that_trickles_is_ejected_and_returns_slowly(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, outliers={"ejection_s": 6, "slow_start_s": 20})
+def test_an_engine_that_trickles_is_ejected_and_returns_slowly(engines: list[FaultyEngine], tmp_path: Path) -> None:
+    fleet = Fleet(engines, tmp_path, outliers={"ejection_s": 6, "slow_start_s": 20})
     try:
         fleet.engines[0].fail("trickle", interval_s=0.7)
         replies = fleet.begin(4, 12) + fleet.begin(4, 400)

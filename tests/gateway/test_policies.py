@@ -78,6 +78,31 @@ def test_tiers_are_sent_to_engines_with_a_priority_field(tmp_path: Path) -> None
         assert order == ["0", "3", "5"]
 
 
+def test_flex_requests_wait_until_they_delay_nobody(tmp_path: Path) -> None:
+    engine = serving.emulator()
+    policies = {"admission": {"name": "by-deadline", "interval_s": 0.02, "share": 1e-6}}  # room beside nobody
+    front = serving.gateway(
+        serving.fleet_file(tmp_path, [engine.url], policies=policies, gateway={"max_held": 1}, pool={"replicas": 1})
+    )
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        running = chat(front, max_tokens=30_000, stream=True)
+        until(lambda: metric(engine, "vllm:num_requests_running") == 1)
+        answered: list[Any] = []
+        waiting = threading.Thread(
+            target=lambda: answered.append(chat(front, max_tokens=2, service_tier="flex").json())
+        )
+        waiting.start()
+        until(lambda: metric(front, "headway_requests_held") == 1)
+        assert "choices" in chat(front, max_tokens=2).json(), "others are not held"
+        refused = chat(front, max_tokens=2, service_tier="flex")
+        assert (refused.status, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert not answered
+        running.close()
+        waiting.join(20)
+        assert "choices" in answered[0]
+
+
 class _Heard(BaseHTTPRequestHandler):
     """An engine that says one word, and keeps what it was asked."""
 

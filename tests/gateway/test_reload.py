@@ -245,7 +245,8 @@ def test_a_closed_terminal_ends_the_gateway(engines: list[serving.Process], tmp_
     """SIGHUP of a terminal that is gone is no reload."""
     path = serving.fleet_file(tmp_path, [engines[0].url])
     ours, theirs = os.openpty()
-    code = "import os, fcntl, termios, sys; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);" \
+    code = "import os, fcntl, signal, termios, sys; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);" \
+           "signal.signal(signal.SIGHUP, signal.SIG_DFL);" \
            "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"  # fmt: skip
     command = [sys.executable, "-c", code, "-m", "headway", "serve", str(path), "--port", "0"]
     process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -82,6 +82,20 @@ def test_a_flood_of_one_key_does_not_hold_up_another(tmp_path: Path, workers: in
     assert names == ["bob"] * 5 + ["ann", digest("c")[:12]]
 
 
+def test_a_request_that_is_held_for_too_long_gets_a_503_with_retry_after(tmp_path: Path) -> None:
+    engine = serving.emulator()
+    policies = {"window": 1, "ordering_at": "gateway", "max_hold_s": 0.3}
+    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], policies=policies))
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        running = chat(front, max_tokens=30_000, stream=True)
+        until(lambda: metric(front, "headway_requests_in_flight") == 1)
+        reply = chat(front, max_tokens=5)
+        assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1
+        assert reply.json()["error"]["code"] == "no_capacity"
+        running.close()
+
+
 def test_lines_of_a_batch_count_against_the_limits_of_their_key(tmp_path: Path) -> None:
     engine = serving.emulator()
     keys = [{"sha256": digest("a"), "requests_per_minute": 5}]

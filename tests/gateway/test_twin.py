@@ -65,10 +65,11 @@ TENANTS = {"flood": 10, "quiet": 1}
 
 
 def tenants(
-    num_requests: int = 100, room_tokens: int = 100_000, prompt_window: int | None = None, **policies: Any
-) -> dict[str, Any]:
+    num_requests: int = 100, room_tokens: int = 100_000, prompt_window: int | None = None, name: str = "fair",
+    **policies: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Requests of two keys, one of which sends many more than three replicas can serve."""
-    ordering = {"name": "fair", "weights": {"quiet": 2}, "prompt_window": prompt_window}
+    ordering = {"name": name, "weights": {"quiet": 2}, "prompt_window": prompt_window}
     day = pool("least-loaded", room_tokens=room_tokens, ordering=ordering, ordering_at="gateway", **policies)
     keys = [{"sha256": digest(tenant), "name": tenant} for tenant in TENANTS]
     load = {**workload(200.0, 100), "num_requests": num_requests, "tenants": TENANTS}
@@ -112,6 +113,8 @@ DAYS = {
     "shared": tenants(window=2),
     "shared, few prompts": tenants(prompt_window=3000),
     "shared, little room": tenants(room_tokens=16_000),
+    "shared in rounds": tenants(room_tokens=16_000, name="drr"),
+    "counted": tenants(window=2, name="vtc"),
     "urgent": pool("least-loaded", room_tokens=3_000, ordering={"name": "priority", "preemptive": False}),
     "patient": pool("least-kv", admission={"name": "queue-manager", "interval_s": 0.05}),
     "pair": combos(STRICT),

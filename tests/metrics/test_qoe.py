@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway import catalog
+from headway import records as files
+from headway.control.live import Live
 from headway.control.policies import Policies
 from headway.core.fleet import DraftSchedule, Engine, Fleet, Pool, Speculative, by_rate
 from headway.core.pacer import Pacer
-from headway.core.record import MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, MoveOutcome, Records
+from headway.core.record import (
+    MOVE_COLUMNS,
+    REQUEST_COLUMNS,
+    SEGMENT_COLUMNS,
+    STRETCH_COLUMNS,
+    MoveOutcome,
+    Outcome,
+    Records,
+)
+from headway.gateway.telemetry.recording import Recording
 from headway.metrics import qoe
 from headway.metrics.qoe import Phases, phases
 from headway.metrics.summary import flatten, summarize
@@ -81,7 +93,7 @@ def one_request(
     )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     run=st.builds(
         Run,
@@ -238,6 +250,25 @@ def test_the_summary_shows_phases_where_something_reasons() -> None:
     records.workload["reasoning_tokens"][:] = 0
     flat = flatten(summarize(records))
     assert all(flat[key] is None for key in ("ttfat_s.p99", "blocking_s.p99", "reasoning_s.p50", "qoe_violations"))
+
+
+def test_a_served_run_has_the_phases_that_a_gateway_can_know(tmp_path: Path) -> None:
+    """It has no iterations of engines: neither the times of tokens nor QoE. From memory and from files."""
+    recording = Recording(enabled=True)
+    for id, reasoning in ((0, 4), (1, 0), (2, 3)):
+        live = Live(id, float(id), 10, 1, model="m")
+        live.generated_tokens, live.reasoning_tokens = 9, reasoning
+        recording.add(live)
+        end_s = id + 2.5 if reasoning else NAN
+        row = (id, Outcome.FINISHED, 1, 0, 0, id, id, id + 1, id + 3, id + 5, 9, 0, end_s, 0, -1, NAN)
+        recording.recorder.requests.write(recording.recorder.requests.pack(*row))
+    records = recording.records([], 50.0)
+    files.save(records, tmp_path, {})
+    for each in (records, files.load(tmp_path)[0]):
+        summary = summarize(each)
+        assert summary.reasoning_s is not None and summary.reasoning_s.mean == 2.5
+        assert summary.ttfat_s is not None and summary.ttfat_s.mean == 0.5 and summary.ttfat_s.count == 2
+        assert summary.blocking_s is None and summary.qoe_violations is None
 
 
 def test_transfers_are_of_moves_that_were_made_with_a_kv_cache() -> None:

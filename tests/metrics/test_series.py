@@ -14,7 +14,7 @@ from headway.metrics.summary import summarize
 from oracle_records import Run
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6))
 def test_fleet_load_counts_waiting_and_running_requests(seed: int) -> None:
     run = Run(seed=seed, num_requests=30, trouble=0.03)
@@ -38,7 +38,7 @@ def test_fleet_load_counts_waiting_and_running_requests(seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 200))
 def test_timeline_means_agree_with_the_summary(seed: int, bins: int) -> None:
     run = Run(seed=seed, trouble=0.03)

@@ -47,7 +47,7 @@ def held(row: dict[str, float], slo: DefaultSlo) -> dict[str, bool]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([0.0, 0.7]),
@@ -91,7 +91,7 @@ def test_summary_matches_sums_over_requests(seed: int, warmup_s: float, stop_s: 
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6))
 def test_usage_is_the_sum_over_iterations(seed: int) -> None:
     run = Run(seed=seed, trouble=0.03)

@@ -23,7 +23,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(runs)
 def test_token_times_are_those_of_the_run(run: Run) -> None:
     ids = list(range(len(run.jobs)))
@@ -33,7 +33,7 @@ def test_token_times_are_those_of_the_run(run: Run) -> None:
         assert found[i].tolist() == run.tokens[i]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(runs)
 def test_gaps_are_those_between_tokens(run: Run) -> None:
     expected = np.sort(run.gaps())
@@ -45,7 +45,7 @@ def test_gaps_are_those_between_tokens(run: Run) -> None:
         assert gaps.histogram.mean_s == pytest.approx(expected.mean(), rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs)
 def test_gaps_by_group_are_those_of_its_requests(run: Run) -> None:
     tier = run.records.workload["tier"].astype(int)
@@ -70,7 +70,7 @@ def test_gaps_by_replica_add_up_without_resumptions() -> None:
     assert 0 < total(troubled) < len(troubled.gaps())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs)
 def test_two_passes_match_one_pass(run: Run) -> None:
     """Of several groupings at once, what is left out by some included; to the bit, but for sums in another order."""

@@ -50,6 +50,20 @@ def test_a_limit_without_a_slope(limit: float, start: float, height: float) -> N
     assert found == pytest.approx(limit, rel=0.03)
 
 
+@pytest.mark.parametrize("off", [1 + 0.02 * i for i in range(-10, 20)])
+@pytest.mark.parametrize("flat", [0.05, 0.1, 0.3, 0.6])
+def test_a_strain_that_bends_at_the_limit_needs_few_trials(off: float, flat: float) -> None:
+    """Waits do not grow below the limit, however near it is, and grow fast above it."""
+    limit, trials = 1.0, list[float]()
+
+    def strains(rate: float) -> Strains:
+        trials.append(rate)
+        return [-flat if rate <= limit else 16 * log(rate / limit) + 0.7]
+
+    assert highest(strains, off * limit, 0.01, 100.0, 1.06) == pytest.approx(limit, rel=0.06)
+    assert len(trials) <= 6
+
+
 def test_rates_below_the_floor_and_above_the_ceiling() -> None:
     assert highest(lambda rate: [1.0], 1.0, 0.1, 8.0, 1.06) == 0.0
     assert highest(lambda rate: [-1.0], 1.0, 0.1, 8.0, 1.06) == pytest.approx(8.0)

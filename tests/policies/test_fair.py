@@ -20,6 +20,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Ended, Outcome
 from headway.policies.ordering import fair
 from headway.policies.ordering.fair import FairOrdering
+from tenant_lines import Lines
 
 
 def ended(request: FakeRequest, output_tokens: int = 0) -> Ended:
@@ -27,29 +28,6 @@ def ended(request: FakeRequest, output_tokens: int = 0) -> Ended:
         request.id, Outcome.FINISHED, "", request.tier, 0, 0.0, None, 0.0, request.prompt_tokens, output_tokens,
         tenant=request.tenant,
     )  # fmt: skip
-
-
-class Lines:
-    """Tenants that always have a request waiting, and the order in which the ordering has them start."""
-
-    def __init__(self, ordering: FairOrdering, *tenants: str) -> None:
-        self.ordering, self.id = ordering, 0
-        self.waiting = {tenant: deque[FakeRequest]() for tenant in tenants}
-
-    def add(self, tenant: str, prompt_tokens: int = 100, tier: int = 0) -> FakeRequest:
-        self.id += 1
-        request = FakeRequest(
-            self.id, arrival_s=float(self.id), prompt_tokens=prompt_tokens, tier=tier, tenant=tenant
-        )  # fmt: skip
-        self.waiting.setdefault(tenant, deque()).append(request)
-        return request
-
-    def start(self) -> FakeRequest:
-        heads = [line[0] for line in self.waiting.values() if line]
-        first = min(heads, key=lambda request: self.ordering.rank(request, 0.0))
-        self.waiting[first.tenant].popleft()
-        self.ordering.started(first, 0.0)
-        return first
 
 
 prompts = st.integers(1, 1000)
@@ -129,6 +107,28 @@ def test_the_length_of_answers_is_charged_when_it_is_known() -> None:
         if len(running) > 8:
             ordering.learn(ended(old := running.popleft(), lengths[old.tenant]))
     assert started["short"] / started["long"] == pytest.approx((100 + 2 * 900) / (100 + 2 * 100), rel=0.1)
+
+
+def test_service_of_another_gateway_counts() -> None:
+    """Two gateways that tell each other: a tenant that one of them serves goes last at the other, until its answers
+    turn out to be short; and what it had while it was alone is not held against it."""
+    here, there = FairOrdering(burst_tokens=0), FairOrdering(burst_tokens=0)
+    flood, quiet = FakeRequest(1, tenant="flood", prompt_tokens=1000), FakeRequest(2, tenant="quiet")
+    for i in range(10):
+        there.started(FakeRequest(i, tenant="flood", prompt_tokens=1000), 0.0)
+    told = there.given()
+    assert told == {(0, "flood"): 10_000.0} and there.given() == {}
+    for share, service in told.items():
+        here.given_elsewhere(share, service)
+    assert here.rank(quiet, 0.0) < here.rank(flood, 0.0)
+    late, since = here.rank(flood, 0.0), here.rank(quiet, 0.0)
+    assert late[1] - since[1] <= 10_000  # one message, however long the flood has lasted
+    here.given_elsewhere((0, "flood"), -4000.0)
+    assert late[1] - here.rank(flood, 0.0)[1] == 4000
+    for _ in range(100):
+        here.given_elsewhere((0, "flood"), 500.0)
+    assert here.rank(flood, 0.0)[1] - here.rank(quiet, 0.0)[1] <= 500
+    assert here.given() == {}
 
 
 def test_its_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,14 @@ def test_every_request_ends_wherever_it_goes(migration: Any, ordering: str) -> N
 def test_every_request_ends(routing: str, ordering: Any) -> None:
     records = run(routing, ordering)
     assert (records.requests["outcome"] == Outcome.FINISHED).sum() == NUM_REQUESTS
-    again = run(routing, ordering)
-    assert all(np.array_equal(records.requests[c], again.requests[c], equal_nan=True) for c in records.requests)
+
+
+@pytest.mark.parametrize(
+    ("routing", "ordering"), [*((each, "pascal") for each in ROUTERS), *(("random", each) for each in ORDERINGS)]
+)
+def test_the_same_run_again(routing: str, ordering: str) -> None:
+    first, again = run(routing, ordering).requests, run(routing, ordering).requests
+    assert all(np.array_equal(first[column], again[column], equal_nan=True) for column in first)
 
 
 def test_the_example_runs_in_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,27 @@ def test_the_note_names_the_pools_and_what_is_missing() -> None:
     assert "not calibrated" not in table.render([make(0)], width=220)
 
 
+def test_a_second_table_has_a_row_for_each_tenant_of_each_run(runs: list[Run]) -> None:
+    """Where runs have the same tenants, and few of them; a narrow console drops columns."""
+    plain = with_fields(runs[0].summary, tenants={})
+    assert "tenant" not in table.render([replace(runs[0], summary=plain)], width=220)
+    tenants = {"quiet": runs[1].summary, "flood": runs[2].summary}
+    shared = [replace(run, summary=with_fields(run.summary, tenants=tenants)) for run in runs[:2]]
+    lines = table.render(shared, width=220).split("tenant", 1)[1].splitlines()
+    rows = [line.split() for line in lines if " fcfs " in line]
+    assert [(row[0], row[2]) for row in rows] == [(name, who) for name in ROUTERS[:2] for who in ("quiet", "flood")]
+    assert table.seconds(flatten(runs[2].summary)["ttft_s.p99"]) in lines[3]  # type: ignore[arg-type]
+    narrow = table.render(shared, width=80).split("tenant", 1)[1]
+    assert "TTFT p99" in narrow and "tok/s" not in narrow and max(map(len, narrow.splitlines())) <= 80
+    other = replace(runs[1], summary=with_fields(plain, tenants={"quiet": plain, "third": plain}))
+    assert "quiet" not in table.render([shared[0], other], width=220)
+    many = replace(runs[0], summary=with_fields(plain, tenants={f"t{i}": plain for i in range(40)}))
+    assert "t39" not in table.render([many], width=220)
+
+
 def test_table_has_a_row_per_run_and_marks_the_best(runs: list[Run]) -> None:
     text = table.render(runs, width=220)
-    lines = [line for line in text.splitlines() if " fcfs " in line]
+    lines = [line for line in text.split(" tenant ")[0].splitlines() if " fcfs " in line]
     assert [line.split()[0] for line in lines] == list(ROUTERS[:3])
     best = min(range(3), key=lambda i: flatten(runs[i].summary)["ttft_s.p99"])  # type: ignore[arg-type,return-value]
     compared = table.compare(runs)

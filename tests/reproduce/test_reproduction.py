@@ -250,17 +250,36 @@ def test_a_key_is_of_all_that_matters(tmp_path: Path) -> None:
 
 def test_a_module_counts_with_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"outer": "from headway.reproduce import inner\n", "headway.reproduce.inner": "import headway.metrics\n"}
+    files = {"outer": "outer.py", "headway.reproduce.inner": "inner.so"}  # the second one is compiled
+    (tmp_path / "inner.so").write_bytes(b"\x7fELF\0")
     digests = []
     for name, text in names.items():
         module = ModuleType(name)
-        module.__file__ = str(tmp_path / name)
-        Path(module.__file__).write_text(text)
+        module.__file__ = str(tmp_path / files[name])
+        Path(module.__file__).with_suffix(".py").write_text(text)
         monkeypatch.setitem(sys.modules, name, module)
     for change in ("", "RATE = 3\n", ""):
-        (tmp_path / "headway.reproduce.inner").write_text(names["headway.reproduce.inner"] + change)
-        tasks_module._source.cache_clear()
-        digests.append(tasks_module._source("outer"))
+        (tmp_path / "inner.py").write_text(names["headway.reproduce.inner"] + change)
+        tasks_module.source_digest.cache_clear()
+        digests.append(tasks_module.source_digest("outer", tmp_path))
     assert digests[0] == digests[2] != digests[1]
+
+
+def test_what_was_imported_before_does_not_change_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function's own import counts before it has run, too."""
+    package = tmp_path / "late"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "first.py").write_text("def run():\n    from late import second\n")
+    (package / "second.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("late.first")
+    digests = [tasks_module.source_digest.__wrapped__("late.first", package)]
+    importlib.import_module("late.second")
+    digests.append(tasks_module.source_digest.__wrapped__("late.first", package))
+    (package / "second.py").write_text("VALUE = 2\n")
+    digests.append(tasks_module.source_digest.__wrapped__("late.first", package))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_bad_scenario_and_a_dead_process_are_named() -> None:

@@ -17,19 +17,19 @@ pytest.importorskip("highspy")
 
 
 def two_regions(scaling: Any) -> scenario.Scenario:
-    """Two regions for an hour of varying load."""
+    """Two regions for half an hour of varying load."""
     fleet = [
         {"name": region, "region": region, "model": MODEL, "gpu": "a100-80gb", "replicas": 4, "min_replicas": 1,
          "max_replicas": 8, "kv_capacity_tokens": 60_000}
         for region in ("us-east", "us-west")
     ]  # fmt: skip
-    demand = {"builtin": "sageserve-july-2025", "start_hour": 205, "duration_s": 3000, "scale": 0.2}
+    demand = {"builtin": "sageserve-july-2025", "start_hour": 205, "duration_s": 1800, "scale": 0.2}
     document = {
         "workload": demand | {"models": {MODEL: 1}}, "fleet": fleet,
         "policies": {"routing": "sageserve", "admission": "queue-manager", "scaling": scaling},
         "provisioning": {"reclaim_s": 60, "acquire_s": 120},
         "gpu_limits": [{"region": "us-east", "gpu": "a100-80gb", "count": 8}],
-        "simulation": {"until_s": 3000},
+        "simulation": {"until_s": 1800},
     }  # fmt: skip
     return scenario.assemble(document, Places(), Path())
 
@@ -42,7 +42,7 @@ def test_the_timetable_serves_in_time_and_takes_no_less_than_the_bound() -> None
     assert serves(it.fleet, again.records, to_the_end=False)
     assert again.summary.gpu_hours == found.gpu_hours
     bound = again.summary.gpu_hours_bound
-    assert bound is not None and 2 * 3000 / 3600 * 0.999 <= bound <= found.gpu_hours
+    assert bound is not None and 2 * 1800 / 3600 * 0.999 <= bound <= found.gpu_hours
 
 
 def test_a_run_without_a_bound_has_a_note() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
 from headway.scenario.policies import policies_of
 from headway.scenario.presets import builtin
-from headway.scenario.run import assemble, compare, load, provenance, run
+from headway.scenario.processes import processes
+from headway.scenario.run import assemble, compare, load, provenance, replicate, run
+from headway.workload.generate import generate
 
 SMALL: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 60},
@@ -56,6 +60,7 @@ def combo(**changes: Any) -> dict[str, Any]:
             "roles[0]: expected at_s and switch_s of 0 or more",
         ),
         ({"faults": [{"at_s": 1, "replica": 2, "streams": 0}]}, "faults[0].streams: 0; expected 1 or more"),
+        ({"faults": [{"at_s": 1, "replica": 2, "slowdown": 0}]}, "faults[0].slowdown: 0.0; expected more than 0"),
     ],
 )
 def test_changes_of_role_and_broken_streams_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
@@ -114,6 +119,28 @@ def test_processes_do_not_change_the_result() -> None:
     alone, spread = compare(chosen), compare(chosen, jobs=2)
     assert [flatten(each.summary) for each in alone] == [flatten(each.summary) for each in spread]
     assert [each.policies for each in alone] == [each.policies for each in spread]
+
+
+def test_long_comparisons_take_one_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    chosen = scenario(policies={"routing": ["random", "power-of-two", "least-kv"]})
+
+    def results() -> Any:
+        runs = compare(chosen, jobs=None)
+        return [flatten(each.summary) for each in runs], replicate(chosen, runs, 2, jobs=None)
+
+    def told(jobs: int, num_tasks: int | None = None) -> Any:
+        asked.append(jobs)
+        return processes(jobs, num_tasks)
+
+    module = sys.modules[compare.__module__]
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
+    monkeypatch.setattr(module, "processes", told)
+    monkeypatch.setattr(module, "_WORTH_PROCESSES_S", math.inf)
+    alone = results()
+    monkeypatch.setattr(module, "_WORTH_PROCESSES_S", 0.0)
+    assert results() == alone
+    assert asked == [1, 1, 2, 2]
 
 
 def test_progress_rises_to_the_end() -> None:
@@ -300,3 +327,39 @@ def test_windowed_layers_keep_a_part_of_long_sequences() -> None:
     full = capacity(100)
     assert capacity(8000) == pytest.approx(full / (0.5 + 0.5 * 128 / 8010), rel=0.01)
     assert capacity(100, mean_sequence_tokens=8010) == capacity(8000)
+
+
+@pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="the series is in the data folder")
+def test_the_published_thursday_is_read_where_its_series_lies(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "thursday.yaml"
+    (tmp_path / "thursday.yaml").write_text(example.read_text())
+    name = "o365_prompt_tokens_per_minute.csv.gz"
+    (tmp_path / name).symlink_to(Path(os.environ["HEADWAY_DATA"]) / "demand" / name)
+    chosen = load(tmp_path / "thursday.yaml")
+    assert len(generate(chosen.spec.workload, 0, chosen.base_dir)) > 40_000
+
+
+SLO_ROUTER = """
+from headway.core.decision import Placement
+
+class SloRouter:
+    def route(self, request, view):
+        has = (request.slo_ttft_s, request.slo_tpot_s, request.slo_e2e_s) == (2.0, 0.1, None)
+        return Placement(view.replicas[-1 if has else 0].id)
+"""
+
+
+def test_policies_see_the_slos_of_the_fleet_as_those_of_the_workload(tmp_path: Path) -> None:
+    (tmp_path / "by_slo.py").write_text(SLO_ROUTER)
+    both, first = {"ttft_s": 2.0, "tpot_s": 0.1}, {"ttft_s": 1.0}
+    for of_fleet, own, replica in ((both, None, 1), (None, both, 1), (both, first, 0)):
+        workload = {
+            "num_requests": 4,
+            "arrivals": 1,
+            "prompt_tokens": 9,
+            "output_tokens": 2,
+            **({"slo": own} if own else {}),
+        }
+        document = {**SMALL, "workload": workload, "policies": {"routing": "by_slo:SloRouter"}}
+        used = run(assemble({**document, **({"slo": of_fleet} if of_fleet else {})}, Places(), tmp_path))
+        assert set(used.records.requests["replica"].tolist()) == {replica}

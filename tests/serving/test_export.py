@@ -97,6 +97,19 @@ def test_vllm_gets_the_options_of_the_fleet(tmp_path: Path) -> None:
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 
+def test_several_gateways_scale_by_a_lease(tmp_path: Path) -> None:
+    """Two of them, of which one leads: neither need end before another starts."""
+    peers = {"store": "postgresql://headway@db/headway", "leader": "kubernetes"}
+    made = _export(tmp_path, {"fleet": [POOL], "policies": SCALING, "gateway": {"peers": peers}})
+    spec = made["Deployment", "headway"]["spec"]
+    assert spec["replicas"] == 2 and "strategy" not in spec
+    (lease,) = [rule for rule in made["Role", "headway"]["rules"] if "leases" in rule["resources"]]
+    assert lease["verbs"] == ["create", "get", "update"]
+    (tmp_path / "alone").mkdir()
+    alone = _export(tmp_path / "alone", {"fleet": [POOL], "policies": SCALING})["Deployment", "headway"]["spec"]
+    assert (alone["replicas"], alone["strategy"]) == (1, {"type": "Recreate"})
+
+
 def test_an_ordering_at_the_gateway_is_not_the_engines(tmp_path: Path) -> None:
     policies = {"ordering": "priority", "ordering_at": "gateway"}
     args = _args(_export(tmp_path, {"fleet": [POOL], "policies": policies})["StatefulSet", "chat"])
@@ -125,6 +138,41 @@ def test_the_gateway_has_every_pod_as_an_endpoint(tmp_path: Path) -> None:
     args = _args(made["Deployment", "headway"])
     mount = made["Deployment", "headway"]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPath"]
     assert args[0] == f"{mount}/fleet.yaml"
+
+
+def test_an_inference_pool_has_its_picker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    from headway import serving
+    from headway.gateway.fleet import inference_pool
+    from headway.serving import picker
+
+    monkeypatch.setattr(inference_pool, "check", lambda how: None, raising=False)  # there is no cluster here
+    options = ("--namespace", "llm", "--inference-pool")
+    document = {"fleet": [POOL, {**POOL, "name": "code", "model": "qwen3-8b"}], "policies": {"preset": "headway"}}
+    document["policies"] |= {"migration": None, "scaling": None}
+    made = _export(tmp_path, document, *options)
+    file = tmp_path / "served.yaml"
+    file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    picker.check(serving.gateway.read(file))
+    read = yaml.safe_load(file.read_text())
+    assert [pool["inference_pool"] for pool in read["fleet"]] == [
+        {"name": "chat", "namespace": "llm"}, {"name": "code", "namespace": "llm"},
+    ]  # fmt: skip
+    spec = made["InferencePool", "chat"]["spec"]
+    pods = made["Deployment", "chat"]["spec"]["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= pods.items() and "code" not in str(spec)
+    port = made["Deployment", "chat"]["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"]
+    assert spec["targetPorts"] == [{"number": port}]
+    asked = spec["endpointPickerRef"]
+    (grpc, http) = made["Service", asked["name"]]["spec"]["ports"]
+    assert grpc["port"] == asked["port"]["number"] and grpc["appProtocol"] == "kubernetes.io/h2c"
+    (container,) = made["Deployment", "headway"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["headway", "epp"]
+    assert int(_option(container["args"], "--port")) == grpc["port"]
+    assert int(_option(container["args"], "--http-port")) == http["port"]
+    pools, seen = made["Role", "headway"]["rules"]
+    assert pools["resourceNames"] == ["chat", "code"] and pools["verbs"] == ["get"]
+    assert seen == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
 
 
 def test_a_gateway_that_scales_has_the_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,6 +426,9 @@ def test_weights_of_one_shape_are_different_models(tmp_path: Path) -> None:
         ({"fleet": [{**POOL, "name": "Chat_1"}]}, (), "name 'Chat_1': expected small letters"),
         ({"fleet": [POOL], "policies": SCALING}, ("--autoscale",), "the gateway scales by this policy already"),
         ({"fleet": [POOL], "gateway": {"batches": {}}}, (), "the gateway's pod has no disk"),
+        (HANDOVER, ("--inference-pool",), "an InferencePool has replicas of one role"),
+        ({"fleet": [POOL], "policies": SCALING}, ("--inference-pool",), "are scaled by Kubernetes"),
+        ({"fleet": [POOL], "gateway": {"pace_s": 0.1}}, ("--inference-pool",), "gateway.pace_s: an endpoint picker"),
         ({"fleet": [POOL]}, ("--gpu-product", "h100"), "expected GPU=LABEL"),
         ({"fleet": [POOL]}, ("--gpu-product", "h1=X"), "GPU 'h1'"),
     ],

@@ -32,3 +32,33 @@ def test_invalid_settings_are_refused(tmp_path: Path, gateway: dict[str, Any], w
     with pytest.raises(HeadwayError) as told:
         composition.load(path)
     assert words in str(told.value)
+
+
+PODS = {"name": "chat", "kind": "StatefulSet"}
+SCALING = {"scaling": "target-utilization"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "leader", "words"),
+    [
+        (
+            {"processes": {"command": ["true", "{port}"], "ports": [9000, 9001]}},
+            "store",
+            "which no other gateway of `gateway.peers`",
+        ),
+        ({"kubernetes": PODS}, "store", "expected Deployment"),
+        ({"endpoints": ["http://engine:8000"]}, "kubernetes", "no pool has `kubernetes`"),
+    ],
+)
+def test_replicas_that_several_gateways_cannot_share_are_refused(
+    tmp_path: Path, pool: dict[str, Any], leader: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("asyncpg")
+    kubernetes = pytest.importorskip("headway.gateway.fleet.kubernetes")
+    monkeypatch.setattr(kubernetes, "check", lambda _: None)  # there is no cluster
+    peers = {"store": "postgresql://db/headway", "leader": leader}
+    policies = SCALING if "kubernetes" in pool else {}
+    path = serving.fleet_file(tmp_path, [], gateway={"peers": peers}, pool={"endpoints": [], **pool}, policies=policies)
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value)

@@ -63,6 +63,10 @@ def test_engines_order_by_tier_unless_the_gateway_does(tmp_path: Path) -> None:
         ({"processes": COMMAND, "replicas": 7}, "7; expected 6 at most"),
         ({"processes": {**COMMAND, "command": ["python"]}}, "has no {port}"),
         ({"endpoints": ["http://a:1"], "slots": "."}, "have no slots"),
+        (
+            {"endpoints": ["http://a:1"], "kv_events": {"tokenizer": "models/none"}},
+            "fleet[0].kv_events.tokenizer: {folder}/models/none: no such file; expected a tokenizer.json",
+        ),
     ],
 )
 def test_invalid_sections_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -70,7 +74,20 @@ def test_invalid_sections_are_refused(tmp_path: Path, changes: dict[str, Any], w
     path.write_text(yaml.safe_dump({"fleet": [{**POOL, **changes}]}))
     with pytest.raises(HeadwayError) as told:
         serving.load(path)
-    assert words in str(told.value) and str(path) in str(told.value)
+    assert words.replace("{folder}", str(tmp_path)) in str(told.value) and str(path) in str(told.value)
+
+
+def test_the_path_of_a_tokenizer_begins_at_the_fleet_file(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    from tokenizing import write_model
+
+    write_model(tmp_path / "model")
+    path = tmp_path / "fleet.yaml"
+    pool = {**POOL, "endpoints": ["http://a:1"], "kv_events": {"tokenizer": "model"}}
+    path.write_text(yaml.safe_dump({"fleet": [pool]}))
+    _, plan = serving.load(path)
+    assert plan.pools[0].kv_events is not None
+    assert plan.pools[0].kv_events.tokenizer == str(tmp_path / "model")
 
 
 def test_two_pools_cannot_share_ports(tmp_path: Path) -> None:

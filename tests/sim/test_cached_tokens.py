@@ -88,7 +88,7 @@ def test_events_show_what_the_cache_held_at_the_last_batch(offload: float) -> No
     exact, told = Reader(), Reader()
     of_pool = {"kv_capacity_tokens": 40 * 16, "kv_offload_bytes": offload}
     run(requests, exact, **of_pool)
-    run(requests, told, observe=Scrape(cache=CacheObservation("events", 10.0, 5.0, 0.2)), **of_pool)
+    run(requests, told, observe=Scrape(cache=CacheObservation("events", 10.0, 5.0, loss=0.2)), **of_pool)
     assert told.cached == exact.cached
     assert told.loadable == exact.loadable
 
@@ -97,8 +97,11 @@ def test_events_that_come_late_are_seen_late() -> None:
     prefix = (Segment(1, 160),)
     requests = [request(id, at_s, 161, 1, prefix=prefix) for id, at_s in enumerate((0.0, 0.0, 20.0, 20.0, 60.0, 60.0))]
     reader = Reader()
-    run(requests, reader, observe=Scrape(cache=CacheObservation("events", 10.0, 25.0)))
+    run(requests, reader, observe=Scrape(cache=CacheObservation("events", 10.0, 25.0, placed=False)))
     assert reader.cached == [0, 0, 0, 0, 160, 160]
+    reader = Reader()
+    run(requests, reader, observe=Scrape(cache=CacheObservation("events", 10.0, 25.0)))
+    assert reader.cached == [0, 0, 160, 160, 160, 160], "where it was placed is known at once"
 
 
 def test_placements_alone_show_a_prompt_before_it_is_computed_and_after_it_is_evicted() -> None:

@@ -50,8 +50,14 @@ def output_tokens(records: Records) -> Any:
 
 @fuzz
 @given(scenarios())
-def test_every_request_ends_once(scenario: Scenario) -> None:
+def test_what_comes_in_comes_out_and_times_are_in_order(scenario: Scenario) -> None:
     records = scenario.play()
+    assert_every_request_ends_once(scenario, records)
+    assert_tokens_in_are_tokens_out(scenario, records)
+    assert_times_are_in_order(records)
+
+
+def assert_every_request_ends_once(scenario: Scenario, records: Records) -> None:
     issued = len(records.workload["arrival_s"])
     assert sorted(records.requests["request"].tolist()) == list(range(issued))
     stays_for_ever = any(fault.down_s is None and fault.streams is None for fault in scenario.faults)
@@ -62,10 +68,7 @@ def test_every_request_ends_once(scenario: Scenario) -> None:
         assert not (records.requests["outcome"] == Outcome.CANCELLED).any()
 
 
-@fuzz
-@given(scenarios())
-def test_tokens_in_are_tokens_out(scenario: Scenario) -> None:
-    records = scenario.play()
+def assert_tokens_in_are_tokens_out(scenario: Scenario, records: Records) -> None:
     requests, segments, stretches = by_request(records.requests), records.segments, records.stretches
     generated = requests["generated_tokens"]
     output = output_of_last_stage(scenario, records)
@@ -105,30 +108,7 @@ def output_of_last_stage(scenario: Scenario, records: Records) -> Any:
     return output
 
 
-@fuzz
-@given(scenarios())
-def test_no_prompt_is_computed_twice_without_cause(scenario: Scenario) -> None:
-    breaks = tuple(fault for fault in scenario.faults if fault.streams is not None)
-    calm = replace(scenario, faults=breaks, until_s=None, requests=tuple(without_timeout(scenario)))
-    records = calm.play()
-    requests = by_request(records.requests)
-    if requests["preemptions"].any() or scenario.cascade is not None:
-        return
-    served = requests["outcome"] == Outcome.FINISHED
-    computed = records.workload["prompt_tokens"] - requests["cached_prompt_tokens"]
-    stretches = records.stretches
-    assert (stretches["prefill_tokens"] * stretches["iterations"]).sum() == computed[served].sum()
-    assert (computed[served] > 0).all()
-
-
-def without_timeout(scenario: Scenario) -> list[Any]:
-    return [msgspec.structs.replace(r, timeout_s=None) for r in scenario.requests]
-
-
-@fuzz
-@given(scenarios())
-def test_times_are_in_order(scenario: Scenario) -> None:
-    records = scenario.play()
+def assert_times_are_in_order(records: Records) -> None:
     requests, workload = by_request(records.requests), records.workload
     before = workload["arrival_s"]
     for name in ("placed_s", "admitted_s", "first_token_s", "answer_s", "end_s"):
@@ -149,6 +129,26 @@ def test_times_are_in_order(scenario: Scenario) -> None:
         a_s, b_s = records.stretches["a_s"][of], records.stretches["b_s"][of]
         ends_s = start_s + k * a_s + b_s * (k * (k - 1) // 2)
         assert (ends_s[:-1] <= start_s[1:] + 1e-12).all(), "iterations of a replica overlap"
+
+
+@fuzz
+@given(scenarios())
+def test_no_prompt_is_computed_twice_without_cause(scenario: Scenario) -> None:
+    breaks = tuple(fault for fault in scenario.faults if fault.streams is not None)
+    calm = replace(scenario, faults=breaks, until_s=None, requests=tuple(without_timeout(scenario)))
+    records = calm.play()
+    requests = by_request(records.requests)
+    if requests["preemptions"].any() or scenario.cascade is not None:
+        return
+    served = requests["outcome"] == Outcome.FINISHED
+    computed = records.workload["prompt_tokens"] - requests["cached_prompt_tokens"]
+    stretches = records.stretches
+    assert (stretches["prefill_tokens"] * stretches["iterations"]).sum() == computed[served].sum()
+    assert (computed[served] > 0).all()
+
+
+def without_timeout(scenario: Scenario) -> list[Any]:
+    return [msgspec.structs.replace(r, timeout_s=None) for r in scenario.requests]
 
 
 @fuzz
@@ -280,6 +280,6 @@ def test_hashing_has_no_say() -> None:
             check=True,
             timeout=60,
         ).stdout
-        for seed in ("0", "1", "12345")
+        for seed in ("0", "12345")
     }
     assert len(found) == 1

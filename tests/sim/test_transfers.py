@@ -287,6 +287,17 @@ def test_flows_fill_as_in_exact_arithmetic(flows: list[Any], capacities: list[fl
     )
 
 
+def test_flows_beside_each_other_need_few_events() -> None:
+    """Every start and end changes the ends of all flows of a source; not each of them gets a new event."""
+    kernel, ends = Kernel(), dict[int, float]()
+    fabric = Fabric(kernel, lambda replica: 100.0, 0.0)
+    for i in range(50):
+        fabric.send(i, 0, 1 + i % 5, 100.0 + i, 0.01 * i, lambda end_s, i=i: ends.__setitem__(i, end_s))  # type: ignore[misc]
+    kernel.run()
+    assert list(ends) == list(range(50)), "the shorter end first"
+    assert kernel._sequence <= 4 * 50
+
+
 # Replicas come and go.
 
 

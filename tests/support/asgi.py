@@ -36,6 +36,8 @@ class Engine:
         """"keep", "close" or "reset" the connection, or "stall"."""
         self.num_open = 0
         """Completions in progress."""
+        self.heads: list[bytes] = []
+        """Of all requests, health checks included."""
         self.bodies: list[dict[str, Any]] = []
         self.keeps_bodies = True
         self.num_prompt_tokens: int | None = None
@@ -54,6 +56,8 @@ class Engine:
                 length = next((line.split(b":")[1] for line in head.lower().split(b"\r\n")
                                if line.startswith(b"content-length")), b"0")  # fmt: skip
                 body = await reader.readexactly(int(length))
+                if self.keeps_bodies:
+                    self.heads.append(head)
                 if head.startswith(b"GET"):
                     writer.write(whole(b'{"data":[]}'))
                 elif head.startswith(b"POST /tokenize") and self.num_prompt_tokens is not None:

@@ -86,9 +86,9 @@ class Driven:
     def _ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         self.outcomes[request.live.id] = outcome
 
-    def arrive(self, id: int, prompt_tokens: int = 100) -> InFlightRequest:
+    def arrive(self, id: int, prompt_tokens: int = 100, timeout_s: float | None = None) -> InFlightRequest:
         """Hand a request to the driver."""
-        live = Live(id=id, arrival_s=self.clock.now, prompt_tokens=prompt_tokens, output_tokens=10, model=MODEL)
+        live = Live(id, self.clock.now, prompt_tokens, 10, MODEL, timeout_s=timeout_s)
         request = InFlightRequest(live, f"id-{id}")
         self.driver.arrived(request)
         return request

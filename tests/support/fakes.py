@@ -81,6 +81,9 @@ class FakeReplica:
     role: str = "mixed"
     combo: int = 0
     goodput_rps: float | None = None
+    is_single_phase: bool = False
+    is_shared: bool = False
+    times: Any = None
     loras: Sequence[str] = ()
     loras_waiting: Sequence[str] = ()
     max_loras: int = 0
@@ -97,6 +100,9 @@ class FakeReplica:
 
     def kv_transfer_s(self, num_tokens: int, /) -> float:
         return num_tokens * 1e-5
+
+    def latency_s(self, region: str, /) -> float:
+        return 0.05 if region and self.region and region != self.region else 0.0
 
 
 @dataclass

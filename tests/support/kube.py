@@ -94,6 +94,10 @@ class Workload:
         self.ended.append(pod)
         pod.end()
 
+    def close(self) -> None:
+        for pod in self.pods:
+            pod.end()
+
     def scale(self) -> dict[str, Any]:
         status = {"replicas": len(self.pods), "selector": f"app={self.name}"}
         return {"metadata": {"name": self.name}, "spec": {"replicas": self.replicas}, "status": status}
@@ -119,8 +123,101 @@ class Workload:
         return 404, {"kind": "Status", "status": "Failure", "code": 404, "message": parts.path}
 
 
+class Leases:
+    """The Leases of the namespace `models`. A change must name the version that it changes."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, Any]] = {}
+        """By name."""
+        self._lock = threading.Lock()
+
+    def answer(self, method: str, url: str, body: Any) -> tuple[int, Any]:
+        """What the API server says; 404: it is not about these."""
+        at = "/apis/coordination.k8s.io/v1/namespaces/models/leases"
+        missing = 404, {"kind": "Status", "status": "Failure", "code": 404, "message": url}
+        if not url.startswith(at):
+            return missing
+        with self._lock:
+            name = body["metadata"]["name"] if method == "POST" else url.removeprefix(f"{at}/")
+            found = self.found.get(name)
+            if method == "GET" or (method == "PUT" and found is None):
+                return missing if found is None else (200, found)
+            version = 0 if found is None else int(found["metadata"]["resourceVersion"])
+            if (method == "POST" and version) or (
+                method == "PUT" and body["metadata"]["resourceVersion"] != str(version)
+            ):
+                return 409, {"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict"}
+            body["metadata"]["resourceVersion"] = str(version + 1)
+            self.found[name] = body
+            return 200, body
+
+    def close(self) -> None:
+        """Nothing of them runs."""
+
+
+class InferencePool:
+    """An InferencePool `chat` in the namespace `models`, and its pods, each with an engine of this process."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.pods: dict[str, dict[str, Any]] = {}
+        """By name, with their status."""
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._version = 1
+
+    def set_pod(self, name: str, ip: str, is_ready: bool = True, is_leaving: bool = False) -> None:
+        """Create or change a pod."""
+        conditions = [{"type": "Ready", "status": str(is_ready)}]
+        metadata: dict[str, Any] = {"name": name, "uid": f"uid-{name}", "labels": {"app": "chat"}}
+        if is_leaving:
+            metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        status = {"phase": "Running", "podIP": ip, "conditions": conditions}
+        with self._changed:
+            self.pods[name] = {"metadata": metadata, "spec": {"containers": []}, "status": status}
+            self._version += 1
+            self._changed.notify_all()
+
+    def remove_pod(self, name: str) -> None:
+        with self._changed:
+            del self.pods[name]
+            self._version += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the watches."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def answer(self, method: str, url: str, body: Any) -> tuple[int, Any]:
+        """What the API server says; 404: it is not about this one."""
+        parts = urlsplit(url)
+        query = parse_qs(parts.query)
+        if parts.path == "/apis/inference.networking.k8s.io/v1/namespaces/models/inferencepools/chat":
+            spec = {"selector": {"matchLabels": {"app": "chat"}}, "targetPorts": [{"number": self.port}]}
+            return 200, {"metadata": {"name": "chat"}, "spec": spec}
+        if parts.path == "/api/v1/namespaces/models/pods" and query.get("labelSelector") == ["app=chat"]:
+            if query.get("watch"):
+                return 200, self._events(int(query["resourceVersion"][0]))
+            with self._changed:
+                items, version = list(self.pods.values()), str(self._version)
+            return 200, {
+                "kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items,
+            }  # fmt: skip
+        return 404, {"kind": "Status", "status": "Failure", "code": 404, "message": parts.path}
+
+    def _events(self, version: int) -> Iterator[Any]:
+        """The first change after this version."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version > version or self._is_closed)
+            pods = list(self.pods.values())
+        if pods and not self._is_closed:
+            yield {"type": "MODIFIED", "object": {"kind": "Pod", "apiVersion": "v1", **pods[0]}}
+
+
 @contextmanager
-def serve(kubeconfig: Path, *workloads: Workload) -> Iterator[None]:
+def serve(kubeconfig: Path, *workloads: Workload | InferencePool | Leases) -> Iterator[None]:
     """The workloads behind an API server that this kubeconfig says."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -129,6 +226,13 @@ def serve(kubeconfig: Path, *workloads: Workload) -> Iterator[None]:
             asked = json.loads(body) if body else None
             answers = [workload.answer(self.command, self.path, asked) for workload in workloads]
             status, value = min(answers, key=lambda answer: answer[0])
+            if isinstance(value, Iterator):  # a watch
+                self.send_response(status)
+                self.send_header("connection", "close")
+                self.end_headers()
+                for event in value:
+                    self.wfile.write(json.dumps(event).encode() + b"\n")
+                return
             data = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -136,7 +240,7 @@ def serve(kubeconfig: Path, *workloads: Workload) -> Iterator[None]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_PATCH = do_GET  # noqa: N815  # as http.server calls it
+        do_PATCH = do_POST = do_PUT = do_GET  # noqa: N815  # as http.server calls them
 
         def log_message(self, format: str, *args: Any) -> None:
             """To nobody."""
@@ -155,5 +259,5 @@ def serve(kubeconfig: Path, *workloads: Workload) -> Iterator[None]:
         server.shutdown()
         thread.join()
         server.server_close()
-        for pod in [pod for workload in workloads for pod in workload.pods]:
-            pod.end()
+        for workload in workloads:
+            workload.close()

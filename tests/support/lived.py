@@ -7,8 +7,8 @@ import asyncio
 import json
 import selectors
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,23 +41,60 @@ from headway.gateway.telemetry.recording import Recording
 from headway.policies.ordering.fcfs import FcfsOrdering
 
 
+class Front:
+    """By what requests come, in place of the gateway's own application. This one sends none."""
+
+    def is_in_transit(self) -> bool:
+        """Whether something is on its way through another process, so that time must not pass."""
+        return False
+
+    def listener(self, port: int) -> socket.socket | None:
+        """Where the engine of this port listens for another process, beside its file in the folder."""
+        return None
+
+    def watched(self, app: Any) -> Any:
+        """The application of an engine, as the other process reaches it."""
+        return app
+
+    def beside(self, gateway: Gateway) -> AbstractAsyncContextManager[None]:
+        """What runs beside the gateway."""
+        raise NotImplementedError
+
+    async def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """The whole answer to a request."""
+        raise NotImplementedError
+
+
+_TURN_S, _PATIENCE_S = 0.01, 60.0
+
+
 class _Selector(selectors.DefaultSelector):
-    """Where nothing can be read, what was to be waited for is over at once."""
+    """Where nothing can be read, what was to be waited for is over at once, unless something is in transit."""
 
     now = 0.0
+    front: Front | None = None
+    _waited_s = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0 if timeout is not None else None)
-        if not ready and timeout is not None:
-            self.now += timeout
+        if ready or not timeout:
+            self._waited_s = 0.0 if ready else self._waited_s
+            return ready
+        if self.front is not None and self.front.is_in_transit():
+            self._waited_s += _TURN_S
+            if self._waited_s > _PATIENCE_S:
+                raise AssertionError(f"nothing has come for {_PATIENCE_S} s: {self.front}")
+            return super().select(_TURN_S)
+        self.now += timeout
         return ready
 
 
 class _Loop(asyncio.SelectorEventLoop):
     """Ports are files in a folder: what is written there can be read at once, which nobody promises of TCP."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, front: Front | None = None) -> None:
         self._clock, self._folder = _Selector(), folder
+        self._clock.front = front
         super().__init__(self._clock)
 
     def time(self) -> float:
@@ -74,18 +111,22 @@ class _Loop(asyncio.SelectorEventLoop):
             sock.close()
         return await self.create_unix_server(protocol_factory, str(self._folder / str(port)))
 
+    tcp_connection = asyncio.SelectorEventLoop.create_connection
+    tcp_server = asyncio.SelectorEventLoop.create_server
+
 
 @contextmanager
-def _runner(folder: Path) -> Iterator[asyncio.Runner]:
+def _runner(folder: Path, front: Front | None = None) -> Iterator[asyncio.Runner]:
     """All that looks at the clock looks at the loop's."""
-    with asyncio.Runner(loop_factory=lambda: _Loop(folder)) as runner, pytest.MonkeyPatch.context() as patch:
+    with asyncio.Runner(loop_factory=lambda: _Loop(folder, front)) as runner, pytest.MonkeyPatch.context() as patch:
         for module in (clock, metering, paced, emulated):
             patch.setattr(module, "monotonic", runner.get_loop().time)
         yield runner
 
 
 async def _emulate(
-    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, caches_prefixes: bool
+    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, caches_prefixes: bool,
+    front: Front | None,
 ) -> None:  # fmt: skip
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
@@ -102,6 +143,22 @@ async def _emulate(
         lambda: emulated.EmulatedEngine(pool, ordering, link=link, caches_prefixes=caches_prefixes), config, surface
     )
     await stack.enter_async_context(app.router.lifespan_context(app))
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _Loop)
+    protocol, connections = _server(app)
+    servers = [await loop.create_server(protocol, host, int(port))]
+    listener = None if front is None else front.listener(int(port))
+    if front is not None and listener is not None:
+        protocol, others = _server(front.watched(app))
+        servers.append(await loop.tcp_server(protocol, sock=listener))
+        stack.callback(lambda: [each.shutdown() for each in list(others)])
+    stack.callback(lambda: [each.shutdown() for each in list(connections)])
+    for server in servers:
+        stack.callback(server.close)
+
+
+def _server(app: Any) -> tuple[Callable[[], asyncio.Protocol], set[Any]]:
+    """What makes the protocol of each connection to an application; and the connections."""
     served = uvicorn.Config(app, http=http_protocol.LimitedHttpProtocol, lifespan="off", log_level="warning")
     served.load()
     state, loop = ServerState(), asyncio.get_running_loop()
@@ -109,20 +166,24 @@ async def _emulate(
     def protocol() -> asyncio.Protocol:
         return served.http_protocol_class(config=served, server_state=state, app_state={}, _loop=loop)  # type: ignore[call-arg]
 
-    server = await loop.create_server(protocol, host, int(port))
-    stack.callback(lambda: [each.shutdown() for each in list(state.connections)])
-    stack.callback(server.close)
+    return protocol, state.connections
 
 
 async def _ask(
-    app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int, tenant: str,
-    lora: str, shared: Sequence[tuple[int, int]],
+    app: Any, front: Front | None, is_streamed: bool, model: str, id: int, arrival_s: float, prompt_tokens: int,
+    output_tokens: int, tier: int, tenant: str, lora: str, shared: Sequence[tuple[int, int]],
 ) -> None:  # fmt: skip
     """One request, in time. `shared`: the ids and the tokens of its prompt's leading segments."""
     await asyncio.sleep(arrival_s - asyncio.get_running_loop().time())
     prompt = [3 + (segment * 13 + i) % 30_000 for segment, tokens in shared for i in range(tokens)]
     prompt += [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens - len(prompt))]
-    body = {"model": lora or model, "prompt": prompt, "max_tokens": output_tokens, "stream": True, "priority": tier}
+    body = {"model": lora or model, "prompt": prompt, "max_tokens": output_tokens, "priority": tier}
+    body["stream"] = is_streamed
+    if front is not None:
+        headers = {"x-request-id": f"{id}", "authorization": f"Bearer {tenant}"}
+        answer = await front.send("/v1/completions", json.dumps(body).encode(), headers)
+        assert answer.endswith(b"data: [DONE]\n\n") if is_streamed else "usage" in json.loads(answer), answer
+        return
     reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
 
     async def receive() -> Any:
@@ -134,13 +195,15 @@ async def _ask(
         "query_string": b"", "root_path": "", "app": app,
     }  # fmt: skip
     await app(scope, receive, reply.send)
-    assert reply.status == 200 and reply.is_whole, reply.body
+    is_shed = reply.status == 429 and b'"shed"' in reply.body
+    assert (reply.status == 200 or is_shed) and reply.is_whole, reply.body
 
 
 @asynccontextmanager
 async def _served(
-    plan: ServingPlan, told: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False
-) -> AsyncIterator[tuple[Any, Any]]:
+    plan: ServingPlan, told: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False,
+    front: Front | None = None,
+) -> AsyncIterator[tuple[Any, Any]]:  # fmt: skip
     """The gateway's application, and a function that returns the gateway."""
     gateways: list[Gateway] = []
 
@@ -152,19 +215,21 @@ async def _served(
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
-                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes)
-        app = application(made, lambda gateway: None)
+                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes, front)
+        app = application(made, lambda gateway: None, None if front is None else front.beside)
         async with app.router.lifespan_context(app):
             yield app, lambda: gateways[0]
 
 
-async def _day(path: Path) -> tuple[Records, list[Decision]]:
+async def _day(
+    path: Path, front: Front | None = None, unstreamed: Container[int] = ()
+) -> tuple[Records, list[Decision]]:  # fmt: skip
     told: list[Decision] = []
     chosen, plan = serving.load(path)
     ran = scenario.Simulator().records(chosen)
-    async with _served(plan, told, caches_prefixes=ran.prefixes is not None) as (app, gateway):
+    async with _served(plan, told, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
         rows, model = _rows(ran), next(iter(plan.names))
-        await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
+        await asyncio.gather(*(_ask(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows)))
     return gateway().records(), told
 
 
@@ -219,21 +284,28 @@ def streams(
         return runner.run(story())
 
 
-def lived(data: dict[str, Any], folder: Path) -> Records:
-    """The records of a scenario that is lived through."""
+def lived(
+    data: dict[str, Any], folder: Path, front: Front | None = None, unstreamed: Container[int] = ()
+) -> tuple[Records, list[Decision]]:  # fmt: skip
+    """The records and decisions of a scenario that is lived through. `unstreamed`: requests without `stream`."""
     path = folder / "day.yaml"
     path.write_text(yaml.safe_dump(data))
-    with _runner(folder) as runner:
-        return runner.run(_day(path))[0]
+    with _runner(folder, front) as runner:
+        return runner.run(_day(path, front, unstreamed))
 
 
-def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], Records, list[Decision]]:
-    """A scenario lived through, and simulated: records and decisions of each."""
+def simulated(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision]]:
+    """The same of a simulation."""
     path = folder / "day.yaml"
     path.write_text(yaml.safe_dump(data))
-    with _runner(folder) as runner:
-        lived, chosen = runner.run(_day(path))
     foreseen: list[Decision] = []
     decisions = DecisionObserver()
     decisions.listeners.append(foreseen.append)
-    return lived, chosen, scenario.run(scenario.load(path), decisions=decisions).records, foreseen
+    return scenario.run(scenario.load(path), decisions=decisions).records, foreseen
+
+
+def both(
+    data: dict[str, Any], folder: Path, front: Front | None = None
+) -> tuple[Records, list[Decision], Records, list[Decision]]:
+    """A scenario lived through, and simulated: records and decisions of each."""
+    return (*lived(data, folder, front), *simulated(data, folder))

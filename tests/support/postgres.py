@@ -45,12 +45,20 @@ class Server:
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
             self.port = held.getsockname()[1]
-        self.url = f"postgresql://headway@127.0.0.1:{self.port}/postgres"
+        self.url = self._url("postgres")
         self._run("initdb", "-D", f"{folder}/data", "-U", "headway", "-A", "trust", "--no-sync", "-E", "UTF8")
 
     def start(self) -> None:
         options = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         self._run("pg_ctl", "-D", f"{self._folder}/data", "-w", "-l", f"{self._folder}/log", "-o", options, "start")
+
+    def create(self, name: str) -> str:
+        """The address of another database, empty. The server runs."""
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "headway", name)
+        return self._url(name)
+
+    def _url(self, database: str) -> str:
+        return f"postgresql://headway@127.0.0.1:{self.port}/{database}"
 
     def stop(self) -> None:
         self._run("pg_ctl", "-D", f"{self._folder}/data", "-w", "-m", "immediate", "stop")

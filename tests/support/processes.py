@@ -11,8 +11,13 @@ from typing import Any
 
 
 def ports(num: int) -> list[int]:
-    """The first and the last of so many that are free, next to each other."""
-    for first in range(20_000 + os.getpid() % 20_000, 60_000, num):
+    """The first and the last of so many that are free, next to each other.
+
+    Test processes that run side by side have ranges of their own: a port that one has chosen is free until it is used.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    begin = 20_000 + 4_000 * (worker % 3)  # below the ports that the system gives out
+    for first in range(begin + os.getpid() % 2_000, begin + 4_000 - num, num):
         with ExitStack() as held, suppress(OSError):
             for port in range(first, first + num):
                 held.enter_context(socket.create_server(("127.0.0.1", port)))

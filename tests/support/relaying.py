@@ -11,7 +11,8 @@ from headway.core.record import Outcome
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
-from headway.gateway.relay.request import CHAT, ClientRequest, read_request
+from headway.gateway.relay.request import CHAT, ClientRequest
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.settings import Api

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+import forking
 
 MODEL = "qwen3-8b"
 PATIENCE_S = 20.0
@@ -65,10 +67,16 @@ class Process:
     patience_s = PATIENCE_S
 
     def __init__(self, *args: str) -> None:
-        command = [sys.executable, *args]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        self.process = forking.Forked(args) if forking.can_fork(args) else self._started(args)
         self._port: int | None = None
         self._asking = threading.Lock()
+
+    def _started(self, args: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command(args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+
+    @staticmethod
+    def _command(args: Sequence[str]) -> list[str]:
+        return [sys.executable, *args]
 
     @property
     def port(self) -> int:

@@ -24,11 +24,13 @@ from headway.planning.cascade import best_plan as cascade
 from headway.planning.cascade import page as cascade_page
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
+from headway.planning.combos import curve_page
 from headway.planning.combos import page as combos_page
 from headway.planning.combos import plan as combos
+from headway.planning.combos.curve import curve_yaml, plan_curve
 from headway.planning.combos.plan import offer_of, own_gpus
 from headway.planning.combos.problem import Counts, Objective, Offer
-from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
+from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, ServiceScenario
 from headway.planning.fleet import page as fleet_page
 from headway.planning.fleet import plan as fleet
 from headway.planning.fleet.document import of_trace
@@ -128,13 +130,19 @@ def plan_capacity(
 def plan_combos(
     scenario: ScenarioLike, gpus: Gpus, *, rps: float | None = None, objective: Objective = "co",
     gpus_per_server: int | None = None, aggregated_only: bool = False, sizes: int = 2, attainment: float = ATTAINMENT,
-    profile_requests: int = MOST_REQUESTS, routings: Sequence[str] = combos.ROUTINGS, cache: str | Path | None = None,
+    profile_requests: int = MOST_REQUESTS, curve: bool = False, routings: Sequence[str] = combos.ROUTINGS,
+    cache: str | Path | None = None,
 ) -> Plan:  # fmt: skip
     """Which GPUs prefill and which decode, and how many such combos, for one service: `headway plan combos`.
 
-    `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the scenario's arrivals.
-    `routings`: routers that the plan is rehearsed with; of equals, the first is taken.
+    `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the mean of the scenario's
+    arrivals. `curve`: plan for these arrivals as they move; rows are then the sizes that were rehearsed, static and
+    scaled. `routings`: routers that the plan is rehearsed with; of equals, the first is taken.
+
+    Raises HeadwayError for `curve` with `rps`, and where the arrivals have no curve.
     """
+    if curve and rps is not None:
+        raise HeadwayError("curve, rps: expected one of them; a curve is that of the scenario's own arrivals")
     simulator, (document, places, base_dir) = Simulator(), document_of(scenario)
     find = own_gpus([document], places)
     offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in gpus)
@@ -143,6 +151,8 @@ def plan_combos(
         offers=offers, counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(), objective=objective,
         attainment=attainment, per_pair=sizes or None, num_requests=profile_requests, routings=tuple(routings),
     )  # fmt: skip
+    if curve:
+        return _for_curve(service, options, simulator, _folder(cache))
     answer = combos.plan([service], options, simulator, _folder(cache))
     rows = [
         {
@@ -158,6 +168,26 @@ def plan_combos(
     return Plan(
         answer, answer.plan.status != "short", tuple(rows), text, lambda: combos.scenario_yaml(answer, service),
         lambda: combos_page.page(answer.plan, answer.selection, answer.others, answer.rehearsals, _COMMAND),
+    )  # fmt: skip
+
+
+def _for_curve(
+    service: ServiceScenario, options: combos.ComboOptions, simulator: Simulator, folder: Path | None
+) -> Plan:
+    """The cheapest combos for arrivals that move: `headway plan combos --curve`."""
+    answer = plan_curve(service, options, simulator, folder)
+    rows = [
+        {
+            "way": each.way, "k": each.k, "quantile": each.quantile, "planned_rps": each.planned_rps,
+            "fleet": ", ".join(f"{part.count} {part.combo.label}" for part in each.plan.combos),
+            "attainment": each.run.attainment, "usd_per_hour": (each.other or each.run).usd_per_hour,
+            "is_met": each.is_met, "planned": each is answer.chosen,
+        }
+        for each in answer.sizings
+    ]  # fmt: skip
+    return Plan(
+        answer, answer.chosen is not None, tuple(rows), f"{curve_page.headline(answer)}\n",
+        lambda: curve_yaml(answer, service, options), lambda: curve_page.curve_page(answer, _COMMAND),
     )  # fmt: skip
 
 

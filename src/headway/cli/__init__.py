@@ -23,9 +23,11 @@ COMMANDS = {
     "calibrate": "Fit step-time coefficients to your own measurements.",
     "measure": "Time the operators of a model on a local GPU.",
     "validate": "Compare predictions with measured serving.",
+    "arena": "Rank policies over a grid of fleets, workloads and loads.",
     "reproduce": "Reproduce the tables and figures of a paper, and check its claims.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "serve": "Serve a fleet of engines as one OpenAI-compatible endpoint.",
+    "epp": "Choose endpoints for Envoy: an endpoint picker of the Gateway API Inference Extension.",
     "keys": "Change the keys, teams and budgets of a key store, and report what they have spent.",
     "export": "Write a fleet as manifests for Kubernetes.",
     "emulate": "Emulate an engine in real time, without a GPU.",
@@ -57,7 +59,7 @@ class Commands(click.Group):
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    """Print the version, and whether the simulator is compiled (`setup.py`)."""
+    """Print the version, and whether the loops of simulator and gateway are compiled (`setup.py`)."""
     if is_asked and not ctx.resilient_parsing:
         loop = find_spec("headway.sim.kernel")
         is_compiled = loop is not None and str(loop.origin).endswith(tuple(EXTENSION_SUFFIXES))

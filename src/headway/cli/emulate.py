@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,10 +16,12 @@ from headway.catalog import engine, gpu, model
 from headway.cli.output import ABOVE_0, PATH, PORT, POSITIVE
 from headway.core.errors import HeadwayError
 from headway.core.fleet import LoraAdapter, LoraConfig, Parallel, Pool
+from headway.core.policy import Ordering
 from headway.gateway.server import web_server
 from headway.gateway.upstream.dialects import api_of
 from headway.perf import memory
 from headway.perf.lora import slots_bytes
+from headway.policies import resolve
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.tiers import PriorityOrdering
 from headway.sim.timeline import Line
@@ -41,6 +44,20 @@ class _Confidence(click.ParamType[tuple[float, float]]):
         self.fail(f"{value!r}; expected a probability above 0, or two as in 0.5:0.9", param, ctx)
 
 
+class _Throttle(click.ParamType[tuple[float, float]]):
+    """A time and a factor, `60:2`."""
+
+    name = "seconds:factor"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        at_s, _, factor = str(value).partition(":")
+        with suppress(ValueError):
+            found = float(at_s), float(factor)
+            if 0 <= found[0] < inf and 0 < found[1] < inf:
+                return found
+        self.fail(f"{value!r}; expected seconds and a factor, as in 60:2", param, ctx)
+
+
 @click.command()
 @click.option("--scenario", type=PATH, help="A scenario with the pool to emulate, instead of --model.")
 @click.option("--pool", "pool_name", help="Name of the pool in the scenario.")
@@ -52,6 +69,10 @@ class _Confidence(click.ParamType[tuple[float, float]]):
 @click.option("--port", type=PORT, default=8000, show_default=True, help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--speed", type=ABOVE_0, default=1.0, help="2 runs twice as fast as real time.")
+@click.option(
+    "--throttle", type=_Throttle(),
+    help="60:2: from 60 s after the start on, iterations take twice as long, as on a throttled GPU.",
+)  # fmt: skip
 @click.option("--output-tokens", type=POSITIVE, default=128, show_default=True, help="Length of an answer.")
 @click.option(
     "--reasoning-tokens", type=click.IntRange(min=0), default=0, help="Reasoning tokens at the begin of an answer."
@@ -103,14 +124,21 @@ class _Confidence(click.ParamType[tuple[float, float]]):
     help="JSON as vLLM's: publish what the prefix cache stores and removes. Example: "
     '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}',
 )
+@click.option(
+    "--enable-prompt-tokens-details", "--enable-cache-report", "reports_cached_tokens", is_flag=True,
+    help="Answers' usage says how many of the prompt's tokens were in the prefix cache.",
+)  # fmt: skip
+@click.option("--ordering", help="The ordering of the queue, as vLLM with headway.vllm.Scheduler runs it: pascal.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
     scenario: Path | None, pool_name: str | None, model_name: str | None, gpu_name: str | None, tp: int | None,
-    engine_name: str | None, max_num_seqs: int | None, port: int, host: str, speed: float, output_tokens: int,
+    engine_name: str | None, max_num_seqs: int | None, port: int, host: str, speed: float,
+    throttle: tuple[float, float] | None, output_tokens: int,
     reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
     kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
     disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, loras: tuple[str, ...],
-    max_loras: int | None, enable_prefix_caching: bool, kv_events_config: str | None, scheduling_policy: str,
+    max_loras: int | None, enable_prefix_caching: bool, kv_events_config: str | None, reports_cached_tokens: bool,
+    ordering: str | None, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Emulate an engine with vLLM's HTTP API (with --engine sglang: SGLang's), in real time, without a GPU.
 
@@ -131,13 +159,21 @@ def command(
     pool = _with_adapters(pool, loras, max_loras)
     if pool.hosted is None:
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
-    ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
+    orders: Ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
+    choice = None if ordering is None else resolve.ordering(ordering)
+    if choice is not None:
+        if api_of(pool.engine.name) != "vllm":
+            raise HeadwayError(f"--ordering: {pool.engine.name} runs no ordering of Headway's; expected vLLM")
+        orders = choice()
     bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
     listener = web_server.listen(host, port)
     own_host = socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = (own_host, int(listener.getsockname()[1]))
-    config = SurfaceConfig(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, address)
+    config = SurfaceConfig(
+        pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, address,
+        ordering="" if choice is None else resolve.identity(choice), reports_cached_tokens=reports_cached_tokens,
+    )  # fmt: skip
     surface: VllmSurface = VllmSurface()
     if api_of(pool.engine.name) == "sglang":
         mode, half = disaggregation_mode or pool.role, None
@@ -159,12 +195,16 @@ def command(
     elif disaggregation_mode is not None:
         raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
     events = None if kv_events_config is None else _kv_events(kv_events_config)
-    caches_prefixes = enable_prefix_caching or (events is not None and events.enable_kv_cache_events)
+    caches_prefixes = enable_prefix_caching or (
+        events is not None and events.is_on(api_of(pool.engine.name) == "sglang")
+    )
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{web_server.address(listener)}")
     web_server.serve(
         application(
-            lambda: EmulatedEngine(pool, ordering, speed, link, line, caches_prefixes, events), config, surface
+            lambda: EmulatedEngine(pool, orders, speed, link, line, caches_prefixes, events, throttle),
+            config,
+            surface,
         ),
         listener,
         shutdown_s=1,

@@ -56,12 +56,18 @@ def command() -> None:
     "--kv-connector", default="NixlConnector", show_default=True, help="Connector for KV transfers within combos."
 )
 @click.option("--autoscale", is_flag=True, help="Write a HorizontalPodAutoscaler for pools with max_replicas.")
+@click.option(
+    "--inference-pool",
+    is_flag=True,
+    help="Write an InferencePool for each pool, and headway epp in place of the gateway.",
+)
 def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connector: str, **flags: Any) -> None:
     """Write manifests of vLLM or SGLang and of the gateway for a FLEET: a plan, a fleet file or a scenario.
 
     Each pool, and each role of a combo, becomes a workload and a Service. The gateway gets its fleet file as a
     ConfigMap. The pods of a StatefulSet are listed as its endpoints; it looks up those of a Deployment in the cluster,
-    and sets their number if `policies` has `scaling`. Apply them with `kubectl apply -k DIR`.
+    and sets their number if `policies` has `scaling`. With --inference-pool, a gateway of the Gateway API serves the
+    pools, and headway epp picks their endpoints. Apply them with `kubectl apply -k DIR`.
     """
     data, places = read(fleet)
     data.setdefault("workload", NO_WORKLOAD)

@@ -8,16 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, POSITIVE
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Gpu
-from headway.planning.combos.plan import offer_of
-from headway.planning.combos.problem import Offer
 from headway.policies import resolve
-from headway.scenario.presets import builtin
+from headway.scenario.presets import BUILTINS, builtin
 
 F = TypeVar("F", bound=Callable[..., Any])
 Changes = dict[Key, tuple[str, Any]]
@@ -47,7 +43,7 @@ synthetic_options = together((
 ))  # fmt: skip
 
 trace_options = together((
-    click.option("--trace", type=PATH, help="A file: Azure, Mooncake, BurstGPT, Parquet or CSV."),
+    click.option("--trace", type=PATH, help="A file: Azure, Mooncake, Bailian, BurstGPT, Parquet or CSV."),
     click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace."),
     click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate."),
     click.option("--concurrency", type=POSITIVE, help="A closed loop of this many clients."),
@@ -89,7 +85,7 @@ fleet_options = together((
 
 scenario_options = together((
     click.argument("scenario", type=PATH, required=False),
-    click.option("--builtin", "preset", help="A built-in scenario instead of a file: chat."),
+    click.option("--builtin", "preset", help=f"A built-in scenario instead of a file: {', '.join(BUILTINS)}."),
     trace_options, synthetic_options, fleet_options, policy_options, run_options,
 ))  # fmt: skip
 
@@ -247,13 +243,3 @@ def whole(text: str, name: str) -> int:
     if value < 1:
         raise HeadwayError(f"{name}: {text!r}; expected whole numbers of 1 or more, separated by commas")
     return value
-
-
-def gpu_offer(
-    text: str, per_server: int | None, find: Callable[[str], Gpu] = catalog.gpu, option: str = "--gpus"
-) -> Offer:
-    """Parse `type`, `type:count`, `type:count:price` or `type:count:price:interruptions`."""
-    try:
-        return offer_of(text, per_server, find)
-    except HeadwayError as error:
-        raise HeadwayError(f"{option}: {error}") from None

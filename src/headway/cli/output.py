@@ -12,7 +12,6 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 PIPE_WIDTH = 200
@@ -75,6 +74,8 @@ def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | Non
     if not wanted or not sys.stderr.isatty():
         yield None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (TextColumn(label), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
     bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
     with bar:
@@ -88,6 +89,8 @@ def counting(doing: str, wanted: bool) -> Iterator[Callable[[int, int], None] | 
     if not wanted or not sys.stderr.isatty():
         yield None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     words = TextColumn(f"{doing} {{task.completed:.0f}} of about {{task.total:.0f}}")
     columns = (words, BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

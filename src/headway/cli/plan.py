@@ -28,6 +28,7 @@ from headway.cli.plan_combos import combos
 from headway.cli.plan_fleet import fleet
 from headway.cli.plan_goodput import goodput
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
+from headway.cli.plan_scaling import scaling
 from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
 from headway.config.scenario import read
@@ -56,6 +57,7 @@ command.add_command(combos)
 command.add_command(goodput)
 command.add_command(cascade)
 command.add_command(fleet)
+command.add_command(scaling)
 
 
 @command.command()

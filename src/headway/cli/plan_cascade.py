@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, gpu_offer, scenario_file, with_gpus
+from headway.cli.flags import gpu_file_option, scenario_file, with_gpus
 from headway.cli.output import print_json, print_table
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write, write_html
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, gpu_offer, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu

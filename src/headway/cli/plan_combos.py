@@ -8,10 +8,19 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, gpu_offer, listed_routers, with_gpus
+from headway.cli.flags import gpu_file_option, listed_routers, with_gpus
 from headway.cli.output import print_json, print_table
 from headway.cli.plan_curve import plan_for_curve
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
+from headway.cli.plan_output import (
+    INFEASIBLE,
+    PlanOutput,
+    command_line,
+    gpu_offer,
+    jobs_option,
+    plan_options,
+    write,
+    write_html,
+)
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError

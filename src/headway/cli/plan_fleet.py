@@ -11,9 +11,18 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, gpu_offer, listed, listed_routers, whole, with_gpus
+from headway.cli.flags import gpu_file_option, listed, listed_routers, whole, with_gpus
 from headway.cli.output import ABOVE_0, POSITIVE, console, print_json
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
+from headway.cli.plan_output import (
+    INFEASIBLE,
+    PlanOutput,
+    command_line,
+    gpu_offer,
+    jobs_option,
+    plan_options,
+    write,
+    write_html,
+)
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -45,7 +54,7 @@ SCENARIOS = (".yaml", ".yml")
 @click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
 @click.option("--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to compare.")
 @click.option("--no-split", is_flag=True, help="No separate prefill and decode replicas.")
-@click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 if a run takes over 2 s.")
+@click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 of over 20,000 requests.")
 @gpu_file_option
 @jobs_option
 @plan_options

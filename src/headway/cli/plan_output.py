@@ -1,4 +1,4 @@
-"""Options of all `headway plan` commands for their output and their cache, and what the options do."""
+"""Options that `headway plan` commands share: their GPUs, output and cache; and what the options do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
+from headway import catalog
 from headway.cli.flags import together
 from headway.cli.output import POSITIVE, counting, user_cache
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu
+from headway.planning.combos.plan import offer_of
+from headway.planning.combos.problem import Offer
 from headway.report.page import write_page
 from headway.scenario.processes import available_cores, processes
 from headway.workload.atomic_file import write_text
@@ -71,3 +76,13 @@ def write_html(path: Path, page: str) -> None:
 
 def command_line() -> str:
     return shlex.join(["headway", *sys.argv[1:]])
+
+
+def gpu_offer(
+    text: str, per_server: int | None, find: Callable[[str], Gpu] = catalog.gpu, option: str = "--gpus"
+) -> Offer:
+    """Parse `type`, `type:count`, `type:count:price` or `type:count:price:interruptions`."""
+    try:
+        return offer_of(text, per_server, find)
+    except HeadwayError as error:
+        raise HeadwayError(f"{option}: {error}") from None

@@ -16,14 +16,14 @@ from headway.catalog.coefficients import PoolCalibration
 from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
 from headway.cli.output import PATH, console, no_progress_option, print_json
 from headway.config import strict_yaml
+from headway.config.policy_preset import explained
 from headway.config.scenario import Scenario, read, variants
+from headway.config.scenario import variant as variant_of
 from headway.core.errors import HeadwayError
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
-from headway.report import html, trace
 from headway.report.run import Run
 from headway.report.table import COLUMNS, render
-from headway.scenario.oracle_plan import best_timetable
 from headway.scenario.run import assemble, provenance
 from headway.workload.atomic_file import write_text
 
@@ -41,8 +41,23 @@ clairvoyant_option = click.option(
 trace_option = click.option("--trace-out", type=PATH, help="Write a trace for Perfetto or Chrome.")
 
 
-def choose(name: str, scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> Scenario:
-    """The scenario of a file or of options alone; options override the file. `name` is used without a file."""
+def choose(
+    name: str, scenario: Path | None, preset: str | None, flags: dict[str, Any], variant: str | None = None
+) -> Scenario:
+    """The scenario of a file or of options alone; options override the file. `name` is used without a file.
+
+    Says on stderr what the preset of policies does with its fleet: of variants, for the first that has it.
+    """
+    chosen = _chosen(name, scenario, preset, flags)
+    if variant is not None:
+        chosen = variant_of(chosen, variant)
+    said = (explained(each.spec.policies, each.fleet) for each in variants(chosen))
+    for line in next(filter(None, said), ()):
+        click.echo(line, err=True)
+    return chosen
+
+
+def _chosen(name: str, scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> Scenario:
     file = scenario_file(scenario, preset)
     if file is not None:
         data, places = read(file)
@@ -148,6 +163,8 @@ def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
     """The runs, each with the GPU hours of the best timetable found for their common trace."""
     if scenario.fleet.combos or all(run.summary.gpu_hours_bound is None for run in runs):
         raise HeadwayError("--clairvoyant: needs a scaler, and a fleet of pools")
+    from headway.scenario.oracle_plan import best_timetable
+
     timetable = best_timetable(scenario)
     hours = None if timetable is None else timetable.gpu_hours
     return [replace(run, summary=structs.replace(run.summary, gpu_hours_clairvoyant=hours)) for run in runs]
@@ -159,8 +176,12 @@ def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: S
     if outputs.out is not None:
         _write_folder(runs, scenario, outputs.out, seeded)
     if outputs.html is not None:
+        from headway.report import html
+
         html.write(runs, provenance(scenario, command), _with_folder(outputs.html), seeded)
     if outputs.trace_out is not None:
+        from headway.report import trace
+
         trace.write(runs[0], provenance(scenario, command), _with_folder(outputs.trace_out))
     if outputs.as_json:
         print_json(results(runs, scenario, seeded))

@@ -19,7 +19,6 @@ from headway.cli.runs import (
     with_clairvoyant,
 )
 from headway.config.scenario import Scenario
-from headway.config.scenario import variant as variant_of
 from headway.control.decisions import DecisionObserver
 from headway.records.json_lines import JsonLinesFile
 from headway.report.run import Run
@@ -48,9 +47,7 @@ def command(
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
     """
     outputs = Outputs.taken_from(flags)
-    chosen = choose("simulate", scenario, preset, flags)
-    if variant is not None:
-        chosen = variant_of(chosen, variant)
+    chosen = choose("simulate", scenario, preset, flags, variant)
     with progress("simulating", wanted=not outputs.no_progress) as report:
         if decisions is None:
             result = run(chosen, report, with_bound=True, jobs=jobs)

@@ -14,7 +14,7 @@ from headway.core.fleet import Fleet, Pool
 
 _HOSTED_KEYS = (
     "model", "name", "region", "replicas", "endpoints", "api", "api_key", "served_name", "hosted", "fallback",
-    "usd_per_million_input_tokens", "usd_per_million_output_tokens",
+    "usd_per_million_input_tokens", "usd_per_million_output_tokens", "usd_per_million_cached_tokens",
 )  # fmt: skip
 """Keys of a pool that mean something to a service of others."""
 

@@ -19,7 +19,7 @@ from headway.config.own_hardware import OwnHardware, own_hardware
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
 from headway.config.speculative import with_speculation
 from headway.config.strict_yaml import Key, Places
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Gpu, Model, Parallel, Pool, Role, Sampling
 from headway.perf import memory
 from headway.perf.lora import slots_bytes
@@ -35,7 +35,8 @@ _PROXIED_CONTEXT_TOKENS = 1 << 24
 
 LEAST_SETTINGS = {
     "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0,
-    "host_memory_bytes": 0, "kv_offload_bytes": 0, "schedule_lag": 0, "watermark": 0,
+    "host_memory_bytes": 0, "kv_offload_bytes": 0, "kv_keep_s": 0, "kv_keep_share": 0, "schedule_lag": 0,
+    "watermark": 0,
 }  # fmt: skip
 """Least values of an engine's settings."""
 
@@ -67,9 +68,21 @@ def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     if not pools and not combos:
         raise places.error((), "no replicas; expected `fleet`, `combos`, or both")
     limits = tuple((limit.region, own.gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
-    fleet = _with_distinct_names(Fleet(pools, combos, spec.network, spec.provisioning, limits))
+    fleet = _with_distinct_names(Fleet(pools, combos, spec.network, spec.provisioning, limits, spec.kv_store))
+    _check_kv_store(fleet, places)
     _check(fleet, places)
     return with_fallbacks(fleet, spec, places)
+
+
+def _check_kv_store(fleet: Fleet, places: Places) -> None:
+    """HeadwayError if a pool that is to use the store does not exist, or has no prefix cache."""
+    named = fleet.kv_store.pools if fleet.kv_store is not None else ()
+    pools = {pool.name: pool for pool in fleet.all_pools}
+    for i, name in enumerate(named):
+        if name not in pools:
+            raise unknown("pool", name, pools, places.where(("kv_store", "pools", i)))
+        if not pools[name].engine.prefix_caching or pools[name].hosted is not None:
+            raise places.error(("kv_store", "pools", i), f"{name} has no prefix cache; set prefix_caching: true")
 
 
 def _sampling(spec: Spec) -> Sampling | None:
@@ -187,6 +200,7 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
         hosted=spec.hosted,
         usd_per_million_input_tokens=spec.usd_per_million_input_tokens,
         usd_per_million_output_tokens=spec.usd_per_million_output_tokens,
+        usd_per_million_cached_tokens=spec.usd_per_million_cached_tokens,
         fallback=spec.fallback,
     )
     if spec.hosted is not None:
@@ -239,13 +253,14 @@ def _proxied_gpu(spec: PoolSpec) -> Gpu:
 def _hosted_engine(spec: PoolSpec) -> Engine:
     """An engine that computes each prompt and a token of each request in one step."""
     assert spec.hosted is not None
-    step_s = 1 / (spec.hosted.tokens_per_s or 1.0)
-    return Engine(
+    step_s, block = 1 / (spec.hosted.tokens_per_s or 1.0), spec.hosted.prompt_cache_block_tokens
+    engine = Engine(
         name=DEFAULT_ENGINE,
         max_num_seqs=spec.hosted.max_concurrent or _HOSTED_CONCURRENT,
         max_num_batched_tokens=_PROXIED_CONTEXT_TOKENS,
         request_overhead_s=max((spec.hosted.ttft_s or 0.0) - step_s, 0.0),
     )
+    return engine if block is None else replace(engine, prefix_caching=True, block_size_tokens=block)
 
 
 def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Model:
@@ -305,6 +320,11 @@ def _engine(
         raise places.error(at, f"{changed.max_num_batched_tokens}; expected {expected}")
     if changed.kv_offload_bytes and not changed.prefix_caching:
         raise places.error((*key, "kv_offload_bytes"), "host memory extends the prefix cache; set prefix_caching: true")
+    keep_s, keep_share = changed.kv_keep
+    if keep_s and not changed.prefix_caching:
+        raise places.error((*key, "kv_keep_s"), "keeps blocks of the prefix cache; set prefix_caching: true")
+    if keep_share > 1:
+        raise places.error((*key, "kv_keep_share"), f"{keep_share}; expected a share, 0 to 1")
     if changed.schedule_lag > 1:
         raise places.error((*key, "schedule_lag"), f"{changed.schedule_lag}; expected 0 or 1")
     for field_name in changes:

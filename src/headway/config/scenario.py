@@ -10,12 +10,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import UNSET
+from msgspec.structs import fields, replace
 
 from headway.catalog.coefficients import Coefficients, PoolCalibration
 from headway.config import strict_yaml
 from headway.config.fleet import coefficients_of, fleet_of
 from headway.config.placeholders import has_placeholder
+from headway.config.policy_preset import expanded
 from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import unknown
@@ -84,7 +86,9 @@ def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, change
     """The scenario of a document, some values changed. HeadwayError where keys, values or the fleet are invalid."""
     changed, places = strict_yaml.change(document, places, changes or {})
     spec = strict_yaml.convert(_without_secrets(changed), Spec, places)
-    scenario = Scenario(spec, fleet_of(spec, base_dir, places), changed, base_dir, places)
+    fleet = fleet_of(spec, base_dir, places)
+    spec = replace(spec, policies=expanded(spec.policies, fleet, changed.get("policies") or {}))
+    scenario = Scenario(spec, fleet, changed, base_dir, places)
     _check_values(scenario)
     _check_faults(scenario)
     _check_role_changes(scenario)
@@ -159,9 +163,20 @@ def listed(spec: PolicySpec | list[PolicySpec]) -> list[PolicySpec]:
     return spec if isinstance(spec, list) else [spec]
 
 
+_NONE_MEANS_NONE = {field.name for field in fields(Variant) if field.default is UNSET}
+"""Keys of a variant whose null switches a policy off. Others are then as in `policies`."""
+
+
 def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
-    changes = {key: value for key in variant.__struct_fields__[1:] if (value := getattr(variant, key)) is not None}
-    chosen = with_policies(scenario, replace(scenario.spec.policies, **changes))
+    given = {key: getattr(variant, key) for key in variant.__struct_fields__[1:]}
+    changes = {
+        key: value for key, value in given.items()
+        if value is not UNSET and (value is not None or key in _NONE_MEANS_NONE)
+    }  # fmt: skip
+    policies = replace(scenario.spec.policies, **changes)
+    if variant.preset is not None:
+        policies = expanded(policies, scenario.fleet, {*(scenario.document.get("policies") or {}), *changes})
+    chosen = with_policies(scenario, policies)
     return dataclasses.replace(chosen, spec=replace(chosen.spec, variants=(variant,)))
 
 
@@ -185,6 +200,8 @@ def _check_faults(scenario: Scenario) -> None:
             raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {num_replicas - 1}")
         if fault.streams is not None and fault.streams < 1:
             raise places.error(("faults", i, "streams"), f"{fault.streams}; expected 1 or more")
+        if fault.slowdown is not None and (fault.slowdown <= 0 or fault.streams is not None):
+            raise places.error(("faults", i, "slowdown"), f"{fault.slowdown}; expected more than 0, without streams")
         if fault.at_s < 0 or (fault.down_s is not None and fault.down_s <= 0):
             raise places.error(("faults", i), "expected at_s of 0 or more, and down_s above 0")
 

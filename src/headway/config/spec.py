@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from headway.control.observe import Scrape
 from headway.control.policies import FallbackConfig, OrderingAt
-from headway.core.fleet import DraftMethod, Fault, Handover, Hosted, LoraConfig, Network, Provisioning, RoleChange
+from headway.core.fleet import (
+    DraftMethod,
+    Fault,
+    Handover,
+    Hosted,
+    KvStoreConfig,
+    LoraConfig,
+    Network,
+    Provisioning,
+    RoleChange,
+)
 from headway.core.pacer import Pacer
-from headway.gateway.fleet.specs import Kubernetes, Processes
+from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes
 from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.settings import Api, Judge, Settings
 from headway.metrics.latency import DefaultSlo
@@ -105,6 +115,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway serve`: what a key is charged for the tokens of its prompts. Of a `hosted` pool, also its cost."""
     usd_per_million_output_tokens: Annotated[float, Meta(ge=0)] = 0.0
     """The same for the tokens of answers."""
+    usd_per_million_cached_tokens: Annotated[float, Meta(ge=0)] | None = None
+    """The same for tokens of prompts that were in a prefix cache, by the engine's own count
+    (`usage.prompt_tokens_details.cached_tokens`). Without it: as for other tokens of prompts."""
     kv_capacity_tokens: Count | None = None
     """Limit of the KV cache of a replica, for experiments under memory pressure."""
     mean_sequence_tokens: Positive | None = None
@@ -123,6 +136,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     the node's disk cache and to start the engine."""
     endpoints: tuple[str, ...] = ()
     """For `headway serve`: the address of each replica, `http://host:port`. Sets the number of replicas."""
+    endpoints_file: str = ""
+    """In place of `endpoints`: a file that lists them, and is read again when it changes: a list of addresses in YAML
+    or JSON, or the target groups of Prometheus. Simulations have `replicas` of them."""
     api_key: str = ""
     """For `headway serve`: the key that the endpoints ask for, in place of the client's. `${NAME}` stands for a
     variable of the environment, `${file:PATH}` for the text of a file."""
@@ -135,6 +151,8 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """In place of `endpoints`: `headway serve` starts and stops the replicas as local processes."""
     kubernetes: Kubernetes | None = None
     """In place of `endpoints`: the replicas are pods, whose number `headway serve` sets in a cluster."""
+    inference_pool: InferencePool | None = None
+    """In place of `endpoints`: the replicas are the pods of an InferencePool, whose number others set."""
     hf_id: str = ""
     """For `headway export`: what engines load, a Hugging Face repository or a path in the image. Without it: the name
     in `model` if that is a repository's, else the catalog's."""
@@ -200,9 +218,15 @@ class GpuLimit(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The region of the GPUs."""
 
 
+PolicyPreset = Literal["headway"]
+
+
 class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The policies. Each is a name, or `name:` and arguments, or `module:Class` of your own."""
 
+    preset: PolicyPreset | None = None
+    """`headway`: Headway's own set, the same for every fleet, as far as its engines and limits allow (docs/headway.md).
+    Keys set beside it replace its parts; `migration`, `admission` or `scaling` of null leaves that part out."""
     routing: PolicySpec | list[PolicySpec] = "least-loaded"
     """Chooses the replica of a request. A list is for `headway compare`."""
     ordering: PolicySpec | list[PolicySpec] = "fcfs"
@@ -223,8 +247,16 @@ class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """When the pools that `fleet` names as fallbacks answer."""
     preempt_every_s: Positive | None = None
     """Time between two looks at whether requests that run rank behind requests that the gateway holds. Such a request
-    is paused: it is held, and continues from its tokens, whose KV cache is computed anew. Without one: what was sent
-    stays. Goes with `ordering_at: gateway`."""
+    is paused: it is held, and continues from its tokens, whose KV cache is computed anew. With orderings that share
+    service (`fair`, `vtc`, `drr`), requests of tenants that have their share are paused before a KV cache is full.
+    Without one: what was sent stays. Goes with `ordering_at: gateway`."""
+    max_hold_s: Positive | None = None
+    """Longest time for which a request waits in the hold queue before it is first sent to a replica. Then a fallback of
+    its model answers, or it is rejected: at a gateway with 503 and `Retry-After`. Without one: any time."""
+    shed_ttft_share: Positive | None = None
+    """A request is shed when the time expected until its first token is more than this share of its TTFT SLO: then a
+    fallback of its model answers, or it is rejected: at a gateway with 429 and `Retry-After`. 1: when it is expected to
+    miss its SLO. Without one: none is shed."""
 
 
 class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -290,24 +322,30 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     name: str
     """The variant's name in tables."""
+    preset: PolicyPreset | None = None
+    """As in `policies`."""
     routing: PolicySpec | None = None
     """As in `policies`."""
     ordering: PolicySpec | None = None
     """As in `policies`."""
-    migration: PolicySpec | None = None
-    """As in `policies`."""
-    admission: PolicySpec | None = None
-    """As in `policies`."""
-    scaling: PolicySpec | None = None
-    """As in `policies`."""
+    migration: PolicySpec | UnsetType | None = UNSET
+    """As in `policies`. null: none."""
+    admission: PolicySpec | UnsetType | None = UNSET
+    """As in `policies`. null: none."""
+    scaling: PolicySpec | UnsetType | None = UNSET
+    """As in `policies`. null: none."""
     ordering_at: OrderingAt | None = None
     """As in `policies`."""
-    window: Count | None = None
-    """As in `policies`."""
+    window: Count | UnsetType | None = UNSET
+    """As in `policies`. null: none."""
     fallback: FallbackConfig | None = None
     """As in `policies`. `{when: []}`: no fallback answers."""
-    preempt_every_s: Positive | None = None
-    """As in `policies`."""
+    preempt_every_s: Positive | UnsetType | None = UNSET
+    """As in `policies`. null: none."""
+    max_hold_s: Positive | UnsetType | None = UNSET
+    """As in `policies`. null: none."""
+    shed_ttft_share: Positive | UnsetType | None = UNSET
+    """As in `policies`. null: none."""
 
 
 class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -343,6 +381,8 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     policies: PolicySpecs = field(default_factory=PolicySpecs)
     network: Network = field(default_factory=Network)
     """Latency and bandwidth between regions."""
+    kv_store: KvStoreConfig | None = None
+    """A store of KV that replicas share. Without it: each has its own prefix cache only."""
     provisioning: Provisioning | None = None
     """How replicas that scaling asks for are provided. Without it: each is new, and takes `start_s`."""
     gpu_limits: tuple[GpuLimit, ...] = ()
@@ -355,7 +395,8 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The pace at which clients read streamed answers. QoE is computed from it, and views show the replicas that fall
     behind it."""
     slo: DefaultSlo = field(default_factory=DefaultSlo)
-    """SLOs in metrics of requests without their own. Policies see only the SLOs of `workload`."""
+    """SLOs of requests without their own, for metrics and for policies. To policies, a request with a deadline has
+    that alone."""
     faults: tuple[Fault, ...] = ()
     """Crashes of replicas, and broken hand-overs."""
     roles: tuple[RoleChange, ...] = ()

@@ -8,9 +8,11 @@ block hashes. Simulator and gateway use the same index.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import inf
+from typing import Protocol, cast
 
+from headway.control.live import Live
 from headway.core.request import Segment
 from headway.core.view import RequestView
 
@@ -18,6 +20,8 @@ Span = tuple[int, int, int]
 """A segment's id, its first block and its end block in a prompt."""
 Change = tuple[int, int, int]
 """A segment's id, and its leading blocks on the GPU and in slower memory; 0 = it was evicted."""
+BlockChange = tuple[bool, bool, list[int]]
+"""Whether it is about the GPU, or slower memory; whether these segments of one block each are held there now."""
 
 
 def spans(prefix: tuple[Segment, ...], block_size_tokens: int) -> Iterator[Span]:
@@ -32,6 +36,20 @@ def spans(prefix: tuple[Segment, ...], block_size_tokens: int) -> Iterator[Span]
         if high > low:
             yield segment.id, low, high
         start = end
+
+
+def leading_blocks(prompt: Iterable[Span], start: int, blocks_of: Callable[[int], int]) -> int:
+    """Number of leading blocks of a prompt without a gap: the first `start`, then as many of each segment as stored."""
+    reach = start
+    for segment, low, high in prompt:
+        if high <= reach:
+            continue
+        if low > reach:
+            break
+        reach = max(reach, low + blocks_of(segment))
+        if reach < high:
+            break
+    return reach
 
 
 class SegmentBlocks:
@@ -58,16 +76,7 @@ class SegmentBlocks:
 
     def reach(self, prompt: Iterable[Span], start: int) -> int:
         """Number of leading blocks of a prompt without a gap, if the first `start` are stored elsewhere."""
-        reach = start
-        for segment, low, high in prompt:
-            if high <= reach:
-                continue
-            if low > reach:
-                break
-            reach = max(reach, low + self._blocks.get(segment, 0))
-            if reach < high:
-                break
-        return reach
+        return leading_blocks(prompt, start, self.blocks)
 
     def store(self, segment: int, blocks: int) -> None:
         """Store this many leading blocks of a segment, or mark the segment as used again."""
@@ -81,19 +90,23 @@ class SegmentBlocks:
 
     def hold(self, held: dict[int, int]) -> None:
         """Have exactly these leading blocks of these segments, which count as used now unless they are fewer."""
-        blocks = self._blocks
+        blocks, changed, used = self._blocks, self.changed, self._used
+        known = blocks.keys() & held.keys()
         # Evictions first: what comes in their place fits only then.
-        for segment, num in held.items():
-            if num < blocks.get(segment, 0):
-                self.discard(segment)
+        for segment in known:
+            if held[segment] < blocks[segment]:
+                used -= blocks.pop(segment)
+                if changed is not None:
+                    changed.add(segment)
         for segment, num in held.items():
             if num:
-                stored = blocks.pop(segment, 0)
+                stored = blocks.pop(segment, 0) if segment in known else 0
                 blocks[segment] = num
-                self._used += num - stored
-                if self.changed is not None and num > stored:
-                    self.changed.add(segment)
-        if self._used > self._capacity_blocks:
+                used += num - stored
+                if changed is not None and num > stored:
+                    changed.add(segment)
+        self._used = used
+        if used > self._capacity_blocks:
             self._evict()
 
     def _evict(self) -> None:
@@ -113,6 +126,27 @@ class SegmentBlocks:
         if self.changed is not None:
             self.changed.add(segment)
 
+    def hold_blocks(self, segments: Sequence[int]) -> None:
+        """Have these segments of one block each; `trim` afterwards."""
+        self._blocks.update(dict.fromkeys(segments, 1))
+        self._used = len(self._blocks)
+        if self.changed is not None:
+            self.changed.update(segments)
+
+    def discard_all(self, segments: Collection[int]) -> None:
+        """Forget all of these segments that are stored."""
+        blocks, used = self._blocks, self._used
+        for segment in segments:
+            used -= blocks.pop(segment, 0)
+        self._used = used
+        if self.changed is not None:
+            self.changed.update(segments)
+
+    def trim(self) -> None:
+        """Evict what is beyond the capacity."""
+        if self._used > self._capacity_blocks:
+            self._evict()
+
     def clear(self) -> None:
         """Forget all segments."""
         if self.changed is not None:
@@ -121,32 +155,66 @@ class SegmentBlocks:
         self._used = 0
 
 
+class PlacedPrompt(Protocol):
+    """What an index reads of a request that is placed."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def prefix(self) -> tuple[Segment, ...]: ...
+
+
 class CacheIndex:
     """What one replica holds of any prompt, on its GPU and in slower memory that it can load from.
 
     With `guesses`, there are no events: the index assumes that the replica keeps the prompts that were placed there,
-    and evicts the least recently used when its GPU's blocks are full. Otherwise it holds what `apply` says.
+    and evicts the least recently used when its GPU's blocks are full. Otherwise it holds what `apply` says and, with
+    `adds_placed`, of each prompt that was placed what no event has mentioned since: events come late, and placements
+    are known at once.
     """
 
-    __slots__ = ("_block", "gpu", "guesses", "slower")
+    __slots__ = ("_block", "_placed", "adds_placed", "gpu", "guesses", "slower")
 
-    def __init__(self, block_size_tokens: int, gpu_blocks: int, guesses: bool, slower_blocks: float = inf) -> None:
+    def __init__(
+        self, block_size_tokens: int, gpu_blocks: int, guesses: bool, slower_blocks: float = inf,
+        adds_placed: bool = False,
+    ) -> None:  # fmt: skip
         self._block = block_size_tokens
-        self.guesses = guesses
+        self.guesses, self.adds_placed = guesses, adds_placed
         self.gpu = SegmentBlocks(gpu_blocks)
         self.slower = SegmentBlocks(slower_blocks)
+        self._placed = SegmentBlocks(gpu_blocks)
+        """What was placed, and is not known by events yet."""
+
+    def _reach(self, request: RequestView) -> int:
+        """Leading blocks of the prompt on the GPU: `leading_blocks`, in one pass over both sources."""
+        on_gpu, placed = self.gpu.blocks, self._placed
+        has_placed, reach = len(placed) > 0, 0
+        for segment, low, high in spans(request.prefix, self._block):
+            if high <= reach:
+                continue
+            if low > reach:
+                break
+            stored = on_gpu(segment)
+            if has_placed and stored < high - low:
+                stored = max(stored, placed.blocks(segment))
+            reach = max(reach, low + stored)
+            if reach < high:
+                break
+        return reach
 
     def cached_tokens(self, request: RequestView) -> int:
         """See `ReplicaView.cached_tokens`."""
-        block = self._block
-        return min(self.gpu.reach(spans(request.prefix, block), 0), self._most(request)) * block
+        return min(self._reach(request), self._most(request)) * self._block
 
     def loadable_tokens(self, request: RequestView) -> int:
         """See `ReplicaView.loadable_tokens`."""
         if not len(self.slower):
             return 0
         block = self._block
-        cached = min(self.gpu.reach(spans(request.prefix, block), 0), self._most(request))
+        cached = min(self._reach(request), self._most(request))
         return (
             max(0, min(self.slower.reach(spans(request.prefix, block), cached), self._most(request)) - cached) * block
         )
@@ -155,9 +223,17 @@ class CacheIndex:
         """Full blocks before the last token, which is always computed."""
         return (request.prompt_tokens + request.generated_tokens - 1) // self._block
 
-    def placed(self, request: RequestView) -> None:
-        """Assume, if the index guesses, that the replica keeps the prompt of a request that is placed there."""
+    def placed(self, request: PlacedPrompt) -> None:
+        """Assume that the replica keeps the prompt of a request that is placed there.
+
+        Without events, until other prompts take its place; else, with `adds_placed`, until an event mentions it.
+        """
         if not self.guesses:
+            if not self.adds_placed:
+                return
+            for segment, low, high in spans(request.prefix, self._block):
+                if self.gpu.blocks(segment) < high - low:
+                    self._placed.store(segment, high - low)
             return
         prompt = list(spans(request.prefix, self._block))
         rest = -(-request.prompt_tokens // self._block) - (prompt[-1][2] if prompt else 0)
@@ -169,10 +245,86 @@ class CacheIndex:
     def apply(self, changes: Sequence[Change]) -> None:
         """Make changes that the engine reports, in order. They state what is held, so that one may come twice."""
         self.gpu.hold({segment: blocks for segment, blocks, _ in changes})
+        if len(self._placed):
+            self._placed.discard_all([segment for segment, _, _ in changes])
         if len(self.slower) or any([slower for _, _, slower in changes]):
             self.slower.hold({segment: slower for segment, _, slower in changes})
 
+    def apply_blocks(self, changes: Sequence[BlockChange]) -> None:
+        """`apply` for an index whose segments are all of one block."""
+        has_placed = len(self._placed) > 0
+        for is_on_gpu, is_held, segments in changes:
+            memory = self.gpu if is_on_gpu else self.slower
+            if is_held:
+                memory.hold_blocks(segments)
+            else:
+                memory.discard_all(segments)
+            if has_placed:
+                self._placed.discard_all(segments)
+        self.gpu.trim()
+        self.slower.trim()
+
+    def forget_placed(self) -> None:
+        """What was placed is lost, as far as no event has told of it."""
+        self._placed.clear()
+
+    def resize(self, block_size_tokens: int) -> None:
+        """Count in blocks of another size, and forget all."""
+        self._block = block_size_tokens
+        self.clear()
+
     def clear(self) -> None:
         """The replica holds nothing: it has restarted."""
+        self.forget_placed()
         self.gpu.clear()
         self.slower.clear()
+
+
+class SchedulersIndex(CacheIndex):
+    """What each of several schedulers knows of one replica: placements of its own at once, those of others as told."""
+
+    __slots__ = ("_of", "_placed_by")
+
+    def __init__(self, indexes: Sequence[CacheIndex]) -> None:
+        """`indexes`: by scheduler, all alike."""
+        first = indexes[0]
+        super().__init__(first._block, 0, first.guesses, adds_placed=first.adds_placed)
+        self._of = list(indexes)
+        self._placed_by: list[list[RequestView]] = [[] for _ in indexes]
+
+    def _own(self, request: RequestView) -> CacheIndex:
+        return self._of[cast(Live, request).scheduler]
+
+    def cached_tokens(self, request: RequestView) -> int:
+        return self._own(request).cached_tokens(request)
+
+    def loadable_tokens(self, request: RequestView) -> int:
+        return self._own(request).loadable_tokens(request)
+
+    def placed(self, request: PlacedPrompt) -> None:
+        scheduler = cast(Live, request).scheduler
+        self._of[scheduler].placed(request)
+        self._placed_by[scheduler].append(cast(RequestView, request))
+
+    def take_placed(self, scheduler: int) -> list[RequestView]:
+        """What a scheduler has placed since the last call."""
+        taken = self._placed_by[scheduler]
+        self._placed_by[scheduler] = []
+        return taken
+
+    def told(self, scheduler: int, placed: Sequence[RequestView]) -> None:
+        """A scheduler has heard what another one has placed."""
+        for request in placed:
+            self._of[scheduler].placed(request)
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        for index in self._of:
+            index.apply(changes)
+
+    def forget_placed(self) -> None:
+        for index in self._of:
+            index.forget_placed()
+
+    def clear(self) -> None:
+        for index in self._of:
+            index.clear()

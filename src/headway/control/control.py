@@ -18,6 +18,7 @@ from headway.control.cascade_stages import CascadeStages
 from headway.control.decisions import DecisionObserver
 from headway.control.effects import Effects
 from headway.control.fallback import Fallback, FellBack
+from headway.control.kv_pressure import KvPressure
 from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.observe import MutableFleetView
@@ -27,6 +28,7 @@ from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.sent_prompts import SentPrompts
 from headway.control.service import Member, Service
+from headway.control.shedding import Shedding
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fallbacks, Role
 from headway.core.policy import Ordering
@@ -35,7 +37,7 @@ from headway.core.request import Phase
 from headway.policies.ordering.fcfs import FcfsOrdering
 
 _FINISHED: Final = Outcome.FINISHED
-Ticking = Migrations | Admissions | Preemptions | Scaling
+Ticking = Migrations | Admissions | Preemptions | KvPressure | Scaling
 """A policy that a driver calls every `interval_s` through `tick(now)`; an interval of None means never."""
 
 
@@ -60,10 +62,13 @@ class Control:
         self.services: list[Service] = []
         self.migrations: dict[Service, Migrations] = {}
         self.admissions: dict[Service, Admissions] = {}
+        self.shedding: dict[Service, Shedding] = {}
         self.scaling: Scaling | None = None
         self.cascade: CascadeStages | None = None
         self.fallbacks: dict[str, Fallback] = {}
         """By model, where it has any."""
+        self.max_hold_s: float | None = None
+        """Longest time for which a request is held before its first placement; None: any time."""
         self.max_held: int | None = None
         """Most requests that a model may hold before its fallback gets them; None: any number."""
         self.fleet_fallbacks = Fallbacks()
@@ -72,6 +77,8 @@ class Control:
         self._has_entry_steps = False
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
+        self._slo: Policies | None = None
+        """Whose SLOs requests without their own have; None: they have none."""
 
     # The loop.
 
@@ -81,11 +88,22 @@ class Control:
             live.phase = Phase.REASONING
         if live.lora:
             live.name_kv_by_adapter()
+        if self._slo is not None and live.deadline_s is None:
+            self._add_slo(live, self._slo)
         if live.timeout_s is not None:
             self.effects.call_at(live.arrival_s + live.timeout_s, self.on_timeout, live)
-        if self._has_entry_steps and self._is_held_on_entry(live, now):
+        if self._has_entry_steps and self._is_kept_on_entry(live, now):
             return
         self.place(live, now)
+
+    @staticmethod
+    def _add_slo(live: Live, default: Policies) -> None:
+        if live.slo_ttft_s is None:
+            live.slo_ttft_s = default.slo_ttft_s
+        if live.slo_tpot_s is None:
+            live.slo_tpot_s = default.slo_tpot_s
+        if live.slo_e2e_s is None:
+            live.slo_e2e_s = default.slo_e2e_s
 
     def place(self, live: Live, now: float, jumps_queue: bool = False, exclude: int | None = None) -> None:
         """Start a request on the replica that the router chooses, or hold it, or reject it."""
@@ -97,18 +115,22 @@ class Control:
     def _place_at(self, service: Service, live: Live, now: float, jumps_queue: bool, exclude: int | None) -> None:
         """The same, at the service that is to answer."""
         if service.hold_queue.num and not jumps_queue and service.fits(live):
-            service.hold(live, now)
+            self._hold(service, live, now)
             self.release_held(service, now)
         elif (replica := service.choose(live, now, exclude)) is not None:
             if service.sent is not None:
                 service.started(live, replica, now)
             self.effects.start(live, replica, now)
         elif why := service.why_rejected(live, exclude):
-            if not self.fall_back(live, now):
-                service.note_refusal(live, now, why)
-                self.end(live, now, Outcome.REJECTED)
+            self._refuse(live, now, why)
         else:
-            service.hold(live, now, exclude)
+            self._hold(service, live, now, exclude)
+
+    def _hold(self, service: Service, live: Live, now: float, exclude: int | None = None) -> None:
+        """Hold a request, for a limited time if it has not been placed yet."""
+        service.hold(live, now, exclude)
+        if self.max_hold_s is not None and live.placed_s != live.placed_s:
+            self.effects.call_at(now + self.max_hold_s, self.on_held_for_long, live)
 
     def release_held(self, service: Service, now: float) -> None:
         """Place held requests in the order of their ranks while a replica has room."""
@@ -120,14 +142,25 @@ class Control:
                 queue.pop(now)
                 service.started(live, replica, now)
                 self.effects.start(live, replica, now)
-            elif service.is_without_adapter(live):
+            elif service.is_without_candidate(live):
                 queue.pop(now)
                 refused.append(live)
-            else:
+            elif not self._start_below_share(service, now):
                 break
         for live in refused:
-            if not self.fall_back(live, now):
-                self.end(live, now, Outcome.REJECTED)
+            self._refuse(live, now)
+
+    def _start_below_share(self, service: Service, now: float) -> bool:
+        """Start a request of a share below its part, for which room is kept, although another one ranks first."""
+        queue = service.hold_queue
+        live = queue.next_below_share()
+        replica = None if live is None else service.choose(live, now)
+        if live is None or replica is None:
+            return False
+        queue.remove(live, now)
+        service.started(live, replica, now)
+        self.effects.start(live, replica, now)
+        return True
 
     def on_finished(self, live: Live, now: float) -> None:
         """All tokens of a request are out: it ends, unless a cascade has its answer judged."""
@@ -175,13 +208,15 @@ class Control:
             raise HeadwayError(f"request {live.id} is for model {live.model!r}; the fleet serves: {serves}")
         return service
 
-    def _is_held_on_entry(self, live: Live, now: float) -> bool:
+    def _is_kept_on_entry(self, live: Live, now: float) -> bool:
         if self.cascade is not None and self.cascade.serves(live):
             self.cascade.enter(live, now)
         service = self.service_of(live)
         self._count_demand(service, live)
-        admissions = self.admissions.get(service)
-        return admissions is not None and admissions.hold(live)
+        admissions, shedding = self.admissions.get(service), self.shedding.get(service)
+        if admissions is not None and admissions.hold(live):
+            return True
+        return shedding is not None and (why := shedding.why(live, now)) != "" and self._refuse(live, now, why)
 
     def _count_demand(self, service: Service, live: Live) -> None:
         if self.scaling is not None:
@@ -247,6 +282,14 @@ class Control:
             self._return_home(live, service, now)
             return fallback.home
         return service
+
+    def _refuse(self, live: Live, now: float, why: str = "") -> bool:
+        """Have a fallback answer a request, or reject it. True, as it is done with here."""
+        if not self.fall_back(live, now):
+            if why:
+                self.service_of(live).note_refusal(live, now, why)
+            self.end(live, now, Outcome.REJECTED)
+        return True
 
     def fall_back(self, live: Live, now: float) -> bool:
         """Have a fallback answer a request that its present service rejects. False: none can."""
@@ -383,14 +426,19 @@ class Control:
         else:
             self.effects.cancel(live, now)
 
+    def on_held_for_long(self, now: float, live: Live) -> None:
+        """A request was held `max_hold_s` ago: if it has not been placed since, a fallback answers, or it is
+        rejected."""
+        if live.stage is HELD and live.placed_s != live.placed_s and live.id not in self._judged:
+            self._refuse(live, now, "it was held for too long")
+
     # Events of replicas.
 
     def on_unit_started(self, deployment: str, members: Sequence[Member], now: float) -> None:
         """The replicas of one unit that scaling started are up."""
         assert self.scaling is not None
         self.release_held(self.scaling.on_started(deployment, members), now)
-        if self.fallbacks:
-            self._move_held(now)
+        self._move_held(now)
 
     def on_crashed(self, replica: int, lost: Sequence[Live], now: float) -> None:
         """A replica is down. Its requests are placed anew and keep the tokens that are out."""
@@ -398,8 +446,7 @@ class Control:
             if (member := service.member(replica)) is not None:
                 member.is_up = False
                 self._cover_roles(service)
-        if self.fallbacks:
-            self._move_held(now)
+        self._move_held(now)
         for live in lost:
             live.attempt += 1
             if live.cancelled_s == live.cancelled_s:
@@ -413,8 +460,7 @@ class Control:
             member.is_up = True
             self._cover_roles(service)
             self.release_held(service, now)
-        if self.fallbacks:
-            self._move_held(now)
+        self._move_held(now)
 
     def change_role(self, replica: int, role: Role, now: float, is_ready: bool) -> None:
         """Give a replica another role (Cauchy, section 3.6). Requests that it has begun stay.
@@ -425,14 +471,12 @@ class Control:
             member.role = role
             member.num_switches += not is_ready
             self._rearrange(service, now)
-            self.release_held(service, now)
 
     def on_role_changed(self, replica: int, now: float) -> None:
         """A replica has completed a change of its role and takes requests again."""
         for service, member in self._memberships(replica):
             member.num_switches -= 1
             self._rearrange(service, now)
-            self.release_held(service, now)
 
     def _memberships(self, replica: int) -> list[tuple[Service, Member]]:
         found = [(service, service.member(replica)) for service in self.services]
@@ -447,7 +491,7 @@ class Control:
         return list(changes)
 
     def _rearrange(self, service: Service, now: float) -> None:
-        """Apply changed roles, and re-place the requests at the changed replicas that have not begun."""
+        """Apply changed roles, re-place requests there that have not begun, and place held ones."""
         for replica in self._cover_roles(service):
             member = service.member(replica)
             assert member is not None
@@ -461,6 +505,7 @@ class Control:
                     chosen = service.choose(live, now)
                     if chosen is not None and chosen != live.replica:
                         self.effects.move(live, chosen, None, now)
+        self.release_held(service, now)
 
     def on_views_refreshed(self, now: float) -> None:
         """Views were refreshed and may show room: release held requests."""
@@ -485,6 +530,7 @@ class Control:
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
         self.fleet_fallbacks = fallbacks or Fallbacks()
+        self.max_hold_s = policies.max_hold_s
         for model in members:
             self.add_service(policies, model, members[model], names[model], seed, observer)
         self.scaling = scaling(self.by_model)
@@ -498,7 +544,13 @@ class Control:
         for service in self.services:
             self._add_learners(service)
         self.use_fallbacks(self.fleet_fallbacks, policies.fallback)
+        self.use_slo(policies)
         self.note_parts()
+
+    def use_slo(self, policies: Policies) -> None:
+        """Give requests without their own SLOs those of `policies` from now on."""
+        is_none = policies.slo_ttft_s is policies.slo_tpot_s is policies.slo_e2e_s is None
+        self._slo = None if is_none else policies
 
     def use_fallbacks(self, fallbacks: Fallbacks, config: FallbackConfig) -> None:
         """Use these fallbacks from now on. Those that are the same keep what they have seen."""
@@ -523,7 +575,7 @@ class Control:
         fallbacks = {name for names in self.fleet_fallbacks.models.values() for name in names}
         asked = [service for service in self.services if service.model not in fallbacks]
         self._only = asked[0] if len(asked) == 1 else None
-        self._has_entry_steps = self.cascade is not None or bool(self.admissions) or self.scaling is not None
+        self._has_entry_steps = bool(self.cascade or self.admissions or self.shedding or self.scaling)
 
     def add_service(
         self,
@@ -554,11 +606,18 @@ class Control:
             service, self._migrations(service, policies, seed, observer),
             self._admissions(service, policies, seed, observer),
         )  # fmt: skip
-        self._add_preemptions(service, policies)
+        self._add_limits(service, policies)
 
-    def _add_preemptions(self, service: Service, policies: Policies) -> None:
+    def _add_limits(self, service: Service, policies: Policies) -> None:
+        """Have requests paused and shed as these policies say."""
         if policies.preempt_every_s is not None:
-            service.preemptions = Preemptions(service, policies.preempt_every_s, self.effects.pause)
+            kind = Preemptions if service.sharing is None else KvPressure
+            service.preemptions = kind(service, policies.preempt_every_s, self.effects.pause)
+        shedding = self.shedding.pop(service, None)
+        if (share := policies.shed_ttft_share) is not None:
+            self.shedding[service] = shedding = shedding or Shedding(service)
+            shedding.share = share
+            service.add_learner(shedding)
 
     def _windows(self, policies: Policies, model: str) -> tuple[int | None, int | None]:
         """The policies' window and prompt window; none for a hosted model, as they are those of the fleet's engines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from operator import itemgetter
 from typing import Any
 
@@ -12,6 +12,8 @@ from headway.core.policy import MovingOrdering, Ordering, SharingOrdering
 
 _MIN_STALE = 64
 """Outdated ranks that are kept at least, so that few shares do not cause frequent rebuilds."""
+_MOST_TRIED = 8
+"""Lines of which the first finds no room, that are looked at for a share below its part. Such shares are in front."""
 
 
 def hold_queue(ordering: Ordering) -> HoldQueue:
@@ -55,12 +57,29 @@ class HoldQueue:
         heappop(self._heap)
         self.num -= 1
 
+    def next_below_share(self) -> Live | None:
+        """Another request of the first one's tier that may use the room which is kept for shares below their part."""
+        return None
+
+    def remove(self, live: Live, now: float) -> None:
+        """Remove the request that `next_below_share` has returned."""
+
     def rerank(self, live: Live, now: float) -> None:
         """The ordering has counted the start of a request at a replica, or learnt from its end."""
 
     def requests(self) -> list[Live]:
         """The held requests, in no order."""
         return [live for _, _, live in self._heap if live.stage is HELD]
+
+    def num_before(self, live: Live, now: float) -> int:
+        """Held requests that would go before this one, which is not held. Takes time in proportion to all of them."""
+        rank = self._ordering.rank(live, now)
+        return sum(each[0] <= rank for each in self._heap)
+
+    def oldest_s(self, live: Live, now: float) -> float:
+        """The time for which the first request of the line that this one would join has waited."""
+        first = self.first(now)
+        return 0.0 if first is None else now - first.arrival_s
 
     def is_full(self, live: Live, most: int) -> bool:
         """Whether `most` requests are held, so that this one must not be."""
@@ -127,7 +146,10 @@ class SharedHoldQueue(HoldQueue):
         return None
 
     def pop(self, now: float) -> None:
-        share = heappop(self._heads)[2]
+        self._pop_from(heappop(self._heads)[2], now)
+
+    def _pop_from(self, share: Hashable, now: float) -> None:
+        """Remove the head of a line."""
         line = self._lines[share]
         heappop(line)
         self.num -= 1
@@ -135,6 +157,20 @@ class SharedHoldQueue(HoldQueue):
             self._rank(share, line, now)
         else:
             del self._lines[share], self._ranked[share]
+
+    def next_below_share(self) -> Live | None:
+        lines = self._lines
+        if len(lines) > 1:
+            first, *others = nsmallest(_MOST_TRIED, self._ranked.values())
+            tier = lines[first[2]][0][2].tier
+            for _, _, share in others:
+                live = lines[share][0][2]
+                if live.tier == tier and live.stage is HELD and self._ordering.is_below_share(live):
+                    return live
+        return None
+
+    def remove(self, live: Live, now: float) -> None:
+        self._pop_from(self._ordering.share(live), now)
 
     def rerank(self, live: Live, now: float) -> None:
         if not self._lines:
@@ -145,6 +181,23 @@ class SharedHoldQueue(HoldQueue):
 
     def requests(self) -> list[Live]:
         return [live for line in self._lines.values() for _, _, live in line if live.stage is HELD]
+
+    def num_before(self, live: Live, now: float) -> int:
+        """About so many: of its own line all, of each other one of its tier as many, if these rank before."""
+        own, rank, tier = self._ordering.share(live), self._ordering.rank(live, now), live.tier
+        num = len(self._lines.get(own, ()))
+        most, found = num + 1, num
+        for share, line in self._lines.items():
+            head = line[0][2]
+            if head.tier < tier:
+                found += len(line)
+            elif share != own and head.tier == tier:
+                found += min(len(line), most if head.rank <= rank else num)
+        return found
+
+    def oldest_s(self, live: Live, now: float) -> float:
+        line = self._lines.get(self._ordering.share(live))
+        return now - line[0][0] if line else 0.0
 
     def is_full(self, live: Live, most: int) -> bool:
         """As above, but a share whose line has less than an equal part of `most` may add to it."""

@@ -49,15 +49,15 @@ class Live:
     """
 
     __slots__ = (
-        "acceptance", "admitted_s", "answer_s", "arrival_s", "attempt", "cached_tokens", "cancelled_s", "check_tick",
-        "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "expected_cached_tokens", "fallback",
-        "first_token_s", "generated_tokens", "id", "is_streamed", "joined_generated", "joined_tick", "keeps_model",
-        "lengths", "lora", "model", "move", "moves", "num_before", "output_id", "output_tokens", "pace_version",
-        "phase", "placed_s", "preemptions", "prefill_end_s", "prefix", "prompt_tokens", "quality", "quantum_tick",
-        "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens", "region", "release_region", "replica",
-        "resident_blocks", "response_s", "score", "sent_to", "sent_tokens", "session_id", "shared_blocks", "slo_e2e_s",
-        "slo_tpot_s", "slo_ttft_s", "stage", "stage_index", "stay_admitted_s", "swapped_tokens", "target_tokens",
-        "tenant", "tier", "timeout_s", "turn", "turn_ends_at", "unstarted_tokens",
+        "acceptance", "admitted_s", "allowed", "answer_s", "arrival_s", "attempt", "cached_tokens", "cancelled_s",
+        "check_tick", "computed_tokens", "deadline_s", "decode_replica", "enqueued_s", "expected_cached_tokens",
+        "fallback", "first_token_s", "generated_tokens", "id", "is_streamed", "joined_generated", "joined_tick",
+        "keeps_model", "lengths", "lora", "model", "move", "moves", "num_before", "output_id", "output_tokens",
+        "pace_version", "phase", "placed_s", "preemptions", "prefill_end_s", "prefix", "prompt_tokens", "quality",
+        "quantum_tick", "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens", "region", "release_region",
+        "replica", "resident_blocks", "response_s", "scheduler", "score", "sent_to", "sent_tokens", "session_id",
+        "shared_blocks", "shed_s", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "stage", "stage_index", "stay_admitted_s",
+        "swapped_tokens", "target_tokens", "tenant", "tier", "timeout_s", "turn", "turn_ends_at", "unstarted_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,8 @@ class Live:
 
         # Control.
 
+        self.scheduler: int = 0
+        """Which of several schedulers places the request (`observe: schedulers`)."""
         self.attempt: int = 0
         self.placed_s: float = NEVER
         self.cancelled_s: float = NEVER
@@ -121,6 +123,8 @@ class Live:
         """The judge's score of the last cascade stage's answer, 0 to 100."""
         self.decode_replica: int = -1
         """Replica that decodes after the prefill; -1 = the one that prefills."""
+        self.allowed: Any = None
+        """The replicas that may get the request (a frozenset of ids), where its sender limits them; None = all."""
         self.release_region: str = ""
         """Region that an admission policy released the request to; "" = any."""
         self.rank: object = None
@@ -129,6 +133,8 @@ class Live:
         """Why another model than the one asked for answers (`control.fallback.FellBack`); None = it does not."""
         self.keeps_model: bool = False
         """Whether another model's answer is of no use: to an embedding, or after a part of the answer."""
+        self.shed_s: float = 0.0
+        """Seconds by which the request's expected TTFT was too long, for which it is shed; 0 = it is not."""
         self.sent_to: Any = None
         """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
         self.sent_tokens: int = 0

@@ -35,6 +35,8 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
     """Time between two batches of a replica's events."""
     delay_s: float = 0.0
     """Time from a batch until policies see it."""
+    placed: bool = True
+    """With `events`: a prompt counts from its placement on, until an event mentions it. Otherwise from the event on."""
     loss: float = 0.0
     """Share of batches that are lost."""
     replay: bool = True
@@ -44,6 +46,32 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.period_s <= 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
             raise HeadwayError("observe: cache: period_s must be > 0, delay_s >= 0, and loss in [0, 1)")
+
+
+class SchedulersObservation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Several schedulers, as of several gateways: each sees what it has placed at once, and the others' by messages.
+
+    Each request arrives at one of them, at random. They have policies and a hold queue each.
+    """
+
+    num: int = 1
+    period_s: float = 0.05
+    """Time between two messages of one scheduler."""
+    delay_s: float = 0.005
+    """Time from a message until the others see it."""
+    lease_s: float = 2.0
+    """A scheduler counts as gone, and what it has at the replicas not at all, so long after its last message."""
+    shared: bool = True
+    """Whether they tell each other at all."""
+    away: tuple[tuple[float, float], ...] = ()
+    """Times from and to which no message passes, as while the store that they share is away."""
+
+    def __post_init__(self) -> None:
+        if self.num < 1 or self.period_s <= 0 or self.delay_s < 0 or self.lease_s <= self.period_s:
+            what = "num must be >= 1, period_s > 0, delay_s >= 0, and lease_s > period_s"
+            raise HeadwayError(f"observe: schedulers: {what}")
+        if any(start_s > end_s for start_s, end_s in self.away):
+            raise HeadwayError("observe: schedulers: away: expected pairs of two times, the earlier one first")
 
 
 class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +85,8 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of scrapes of a replica that fail; the previous values stay."""
     cache: CacheObservation = field(default_factory=CacheObservation)
     """How policies know what prefix caches hold."""
+    schedulers: SchedulersObservation = field(default_factory=SchedulersObservation)
+    """Several schedulers, each of which sees late what the others do."""
 
     def __post_init__(self) -> None:
         if self.period_s < 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
@@ -119,6 +149,7 @@ class ScrapedReplica:
         self.id, self.pool, self.model = replica.id, replica.pool, replica.model
         self.gpu, self.region = replica.gpu, replica.region
         self.combo, self.goodput_rps = replica.combo, replica.goodput_rps
+        self.times, self.is_single_phase, self.is_shared = replica.times, replica.is_single_phase, replica.is_shared
         self.max_num_seqs, self.kv_blocks_total = replica.max_num_seqs, replica.kv_blocks_total
         self.block_size_tokens = replica.block_size_tokens
         self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
@@ -155,6 +186,9 @@ class ScrapedReplica:
 
     def kv_transfer_s(self, num_tokens: int, /) -> float:
         return self._replica.kv_transfer_s(num_tokens)
+
+    def latency_s(self, region: str, /) -> float:
+        return self._replica.latency_s(region)
 
     def sample(self, now: float) -> dict[str, Any]:
         """The engine's metrics at present, with the time `now`."""

@@ -64,6 +64,10 @@ class Policies(Struct, frozen=True):
     preempt_every_s: float | None = None
     """Time between two looks at whether requests that run rank behind held ones, and are paused for them. None = what
     was sent stays."""
+    max_hold_s: float | None = None
+    """Longest time for which a request that has not been placed yet is held; it is rejected then. None = any time."""
+    shed_ttft_share: float | None = None
+    """Of its TTFT SLO, the share from which on a request's expected TTFT has it rejected. None = no request is shed."""
     prompt_window: int | None = None
     """Where the hold queue shares service: most prompt tokens at a replica of requests without a first token, beyond
     which shares that have their part wait. None = no limit. The ordering may set another."""
@@ -77,3 +81,7 @@ class Policies(Struct, frozen=True):
     """One policy for the whole fleet; None = the number of replicas is fixed."""
     fallback: FallbackConfig = FallbackConfig()
     """When the fallbacks of the fleet's models answer."""
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    slo_e2e_s: float | None = None
+    """SLOs of requests without their own. None = they have none."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from headway.control.column import Column, MakeSpill
 from headway.core.record import (
     DRAFT_COLUMNS,
     FALLBACK,
@@ -35,50 +35,6 @@ _NARROW = {"request": np.int32, "tick": np.int32, "joined_tick": np.int32, "left
 """Narrower types of columns, used as long as all values fit."""
 
 
-class _Column:
-    """One column of all rows so far. While all values are equal, only their number is stored."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
-        self._value = np.empty(0, dtype)
-        self._num_same = 0
-        self._rows = bytearray()
-
-    def extend(self, values: npt.NDArray[Any]) -> None:
-        if values.dtype.itemsize > self._dtype.itemsize:
-            if not _fits(values, self._dtype):
-                self._widen(values.dtype)
-            values = values.astype(self._dtype)
-        if not self._rows:
-            first = values[:1] if not self._num_same else self._value
-            if (_bits(values) == _bits(first)).all():
-                self._value, self._num_same = first.copy(), self._num_same + len(values)
-                return
-            self._rows += np.repeat(self._value, self._num_same).data
-        self._rows += values.data
-
-    def _widen(self, dtype: np.dtype[Any]) -> None:
-        self._rows = bytearray(np.frombuffer(self._rows, self._dtype).astype(dtype).data)
-        self._value = self._value.astype(dtype)
-        self._dtype = dtype
-
-    def values(self) -> npt.NDArray[Any]:
-        """All values, read-only. No more can be appended."""
-        if self._num_same and not self._rows:
-            return np.broadcast_to(self._value[0], self._num_same)
-        return np.frombuffer(self._rows, self._dtype)
-
-
-def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    limits = np.iinfo(dtype)
-    return bool(limits.min <= values.min() and values.max() <= limits.max)
-
-
-def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The values as integers, so that NaN equals NaN and 0 differs from -0."""
-    return values.view(f"i{values.dtype.itemsize}")
-
-
 class RowNotes(Protocol):
     """Is told of every row of a table."""
 
@@ -101,11 +57,13 @@ class TableNotes(Protocol):
 class Table:
     """Rows of one table: `write(pack(*row))` appends one, in the order of the columns."""
 
-    def __init__(self, columns: tuple[str, ...], notes: RowNotes | None = None) -> None:
+    def __init__(
+        self, columns: tuple[str, ...], notes: RowNotes | None = None, make_spill: MakeSpill | None = None
+    ) -> None:
         codes = [_CODES.get(name, "d") for name in columns]
         self._rows = bytearray()
         self._dtype = np.dtype([(name, f"={code}") for name, code in zip(columns, codes, strict=True)])
-        self._columns = {name: _Column(np.dtype(_NARROW.get(name, self._dtype[name]))) for name in columns}
+        self._columns = {name: Column(np.dtype(_NARROW.get(name, self._dtype[name])), make_spill) for name in columns}
         self.pack = Struct("=" + "".join(codes)).pack
         self.write: Callable[[bytes], None] = self._rows.extend if notes is None else self._write_noted
         self._notes = notes
@@ -140,14 +98,16 @@ class Table:
 class Recorder:
     """The tables of a run."""
 
-    def __init__(self, has_fallbacks: bool = False, notes: TableNotes | None = None) -> None:
-        self.requests = Table(REQUEST_COLUMNS, None if notes is None else notes.requests)
-        self.fallbacks = Table((FALLBACK,)) if has_fallbacks else None
+    def __init__(
+        self, has_fallbacks: bool = False, notes: TableNotes | None = None, make_spill: MakeSpill | None = None
+    ) -> None:
+        self.requests = Table(REQUEST_COLUMNS, None if notes is None else notes.requests, make_spill)
+        self.fallbacks = Table((FALLBACK,), None, make_spill) if has_fallbacks else None
         """One more column of the requests; None: the fleet has no fallbacks."""
-        self.segments = Table(SEGMENT_COLUMNS, None if notes is None else notes.segments)
-        self.stretches = Table(STRETCH_COLUMNS[:-1], None if notes is None else notes.stretches)
-        self.moves = Table(MOVE_COLUMNS)
-        self.drafts = Table(DRAFT_COLUMNS)
+        self.segments = Table(SEGMENT_COLUMNS, None if notes is None else notes.segments, make_spill)
+        self.stretches = Table(STRETCH_COLUMNS[:-1], None if notes is None else notes.stretches, make_spill)
+        self.moves = Table(MOVE_COLUMNS, None, make_spill)
+        self.drafts = Table(DRAFT_COLUMNS, None, make_spill)
 
     def flush(self) -> None:
         """Reduce the memory that the tables take. Call at intervals."""

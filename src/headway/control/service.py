@@ -154,7 +154,7 @@ class Service:
         if self.sharing is not None:
             self.sent = SentPrompts(self.sharing.prompt_window or prompt_window, self.sharing.headroom)
         self.preemptions: Any = None
-        """`control.preemptions`, where requests that run are paused for held ones."""
+        """`control.preemptions` or `control.kv_pressure`, where requests that run are paused for others."""
         self.window = window
         self.hold_queue = hold_queue(hold_ordering)
         self.refresh()
@@ -235,6 +235,9 @@ class Service:
                 ids = {candidate.id for candidate in candidates}
         if live.release_region:
             candidates, ids = _in_region(candidates, ids, live.release_region)
+        if live.allowed is not None:
+            candidates = [candidate for candidate in candidates if candidate.id in live.allowed]
+            ids = {candidate.id for candidate in candidates}
         if self._slow_starts:
             candidates, ids = self._without_slow(candidates, ids, now)
         if not candidates:
@@ -349,6 +352,8 @@ class Service:
             m for m in self.members
             if m.view.combo == first.view.combo and m.view.role != "prefill" and m.view.id != exclude
         ]  # fmt: skip
+        if live.allowed is not None:
+            partners = [m for m in partners if m.view.id in live.allowed]
         able = [m.view for m in partners if m.can_serve(tokens, live.lora)]
         if not able and first.is_single_phase:  # if all partners drain, they still serve
             has_lora = [m for m in partners if not live.lora or live.lora in m.loras]
@@ -358,8 +363,8 @@ class Service:
     def why_rejected(self, live: Live, exclude: int | None = None) -> str:
         """Why a request without a replica is rejected: it fits none, its adapter is missing, or all queues are full and
         nothing is held. Empty: it is held."""
-        if self.is_without_adapter(live):
-            return "no replica that is up has its adapter"
+        if self.is_without_candidate(live):
+            return "no replica that is up has its adapter" if live.allowed is None else "no replica of its subset is up"
         if not self.fits(live):
             return "it is longer than any replica can hold"
         is_full = not self._has_window and bool(self._opened(live.lora, exclude).views)
@@ -367,16 +372,28 @@ class Service:
 
     def has_room(self, live: Live) -> bool:
         """Whether a replica could take the request now, before none that is held."""
-        if self.hold_queue.num:
-            return False
+        return not self.hold_queue.num and bool(self.with_room(live))
+
+    def with_room(self, live: Live) -> Sequence[ReplicaView]:
+        """The replicas that have room for the request now, whatever is held."""
         opened, tokens = self._opened(live.lora, None), live.prompt_tokens + live.output_tokens
         if self._is_limited or tokens > self._shortest_tokens:
-            return bool(self._with_room(opened, tokens, live))
-        return bool(opened.views)
+            return self._with_room(opened, tokens, live)
+        return opened.views
 
-    def is_without_adapter(self, live: Live) -> bool:
-        """Whether replicas are up, but none that has the request's adapter. Others must not wait behind the request."""
-        return bool(live.lora and self._open.views and not self._opened(live.lora, None).views)
+    def able(self, live: Live) -> Sequence[ReplicaView]:
+        """The replicas at which the request can start, with or without room at present."""
+        opened = self._opened(live.lora, None)
+        views = [member.view for member in opened.fitting(live.prompt_tokens + live.output_tokens)]
+        return views if live.allowed is None else [view for view in views if view.id in live.allowed]
+
+    def is_without_candidate(self, live: Live) -> bool:
+        """Whether replicas are up, but none that has the request's adapter, or that the request may be sent to. Others
+        must not wait behind the request."""
+        if not self._open.views or not (live.lora or live.allowed is not None):
+            return False
+        opened = self._opened(live.lora, None)
+        return not opened.views or (live.allowed is not None and opened.ids.isdisjoint(live.allowed))
 
     def role_changes(self) -> dict[int, Role]:
         """Roles to set, by replica: `mixed` for all of a combo that has lost a phase, else the intended role."""
@@ -401,6 +418,8 @@ class Service:
             self.sharing.started(live, now)
             if self.hold_queue.num:
                 self.hold_queue.rerank(live, now)
+            if self.preemptions is not None:
+                self.preemptions.started(live, replica, now)
 
     def ended(self, live: Live, now: float) -> None:
         """Count the end of a request, or of its stay in one cascade stage. Later calls do nothing."""

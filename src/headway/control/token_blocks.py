@@ -23,13 +23,19 @@ def root(lora: str = "") -> int:
 
 def name(before: int, token_ids: Sequence[int]) -> int:
     """The name of a block, which identifies its tokens and all before them. `before`: the previous block's name."""
-    return hash((before, *token_ids)) & _NAME_BITS  # of integers, so it is the same in every process
+    return hash((before, tuple(token_ids))) & _NAME_BITS  # of integers, so it is the same in every process
+
+
+def names(before: int, token_ids: Sequence[int], block_size_tokens: int) -> list[int]:
+    """The names of consecutive full blocks. `before`: the name of the block before them."""
+    found = []
+    for block in zip(*[iter(token_ids)] * block_size_tokens, strict=False):
+        before = hash((before, block)) & _NAME_BITS
+        found.append(before)
+    return found
 
 
 def segments(token_ids: Sequence[int], block_size_tokens: int, lora: str = "") -> tuple[Segment, ...]:
     """The full blocks of a prompt as segments of one block each."""
-    before, found = root(lora), []
-    for start in range(0, min(len(token_ids) // block_size_tokens, MAX_BLOCKS) * block_size_tokens, block_size_tokens):
-        before = name(before, token_ids[start : start + block_size_tokens])
-        found.append(Segment(before, block_size_tokens))
-    return tuple(found)
+    named = names(root(lora), token_ids[: MAX_BLOCKS * block_size_tokens], block_size_tokens)
+    return tuple([Segment(each, block_size_tokens) for each in named])

@@ -241,12 +241,23 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     passes_by_slot: bool = False
     """Each slot has a KV cache of its own, and only neighbouring slots share a pass: llama.cpp with `--parallel` and
     without `--kv-unified`."""
+    kv_keep_s: float | UnsetType = UNSET
+    """After a request that a later one continues (a turn, a call before a tool), its blocks in the prefix cache are
+    evicted after all others for so long, or until they are used again. Engines get such a hint from an agent's client.
+    Without it: they are evicted in order of their use."""
+    kv_keep_share: float | UnsetType = UNSET
+    """Share of the KV blocks that are kept so at most, without it 0.5; of more, those kept first lose it."""
     speculative: Speculative | UnsetType = UNSET
     """A pool's setting; profiles have none."""
     orderings: tuple[str, ...] | None = None
     """Orderings that this engine can apply at the replica; None = any (a simulated engine)."""
     version: str = ""
     source: str = ""
+
+    @property
+    def kv_keep(self) -> tuple[float, float]:
+        """`kv_keep_s` and `kv_keep_share`, or their defaults."""
+        return self.kv_keep_s or 0.0, 0.5 if self.kv_keep_share is UNSET else self.kv_keep_share
 
     @property
     def drafts(self) -> Speculative | None:
@@ -331,6 +342,9 @@ class Hosted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Most requests at a time, at each endpoint; further ones wait. Without it: no limit."""
     max_context_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Longest prompt and answer together. Without it: no limit that is known."""
+    prompt_cache_block_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """In simulations, prompts share the KV of leading blocks of so many tokens, which the service never forgets; its
+    times stay the same. OpenAI documents 128. Without it: no prompt is cached."""
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
@@ -366,6 +380,8 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_million_input_tokens: float = 0.0
     """What a hosted pool charges; of other pools, what keys are charged."""
     usd_per_million_output_tokens: float = 0.0
+    usd_per_million_cached_tokens: float | None = None
+    """What it charges for tokens of prompts that were in a prefix cache; None: the same as for others."""
     fallback: tuple[str, ...] = ()
     """Pools whose models answer where none of the pool's model can."""
     is_standby: bool = False
@@ -486,6 +502,9 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     With `streams`, it does not crash: this many hand-overs from it or to it lose their streams, the oldest first
     (Cauchy, section 3.6). The transfers resume `down_s` later, `layerwise` ones without the complete layers that have
     arrived, `bulk` ones from the start; without `down_s` the prefill replica decodes.
+
+    With `slowdown`, it does not crash either: for `down_s` (None: from then on) its iterations take so many times as
+    long, as on a GPU that is throttled. Policies are not told.
     """
 
     at_s: float
@@ -493,6 +512,8 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     down_s: float | None = None
     streams: int | None = None
     """Most hand-overs that lose their streams; None: the replica crashes."""
+    slowdown: float | None = None
+    """Factor on the times of iterations; None: the replica crashes."""
 
 
 class RoleChange(Struct, frozen=True, forbid_unknown_fields=True):
@@ -524,6 +545,24 @@ class Fallbacks(Struct, frozen=True):
         return self.standby_of.get(name, name) == self.standby_of.get(other, other)
 
 
+class KvStoreConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """In simulations: a store of KV that replicas share over the network, such as LMCache's or Mooncake's.
+
+    It extends the prefix caches of replicas with `prefix_caching`. A prompt's blocks are written as they are computed,
+    beside the computation; blocks that a replica lacks are read when a request is admitted, before its next iteration.
+    """
+
+    capacity_bytes: Annotated[float, Meta(gt=0)]
+    """Bytes of KV. What was used least recently is evicted."""
+    bytes_per_s: Annotated[float, Meta(gt=0)] = 12.5e9
+    """Bandwidth of the store in each direction, which all replicas share; 12.5e9 is 100 Gbit/s. A replica gets no more
+    than its own `network_bytes_per_s`."""
+    latency_s: Annotated[float, Meta(ge=0)] = 0.002
+    """From a request for blocks to the first byte."""
+    pools: tuple[str, ...] = ()
+    """The pools that use it. Nothing: all with `prefix_caching`."""
+
+
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     """All pools and combos. Replicas are numbered from 0 through the pools in order, then through the combos."""
 
@@ -534,6 +573,8 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     """None: every further replica is new."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
     """(region, GPU type, number of GPUs) where scaling has a limit."""
+    kv_store: KvStoreConfig | None = None
+    """None: replicas share no KV."""
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.decision import Move, Placement, Release
+from headway.core.past_demand import PastDemand
 from headway.core.record import Ended
 from headway.core.view import AdmissionView, CascadeView, FleetView, PoolCounts, PoolsView, RequestView
 
@@ -111,6 +112,26 @@ class SharingOrdering(Protocol):
         """Whether the request's share has fewer requests in flight than its part."""
 
 
+@runtime_checkable
+class WeightedOrdering(Protocol):
+    """A sharing ordering whose tenants have weights, which may change while it is used."""
+
+    def set_weights(self, weights: Mapping[str, float], /) -> None:
+        """Use these weights for the tenants that have one here, from the next request on."""
+
+
+@runtime_checkable
+class PeerOrdering(Protocol):
+    """A sharing ordering that also counts the service that other schedulers of the fleet give."""
+
+    def given(self) -> Mapping[tuple[int, str], float]:
+        """The service so far, in tokens, of the shares (tier and tenant) whose service has changed since the last
+        call."""
+
+    def given_elsewhere(self, share: tuple[int, str], service: float, /) -> None:
+        """Another scheduler has given a share so much more service; below 0: it had charged too much."""
+
+
 class Migration(Protocol):
     """Chooses requests to move to other replicas."""
 
@@ -169,6 +190,14 @@ class Scaler(Protocol):
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         """Wanted replicas (up and not draining) by pool; pools left out keep their number."""
+
+
+@runtime_checkable
+class RemembersDemand(Protocol):
+    """A scaler that forecasts from past demand, and can be given that from before the run."""
+
+    def remember(self, past: PastDemand, /) -> None:
+        """Forecast as if this demand had been seen. Called once, before the first `scale`."""
 
 
 # Services that a policy receives at construction.

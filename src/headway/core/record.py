@@ -134,6 +134,8 @@ class ReplicaRecord(Struct, frozen=True):
     usd_per_million_input_tokens: float = 0.0
     """What a hosted replica charges for prompts."""
     usd_per_million_output_tokens: float = 0.0
+    usd_per_million_cached_tokens: float | None = None
+    """What it charges for tokens of prompts that were in its prefix cache; None: the same as for others."""
 
 
 class Ended(Struct, frozen=True, gc=False):

@@ -141,6 +141,16 @@ class OracleRequestView(RequestView, Protocol):
         """(model, score) pairs: the true quality of each model's answer, 0 to 100."""
 
 
+class EngineTimes(Protocol):
+    """The seconds that an engine is expected to need: by the step-time model of its model, GPU and parallelism."""
+
+    def prefill_s(self, tokens: int, /) -> float:
+        """Seconds to compute so many prompt tokens, on an engine that does nothing else."""
+
+    def step_s(self, num_decoding: int, context_tokens: int, /) -> float:
+        """Seconds in which each of so many sequences gets a token, over so many KV tokens in all."""
+
+
 class ReplicaView(Protocol):
     """One replica: its identity and load."""
 
@@ -173,8 +183,23 @@ class ReplicaView(Protocol):
         """Number of its combo: replicas of one combo hand requests over to each other. Unique if it has none."""
 
     @property
+    def is_single_phase(self) -> bool:
+        """Whether its engine was started for the phase of its role and cannot do the other one."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other schedulers place requests here, too. Counts have these; their ends are not heard of."""
+
+    @property
     def goodput_rps(self) -> float | None:
         """Requests per second that its combo serves within the SLOs, as profiled; None = not profiled."""
+
+    @property
+    def times(self) -> EngineTimes | None:
+        """The expected times of its engine, the same object for all replicas that are alike; None = unknown.
+
+        They are those of a model, and not corrected by what is observed.
+        """
 
     @property
     def num_in_flight(self) -> int:
@@ -276,6 +301,9 @@ class ReplicaView(Protocol):
 
     def kv_transfer_s(self, num_tokens: int, /) -> float:
         """Seconds to receive the KV of so many tokens from another replica over an idle network."""
+
+    def latency_s(self, region: str, /) -> float:
+        """Seconds between a client in this region and the replica, each way, at the median; 0 if one is unknown."""
 
 
 class OracleReplicaView(ReplicaView, Protocol):

@@ -6,7 +6,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -44,6 +44,10 @@ class SurfaceConfig(msgspec.Struct, frozen=True):
     """Whether tokens that are generated together are streamed one by one."""
     priority_sign: int = 1
     """-1: a higher `priority` is more urgent."""
+    ordering: str = ""
+    """The ordering that the engine says it runs, as vLLM with `headway.vllm.Scheduler` does; empty: it says nothing."""
+    reports_cached_tokens: bool = False
+    """Whether an answer's usage says how many of the prompt's tokens were in the prefix cache."""
 
     def confidence_in(self, prompt: list[int]) -> float:
         """Token probability of an answer to this prompt. A continued answer has that of its beginning."""
@@ -90,6 +94,8 @@ class Completion:
         """Failure to inject, in the engine's own terms."""
         self.received_s = math.inf
         """When the request's head arrived."""
+        self.cached_tokens: Callable[[], int] | None = None
+        """Tokens of the prompt that were in the prefix cache, to be reported with the usage."""
 
     @property
     def max_output_tokens(self) -> int:
@@ -98,10 +104,12 @@ class Completion:
 
     def answer(self, choices: list[dict[str, Any]], usage: int | None, is_first: bool) -> dict[str, Any]:
         """The JSON of a chunk or of a whole answer. `usage`: output tokens so far, if they are to be reported."""
-        answer = {**self.head, "choices": choices}
+        answer: dict[str, Any] = {**self.head, "choices": choices}
         if usage is not None:
             num = len(self.prompt)
             answer["usage"] = {"prompt_tokens": num, "completion_tokens": usage, "total_tokens": num + usage}
+            if self.cached_tokens is not None:
+                answer["usage"]["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens()}
         if is_first and self.is_chat and self.has_token_ids:
             answer["prompt_token_ids"] = self.prompt
         return answer

@@ -64,11 +64,13 @@ class EmulatedEngine:
     """One replica in real time. With `speed` 2.0 everything takes half as long. `line`: step times, else perf's.
 
     `caches_prefixes`: prompts share the KV of their leading blocks. `events`: what becomes of these is published.
+    `throttle`: seconds from the start, and how many times as long iterations take from then on.
     """
 
     def __init__(
         self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: KvLink | None = None, line: Line | None = None,
         caches_prefixes: bool = False, events: KvEventsConfig | None = None,
+        throttle: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         self.pool = pool
         self.adapters = {} if pool.lora is None else {each.name: each for each in pool.lora.adapters}
@@ -94,11 +96,14 @@ class EmulatedEngine:
         self.num_cached_tokens = self.num_prompt_tokens = 0
         """Of the prompts that were computed: tokens whose KV was in the prefix cache, and all tokens."""
         self.events: KvEventPublisher | None = None
-        if events is not None and events.enable_kv_cache_events:
+        is_sglang = api_of(pool.engine.name) == "sglang"
+        if events is not None and events.is_on(is_sglang):
             self._replica.batch.report_cache_changes()
-            is_sglang = api_of(pool.engine.name) == "sglang"
             self.events = KvEventPublisher(events, pool.engine.block_size_tokens, as_arrays=is_sglang)
         self.kv = KvExchange(pool, link or KvLink(), self._kernel, self._replica, self._run)
+        if throttle is not None:
+            at_s, factor = throttle
+            self._loop.call_later(at_s / speed, self._throttle, factor)
 
     @property
     def now(self) -> float:
@@ -122,6 +127,12 @@ class EmulatedEngine:
         replica = self._replica
         waiting = replica.num_waiting + self.kv.num_fetching
         return replica.num_running, waiting, replica.kv_blocks_used / replica.kv_blocks_total
+
+    def blocks(self) -> tuple[int, int, int]:
+        """KV blocks that requests hold, all of them, and those that the first waiting request needs."""
+        self._run()
+        replica = self._replica
+        return replica.kv_blocks_used, replica.kv_blocks_total, replica.head_demand_blocks
 
     def lora_load(self) -> tuple[Collection[str], Collection[str], int]:
         """LoRA adapters of running and of waiting requests, and the number of slots."""
@@ -210,6 +221,10 @@ class EmulatedEngine:
                 self._run()
 
     # Time.
+
+    def _throttle(self, factor: float) -> None:
+        self._replica.slow_down(factor, self._run())
+        self._run()
 
     def _run(self) -> float:
         """Handle the events that are due, and set a timer for the next one. Returns the time."""

@@ -23,10 +23,12 @@ _MOST_UNPUBLISHED = 100_000
 
 
 class KvEventsConfig(Struct, forbid_unknown_fields=True):
-    """The value of `--kv-events-config`, with the names and defaults of vLLM's."""
+    """The value of `--kv-events-config`, with the names and defaults of vLLM's and SGLang's."""
 
     enable_kv_cache_events: bool = False
-    publisher: Literal["zmq", "null"] = "zmq"
+    """vLLM publishes events where this is set."""
+    publisher: Literal["zmq", "null"] | None = None
+    """SGLang publishes events with `zmq`. vLLM publishes none with `null`."""
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
@@ -34,6 +36,10 @@ class KvEventsConfig(Struct, forbid_unknown_fields=True):
     hwm: int = 100_000
     max_queue_size: int = 100_000
     topic: str = ""
+
+    def is_on(self, is_sglang: bool) -> bool:
+        """Whether an engine of this kind publishes events."""
+        return self.publisher == "zmq" if is_sglang else self.enable_kv_cache_events and self.publisher != "null"
 
 
 class _Block(NamedTuple):

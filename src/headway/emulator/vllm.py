@@ -147,6 +147,8 @@ class CompletionsEndpoint:
             )
             for choice in others
         ]  # fmt: skip
+        if self.config.reports_cached_tokens:
+            completion.cached_tokens = lambda: generated[0].live.cached_tokens
         try:
             await send_answer(completion, generated, send, self._kv_transfer_params(completion))
         finally:
@@ -300,6 +302,11 @@ def application(
         if (drafts := engine().drafts) is not None:
             lines += surface.draft_metrics(drafts, labels)
         lines += surface.cache_metrics(engine(), labels)
+        if config.ordering:
+            lines.append(f'headway:ordering_info{{engine="0",ordering="{config.ordering}"}} 1\n')
+            names = ("used", "total", "demanded")
+            counts = zip(names, engine().blocks(), strict=True)
+            lines += [f'headway:kv_blocks_{name}{{engine="0"}} {count}\n' for name, count in counts]
         return PlainTextResponse("".join([*lines, *surface.lora_lines(engine())]))
 
     async def cache(request: Request) -> Response:

@@ -38,10 +38,15 @@ class Charges:
         has_begun = live.placed_s == live.placed_s and request.replica is not None
         if has_begun and (request.outcome is not Outcome.REJECTED or live.generated_tokens):
             assert request.replica is not None
-            charges.append(self.charge(live.model, request.replica.pool, live.prompt_tokens, live.generated_tokens))
+            charges.append(
+                self.charge(
+                    live.model, request.replica.pool, live.prompt_tokens, live.generated_tokens, live.cached_tokens
+                )
+            )
         self.accounts.settle(hold, charges or [Charge(live.model, 0, 0, 0.0)])
 
-    def charge(self, model: str, pool: str, input_tokens: int, output_tokens: int) -> Charge:
+    def charge(self, model: str, pool: str, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Charge:
+        """The charge for tokens at a pool. `cached_tokens` of the input were in a prefix cache."""
         served = self._pools.get(pool)
         prices = _FREE if served is None else served.prices
-        return Charge(model, input_tokens, output_tokens, prices.usd(input_tokens, output_tokens))
+        return Charge(model, input_tokens, output_tokens, prices.usd(input_tokens, output_tokens, cached_tokens))

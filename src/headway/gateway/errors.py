@@ -57,6 +57,14 @@ def internal_error() -> ApiError:
     return ApiError(500, "the gateway failed", "internal_error")
 
 
+def rejected_error(is_shed: bool, retry_after_s: int) -> ApiError:
+    """No replica can take a request; `is_shed`: not soon enough, as its first token was expected too late."""
+    if is_shed:
+        return ApiError(429, "the model is too busy to answer in time", "shed", retry_after_s=retry_after_s)
+    message = "no replica of the model can take the request now"
+    return ApiError(503, message, "no_capacity", retry_after_s=retry_after_s)
+
+
 def policy_error() -> ApiError:
     return ApiError(500, "a policy failed", "policy_error")
 

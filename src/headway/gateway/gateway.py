@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
-from math import inf
+from math import gcd, inf
 from time import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import Live
 from headway.control.service import Service
 from headway.core.errors import unknown
+from headway.core.policy import WeightedOrdering
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
 from headway.gateway.auth.keys import ApiKeys, Caller
@@ -45,13 +46,13 @@ from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.gateway.upstream.engine import count_prompt
 from headway.gateway.upstream.health import HealthMonitor
 from headway.gateway.upstream.kv_snapshot import delete_stale
-from headway.policies.ordering.fair import FairOrdering
 
 if TYPE_CHECKING:
     from headway.gateway.accounts.store import StoredKey
     from headway.gateway.batch.service import BatchService
     from headway.gateway.charges import Charges
     from headway.gateway.kv_events.feeds import CacheFeeds
+    from headway.gateway.peers.peers import Peers
     from headway.gateway.relay.tracing import Tracing
 
 _FINISHED, _REJECTED = Outcome.FINISHED, Outcome.REJECTED
@@ -83,12 +84,13 @@ class Gateway:
         self.decisions = self._observe_decisions(decision_log)
         self.request_metrics = PrometheusMetrics()
         self._scorer = None if plan.judge is None else AnswerScorer(plan.judge)
+        self.peers = self._make_peers()
         self.fleet = LiveFleet(self, plan, self.clock)
         self.scaling = LiveScaling(self, self.fleet, plan)
         self.driver = Driver(
             self.clock, self.replicas, plan.names, plan.policies, plan.seed, recording.recorder, self.request_metrics,
             self.settings.hold_s, self._scorer, self.scaling.configure, self.decisions, self._request_ended,
-            self.fleet.record_role, plan.fallbacks,
+            self.fleet.record_role, plan.fallbacks, *(() if self.peers is None else (self.peers.view,)),
         )  # fmt: skip
         self.driver.control.max_held = self.settings.max_held
         self.health = HealthMonitor(
@@ -103,7 +105,7 @@ class Gateway:
             self.settings.limits,
             self.health.outliers,
             self.health,
-            lambda replica: self.fleet.paces[replica.pool],
+            lambda replica: self.fleet.times[replica.pool],
             self.driver.has_other,
         )
         self.drift = PredictionDrift(self.fleet.step_times)
@@ -118,6 +120,8 @@ class Gateway:
         self.reloads = Reloads()
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
         """Reads the fleet file again, which the argument asks for; None: the gateway has no file."""
+        self.on_replica_up: list[Callable[[LiveReplica], None]] = []
+        """Called when a replica begins to get requests."""
         self.on_reconfigured: list[Callable[[], None]] = []
         """Called after settings, keys or policies have changed, and when the gateway begins to drain."""
         self._retired_models: set[str] = set()
@@ -127,7 +131,7 @@ class Gateway:
         self._dual_dispatch_models = _dual_dispatch_models(plan)
         self.metrics = MetricsPage(
             self.request_metrics, self.fleet, self.health, self.drift, self.driver, self.keys, self.reloads,
-            self.charges, self.batches, self.cache_feeds,
+            self.charges, self.batches, self.cache_feeds, self.peers,
         )  # fmt: skip
         self._ids = count()
         self._last_arrival_s = 0.0
@@ -164,7 +168,12 @@ class Gateway:
             return None
         from headway.gateway.kv_events.feeds import CacheFeeds
 
-        feeds = CacheFeeds(self._cache_state_changed)
+        pieces: dict[str, int] = {}
+        for served in self.plan.pools:
+            if served.kv_events is not None:
+                name, size = served.pool.model.name, served.pool.engine.block_size_tokens
+                pieces[name] = gcd(size, pieces.get(name, size))
+        feeds = CacheFeeds(self._cache_state_changed, pieces)
         self.fleet.on_added.append(lambda replica, served: feeds.add(replica, served.kv_events))
         self.fleet.on_removed.append(feeds.remove)
         return feeds
@@ -175,6 +184,13 @@ class Gateway:
         from headway.gateway.batch.service import BatchService
 
         return BatchService(self.settings, self.relay, self.end, self.keys.caller_of)
+
+    def _make_peers(self) -> Peers | None:
+        if self.settings.peers is None:
+            return None
+        from headway.gateway.peers.peers import Peers
+
+        return Peers(self.settings.peers, self)
 
     def _make_charges(self) -> Charges | None:
         if self.settings.key_store is None:
@@ -192,7 +208,7 @@ class Gateway:
         self.keys.replace_stored([key.key() for key in keys])
         weights = {key.key().tenant: key.weight for key in keys if key.weight != 1}
         for service in self.driver.control.services:
-            if isinstance(service.hold_ordering, FairOrdering):
+            if isinstance(service.hold_ordering, WeightedOrdering):
                 service.hold_ordering.set_weights(weights)
         for callback in self.on_reconfigured:
             callback()
@@ -222,6 +238,9 @@ class Gateway:
             self.charges.accounts.start()
         if self.batches is not None:
             self.batches.start()
+        if self.peers is not None:
+            self.peers.start()
+            self.fleet.on_added.append(self.peers.follow)
         if self.recording.is_written:
             self._flush_periodically(self.clock.now, None)
 
@@ -297,6 +316,8 @@ class Gateway:
             self.driver.release(request, ReleaseReason.CANCELLED)
         if self.charges is not None:
             await self.charges.accounts.stop()
+        if self.peers is not None:
+            await self.peers.stop()
         await self.health.stop()
         if self.cache_feeds is not None:
             await self.cache_feeds.stop()
@@ -316,6 +337,19 @@ class Gateway:
     ) -> Relay:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
+        features = await self.features(client_request)
+        if client_request.stream_key is not None:
+            if self.peers is not None:
+                await self.peers.restore(client_request.stream_key)
+            request = self._admit_copied(client_request, features, caller, request_id)
+        else:
+            is_streamed = client_request.stream
+            request = self.admit(features, lambda live: InFlightRequest(live, request_id, is_streamed), caller)
+        return self._relay(client_request, request, writer)
+
+    async def features(self, client_request: ClientRequest) -> Features:
+        """What control reads of a request that arrives now: its blocks where engines publish theirs, and its tokens as
+        an engine counts them where it matters. ApiError if the request is quarantined."""
         now = self.clock.now
         self.quarantine.check(client_request.raw, now)
         if self.cache_feeds is not None:
@@ -327,13 +361,7 @@ class Gateway:
                 client_request.counted_tokens = await count_prompt(
                     client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
                 )
-        features = client_request.features(now)
-        if client_request.stream_key is not None:
-            request = self._admit_copied(client_request, features, caller, request_id)
-        else:
-            is_streamed = client_request.stream
-            request = self.admit(features, lambda live: InFlightRequest(live, request_id, is_streamed), caller)
-        return self._relay(client_request, request, writer)
+        return client_request.features(now)
 
     def _admit_copied(
         self, client_request: ClientRequest, features: Features, caller: Caller, request_id: str
@@ -460,8 +488,12 @@ class Gateway:
             prompt = "a prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
             wanted = f"{prompt} and {live.output_tokens:,} tokens to come"
             raise ApiError(400, f"{wanted} are more than {longest:,}", "context_length_exceeded")
-        if service.hold_queue.is_full(live, self.settings.max_held) and not may_fall_back(live):
-            raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
+        is_full = service.hold_queue.is_full(live, self.settings.max_held)
+        if features.is_flex and self.driver.control.num_kept(service) >= self.settings.max_held:
+            is_full = True
+        if is_full and not may_fall_back(live):
+            retry_s = 1 + int(service.hold_queue.oldest_s(live, self.clock.now))
+            raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=retry_s)
         request = new_request(live)
         self.driver.arrived(request)
         return request
@@ -533,10 +565,13 @@ class Gateway:
             prompt_tokens = max(1, min(prompt_tokens, longest - output_tokens))
         # Messages of two workers may come in another order than their requests did.
         self._last_arrival_s = now = max(features.arrival_s, self._last_arrival_s)
+        timeout_s = deadline_s or self.settings.timeout_s
+        if deadline_s is None and features.is_flex:
+            deadline_s = min(self.settings.flex_s, timeout_s)
         live = Live(
             next(self._ids), now, prompt_tokens, output_tokens, model, features.tier, 0, features.region,
             features.session_id, features.prefix, slo_ttft_s=features.slo_ttft_s,
-            slo_tpot_s=features.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
+            slo_tpot_s=features.slo_tpot_s, timeout_s=timeout_s,
             deadline_s=None if deadline_s is None else now + deadline_s, tenant=tenant,
             lora="" if self.parent_of(features.model) is None else features.model,
         )  # fmt: skip
@@ -572,6 +607,9 @@ class Gateway:
             self.ejections.pop(replica.id, None)
             self.driver.start_slowly(replica, self.settings.outliers.slow_start_s)
         self.scaling.replica_up(replica)
+        self._prompt_blocks.prepare(replica)
+        for callback in self.on_replica_up:
+            callback(replica)
 
     def _replica_ejected(self, replica: LiveReplica, reason: str, why: str) -> None:
         """A replica is ejected or generates nothing; without a reason, it returns."""
@@ -599,7 +637,7 @@ class Gateway:
         if live.fallback is not None and request.replica is not None:
             self.request_metrics.count_fallback(live.fallback.model, live.fallback.why)
         if outcome is _REJECTED:
-            request.retry_after_s = self.scaling.expected_s(live.model)
+            request.is_shed, request.retry_after_s = live.shed_s > 0, self.scaling.retry_after_s(live)
             if self.decisions is not None:
                 self.decisions.record_hold_refusal(live, now, request.request_id or str(live.id))
         if self.decisions is not None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headway.gateway.batch.service import BatchService
     from headway.gateway.charges import Charges
     from headway.gateway.kv_events.feeds import CacheFeeds
+    from headway.gateway.peers.peers import Peers
 
 
 class MetricsPage:
@@ -36,18 +37,23 @@ class MetricsPage:
         charges: Charges | None,
         batches: BatchService | None,
         cache_feeds: CacheFeeds | None,
+        peers: Peers | None,
     ) -> None:
         """`ended` counts the requests that have ended."""
         self._ended, self._fleet, self._health, self._drift, self._driver = ended, fleet, health, drift, driver
         self._keys, self._reloads, self._charges, self._batches = keys, reloads, charges, batches
-        self._cache_feeds = cache_feeds
+        self._cache_feeds, self._peers = cache_feeds, peers
 
     def lines(self) -> Iterator[str]:
         """The page in Prometheus' text format, line by line."""
         counters = [*self._key_counters(), self._reload_counter()]
         if self._cache_feeds is not None:
             counters += self._cache_feeds.metrics(self._fleet.present())
-        return self._ended.lines([*self._replica_gauges(), *self._queue_gauges(), *self._service_gauges()], counters)
+        gauges = [*self._replica_gauges(), *self._queue_gauges(), *self._service_gauges()]
+        if self._peers is not None:
+            gauges += self._peers.gauges()
+            counters += self._peers.counters()
+        return self._ended.lines(gauges, counters)
 
     def _replica_gauges(self) -> list[Metric]:
         in_flight: list[Sample] = []
@@ -71,7 +77,10 @@ class MetricsPage:
 
     def _queue_gauges(self) -> list[Metric]:
         control = self._driver.control
-        held: list[Sample] = [({"model": each.model}, len(each.hold_queue.requests())) for each in control.services]
+        held: list[Sample] = [
+            ({"model": each.model}, len(each.hold_queue.requests()) + control.num_kept(each))
+            for each in control.services
+        ]
         waiting = Counter(live.tenant for live in control.held_requests() if live.tenant)
         tenants: list[Sample] = [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]
         return [

@@ -57,6 +57,24 @@ class KeyStoreSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     is spent later; `refuse` answers 503 to requests with keys of the database."""
 
 
+class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Other gateways, or pickers, that serve the same fleet beside this one."""
+
+    store: str
+    """The database through which they know of each other: `postgresql://user@host/database`."""
+    name: str = ""
+    """What this one is called in logs; the host's name unless set."""
+    period_s: _Seconds = 0.05
+    """Least time between two messages to the others, of what this one has at the replicas."""
+    lease_s: _Seconds = 2.0
+    """What a gateway has told counts for so long after its last message."""
+    streams: bool = True
+    """Whether streams that clients have named are kept in the store as well, so that another gateway continues them
+    when a client asks it."""
+    leader: Literal["store", "kubernetes"] = "store"
+    """Where the gateway that scales holds its lease: in the store, or as a Lease of the cluster of the pods."""
+
+
 class Cors(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Web pages of other hosts that may send requests from browsers (cross-origin resource sharing)."""
 
@@ -150,11 +168,31 @@ class Outliers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Time in which the share of requests that a returned replica is offered grows from a tenth to all."""
 
 
+class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Demand from before the start, of scalers that forecast: of `records` or of `prometheus`."""
+
+    records: str | None = None
+    """The folder of `--records`. What it says of demand is added at each start to its file `demand.parquet`."""
+    prometheus: str | None = None
+    """Address of a Prometheus server that scrapes the gateway, `http://host:port`."""
+    query: str = 'sum by (model) (rate(headway_tokens_total{kind="input"}[5m]))'
+    """Prompt tokens per second. Its series have the label `model`, with several regions `region`; `tier` may be one."""
+    days: Annotated[float, Meta(gt=0, le=60)] = 8.0
+    """How far back it goes."""
+
+    def __post_init__(self) -> None:
+        if (self.records is None) == (self.prometheus is None):
+            raise ValueError("expected either records or prometheus")
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of `headway serve`."""
 
     timeout_s: _Seconds = 600.0
     """A request is cancelled this long after its arrival."""
+    flex_s: _Seconds = 600.0
+    """Deadline of a request with `service_tier: flex`, from its arrival, at most `timeout_s`. Until shortly before it,
+    the admission policy may hold the request while it would delay others."""
     hold_s: Annotated[float, Meta(ge=0)] = 30.0
     """Longest wait for a replica while none is up."""
     max_held: Annotated[int, Meta(ge=0)] = 10_000
@@ -194,6 +232,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     address. `*` for every host. A gateway that listens on more than a loopback address accepts all IP addresses."""
     key_store: KeyStoreSettings | None = None
     """Keys in a database, besides `api_keys`."""
+    peers: PeerSettings | None = None
+    """Other gateways of the same fleet, through a store that all of them use. Without it, this one is alone."""
     cors: Cors | None = None
     """Pages of other hosts that may send requests. Without it, browsers refuse them the answers."""
     admin_keys: tuple[_Sha256, ...] = ()
@@ -206,6 +246,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Size at which the decision log is renamed to FILE.1, which replaces an older FILE.1."""
     records_period_s: _Seconds = 10.0
     """With `--records`: the time after which records are written. A gateway that is killed loses those since."""
+    demand_history: DemandHistory | None = None
+    """Without it, forecasts begin with the gateway."""
     tracing: bool = False
     """Whether OpenTelemetry spans are exported. The OTEL_* environment variables say where to."""
     batches: Batches | None = None
@@ -213,6 +255,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     hang_s: _Seconds = 10.0
     """With several workers: a worker that is silent for so long is restarted, and while the scheduler is silent for so
     long, clients get a 503."""
+    objectives: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    """For `headway epp`: the tier by the name in a request's header `x-gateway-inference-objective`. A request with
+    another name has the tier that it has without one."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """Time for streams to end at shutdown."""
 

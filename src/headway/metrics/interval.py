@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import cos, pi, sin, sqrt, tan
 from statistics import fmean, stdev
 
@@ -18,6 +19,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
+@cache  # thousands of metrics have a handful of numbers of seeds
 def quantile(freedom: int) -> float:
     """The t with P(|T| < t) = `LEVEL`, by bisection."""
     low, high = 0.0, pi / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -128,8 +129,10 @@ class Sample:
         return np.subtract(floats(self.records.requests, name, self.rows), values_s, out=values_s)
 
 
-def sample(records: Records, warmup_s: float, slo: DefaultSlo | None, pacer: Pacer | None = None) -> Sample:
-    """The requests that arrived at `warmup_s` or later, with any outcome; with phases if a pacer is given.
+def sample(
+    records: Records, warmup_s: float, slo: DefaultSlo | None, pacer: Pacer | None = None, until_s: float = inf
+) -> Sample:
+    """The requests that arrived from `warmup_s` to `until_s`, with any outcome; with phases if a pacer is given.
 
     HeadwayError for a warm-up that is negative or not finite.
     """
@@ -137,8 +140,9 @@ def sample(records: Records, warmup_s: float, slo: DefaultSlo | None, pacer: Pac
         raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")
     table = records.requests
     rows: Rows | slice = slice(None)
-    if warmup_s > 0:
-        rows = np.flatnonzero(floats(records.workload, "arrival_s", ints(table, "request")) >= warmup_s)
+    if warmup_s > 0 or until_s < inf:
+        arrival_s = floats(records.workload, "arrival_s", ints(table, "request"))
+        rows = np.flatnonzero((arrival_s >= warmup_s) & (arrival_s <= until_s))
     computed = None
     if pacer and "reasoning_tokens" in records.workload:
         computed = phases(records, {name: column[rows] for name, column in table.items()}, pacer)

@@ -36,7 +36,7 @@ TicksAfterGaps = Mapping[int, tuple[TickClock, Ints]]
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """One element per request; NaN if undefined."""
+    """One element per request; NaN if undefined, or unknown: `blocking_s` and `qoe` need the times of tokens."""
 
     reasoning_s: Floats
     """Arrival to the last reasoning token, for requests that reason."""
@@ -71,7 +71,8 @@ def computed_phases(records: Records, ended: Columns, pacer: Pacer) -> Phases:
     qoe, blocking_s = np.full(len(ids), np.nan), np.full(len(ids), np.nan)
     end_s = np.where(reasoning_tokens[ids] > 0, reasoning_end_s, arrival_s)
     ticks = {replica: (clock, clock.ticks_after_gaps(pacer.tpot_s)) for replica, clock in clocks(records.stretches)}
-    for rows in _chunks(ints(ended, "generated_tokens"), np.flatnonzero(~np.isnan(answer_s))):
+    known = ~np.isnan(answer_s) & _has_token_times(records)[ids]
+    for rows in _chunks(ints(ended, "generated_tokens"), np.flatnonzero(known)):
         found = _answers(records, ids[rows], ticks, pacer.tpot_s)
         # The client receives a token some time after its iteration, with the same delay for each token of a request.
         seen_s = answer_s[rows] - found.first_s
@@ -92,6 +93,14 @@ def _reasoning_tokens(records: Records) -> Ints:
     if "reasoning_tokens" not in workload:
         return np.zeros(len(workload["arrival_s"]), dtype=np.int64)
     return ints(workload, "reasoning_tokens")
+
+
+def _has_token_times(records: Records) -> Mask:
+    """By request id, whether its tokens are recorded. A gateway's records have no iterations of the engines."""
+    found: Mask = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
+    segments = TokenSegments(records.segments, ~found)
+    found[segments.request(segments.rows)] = True
+    return found
 
 
 def _chunks(tokens: Ints, rows: Rows) -> Iterator[Rows]:

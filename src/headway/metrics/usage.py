@@ -97,13 +97,22 @@ def _tokens_usd(records: Records, warmup_s: float) -> Floats:
     begun = (replica >= 0) & ~np.isnan(floats(records.requests, "first_token_s"))
     begun &= floats(records.workload, "arrival_s")[ids] >= warmup_s
     position = _positions(records)[np.where(begun, replica, 0)]
+    prompt = floats(records.workload, "prompt_tokens")[ids]
+    # A request that was placed several times counts what its first replica had cached.
+    cached = np.minimum(floats(records.requests, "cached_prompt_tokens"), prompt)
     prices = (
-        (floats(records.workload, "prompt_tokens")[ids], [r.usd_per_million_input_tokens for r in replicas]),
+        (prompt - cached, [r.usd_per_million_input_tokens for r in replicas]),
+        (cached, [_cached_price(r) for r in replicas]),
         (floats(records.requests, "generated_tokens"), [r.usd_per_million_output_tokens for r in replicas]),
     )
     for tokens, price in prices:
         usd += np.bincount(position, np.where(begun, tokens, 0.0), size) * np.array(price) / 1e6
     return usd
+
+
+def _cached_price(replica: ReplicaRecord) -> float:
+    price = replica.usd_per_million_cached_tokens
+    return replica.usd_per_million_input_tokens if price is None else price
 
 
 def _positions(records: Records) -> Ints:
@@ -181,6 +190,12 @@ def provisioning_metrics(records: Records, warmup_s: float) -> ProvisioningMetri
             spot += each.num_gpus * (_overlap_s([(released_s, taken_s.get(each.id, records.end_s))], window) / 3600)
     starts = sum(each.origin != INITIAL and each.up[0][0] >= warmup_s for each in replicas)
     return ProvisioningMetrics(starts, StartingGpuHours(**hours), spot)
+
+
+def held_gpu_hours(records: Records, warmup_s: float) -> float:
+    """GPU-hours from `warmup_s` to the end of the run, starting replicas included: the sum of `usage` in less time."""
+    window = (warmup_s, records.end_s)
+    return sum(each.num_gpus * _overlap_s(each.up, window) for each in records.replicas) / 3600
 
 
 def _released_s(replica: ReplicaRecord, end_s: float) -> float | None:

@@ -25,7 +25,8 @@ def highest(strains: Callable[[float], Strains], start: float, floor: float, cei
     The search takes strains for straight lines over the logarithm of the rate. The result is where the first crosses 0:
     between two trials that are `precision` apart, or next to a trial so near that the slope hardly matters. Each trial
     lies half the precision to one side of the estimated crossing, so that two trials suffice if the estimate is right.
-    0 if even `floor` is too high; at most `ceiling`.
+    A strain that is flat up to the limit bends there, and such estimates would creep up on it: after two trials on one
+    side of the limit, the interval is halved. 0 if even `floor` is too high; at most `ceiling`.
     """
     width, lowest, uppermost = log(precision), log(floor), log(ceiling)
     at = min(max(log(start), lowest), uppermost)
@@ -34,6 +35,7 @@ def highest(strains: Callable[[float], Strains], start: float, floor: float, cei
     before: Trial | None = None
     while True:
         here = (at, strains(exp(at)))
+        is_same_side = before is not None and (max(before[1]) <= 0) == (max(here[1]) <= 0)
         if max(here[1]) <= 0:
             low = here
             if at >= uppermost:
@@ -46,7 +48,12 @@ def highest(strains: Callable[[float], Strains], start: float, floor: float, cei
             return exp(low[0] + _share(low, high) * (high[0] - low[0]))
         if abs(max(here[1])) <= width / 2:
             return exp(at + _step(here, before))
-        at = _beyond(here, before, width) if low is None or high is None else _between(low, high, width)
+        if low is None or high is None:
+            at = _beyond(here, before, width)
+        elif is_same_side:
+            at = (low[0] + high[0]) / 2
+        else:
+            at = _between(low, high, width)
         before, at = here, min(max(at, lowest), uppermost)
 
 

@@ -21,7 +21,7 @@ from headway.workload.sources import RequestSource
 
 T = TypeVar("T")
 Watch = Callable[[RequestSource], RequestSource]
-NOT_SIMULATING = ("cli", "report", "reproduce")
+NOT_SIMULATING = ("arena", "cli", "report", "reproduce")
 """Parts of Headway on which no simulation depends."""
 
 
@@ -102,9 +102,14 @@ class RehearsalCache:
         return result
 
 
-def content_key(facts: Any, paths: Iterable[Path] = (), digests: Iterable[bytes] = ()) -> str:
-    """A digest of facts (fit for JSON), of files, of further digests, and of the code that simulates."""
-    digest = hashlib.sha256(msgspec.json.encode([__version__, _code(), facts]))
+def content_key(
+    facts: Any, paths: Iterable[Path] = (), digests: Iterable[bytes] = (), without: tuple[str, ...] = ()
+) -> str:
+    """A digest of facts (fit for JSON), of files, of further digests, and of the code that simulates.
+
+    `without` names parts of that code, as in `policies/routing`, that do not count.
+    """
+    digest = hashlib.sha256(msgspec.json.encode([__version__, _code(without), facts]))
     for each in digests:
         digest.update(each)
     for path in paths:
@@ -139,11 +144,12 @@ def _file_digest(path: Path, _changed_ns: int) -> bytes:
 
 
 @cache
-def _code() -> str:
+def _code(without: tuple[str, ...] = ()) -> str:
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*")):
-        part = path.relative_to(package).parts[0]
-        if part not in NOT_SIMULATING and path.suffix in (".py", ".json", ".yaml", ".csv"):
+        within = path.relative_to(package)
+        is_left_out = within.parts[0] in NOT_SIMULATING or any(map(within.is_relative_to, without))
+        if not is_left_out and path.suffix in (".py", ".json", ".yaml", ".csv"):
             digest.update(path.read_bytes())
     return digest.hexdigest()

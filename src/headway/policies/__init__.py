@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
+from headway.policies.admission.by_deadline import ByDeadlineAdmission
 from headway.policies.admission.queue_manager import QueueManagerAdmission
 from headway.policies.cascade.deadline_aware import DeadlineAwareCascade
 from headway.policies.cascade.load_based import LoadBasedCascade
@@ -13,6 +14,7 @@ from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
 from headway.policies.ordering.attained import LeastAttainedServiceOrdering, VtcOrdering
 from headway.policies.ordering.deadlines import DeadlinePriorityOrdering, EdfOrdering
+from headway.policies.ordering.deficit import DeficitRoundRobinOrdering
 from headway.policies.ordering.fair import FairOrdering
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.oracle import ShortestRemainingOrdering, ShortestToAnswerOrdering
@@ -35,12 +37,14 @@ from headway.policies.routing.lmetric import LmetricRouter
 from headway.policies.routing.lora_affinity import LoraAffinityRouter
 from headway.policies.routing.preble import PrebleRouter
 from headway.policies.routing.random import RandomRouter
-from headway.policies.routing.remaining_work import RemainingWorkRouter
+from headway.policies.routing.remaining_work import RemainingWorkOracleRouter, RemainingWorkRouter
 from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.policies.routing.sageserve import SageServeRouter
 from headway.policies.scaling.chiron import ChironScaler
 from headway.policies.scaling.combos import CombosScaler
 from headway.policies.scaling.freeness import FreenessScaler
+from headway.policies.scaling.headway import HeadwayScaler
+from headway.policies.scaling.keda import KedaScaler
 from headway.policies.scaling.long_term import LongTermGapScaler, LongTermImmediateScaler, LongTermUtilizationScaler
 from headway.policies.scaling.reactive import ReactiveScaler
 from headway.policies.scaling.target_utilization import TargetUtilizationScaler
@@ -66,6 +70,7 @@ ROUTERS: dict[str, type[Router]] = {
     "preble": PrebleRouter,
     "dualmap": DualMapRouter,
     "remaining-work": RemainingWorkRouter,
+    "remaining-work-oracle": RemainingWorkOracleRouter,
     "dlpm": DlpmRouter,
     "lora-affinity": LoraAffinityRouter,
     "pascal": PascalRouter,
@@ -80,6 +85,7 @@ ORDERINGS: dict[str, type[Ordering]] = {
     "priority": PriorityOrdering,
     "fair": FairOrdering,
     "vtc": VtcOrdering,
+    "drr": DeficitRoundRobinOrdering,
     "least-attained-service": LeastAttainedServiceOrdering,
     "edf": EdfOrdering,
     "priority-first": PriorityFirstOrdering,
@@ -98,6 +104,7 @@ MIGRATIONS: dict[str, type[Migration]] = {
 }
 
 ADMISSIONS: dict[str, type[Admission]] = {
+    "by-deadline": ByDeadlineAdmission,
     "queue-manager": QueueManagerAdmission,
 }
 
@@ -109,6 +116,8 @@ CASCADES: dict[str, type[Cascade]] = {
 }
 
 SCALERS: dict[str, type[Scaler]] = {
+    "headway": HeadwayScaler,
+    "keda": KedaScaler,
     "freeness": FreenessScaler,
     "combos": CombosScaler,
     "target-utilization": TargetUtilizationScaler,

@@ -17,7 +17,11 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """The items by key, in order of appearance."""
     groups: dict[K, list[T]] = {}
     for item in items:
-        groups.setdefault(key(item), []).append(item)
+        of = key(item)
+        if of in groups:
+            groups[of].append(item)
+        else:
+            groups[of] = [item]
     return groups
 
 

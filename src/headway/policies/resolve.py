@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -54,6 +54,13 @@ class PolicyChoice(Generic[P]):
         """As in tables: `edf`, or `edf(default_deadline_s=30)`."""
         shown = [f"{name}={_text(value)}" for name, value in self.arguments.items() if name not in _HIDDEN]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+
+def identity(choice: Callable[[], object]) -> str:
+    """A policy's text, the same for arguments in any order: by it a gateway and an engine compare what they run."""
+    if isinstance(choice, PolicyChoice):
+        choice = replace(choice, arguments=dict(sorted(choice.arguments.items())))
+    return str(choice)
 
 
 @dataclass(frozen=True)

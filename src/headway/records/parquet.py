@@ -24,6 +24,7 @@ from headway.workload.table import NAMED
 
 METADATA = b"headway"
 _TOKEN_PRICES = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
+_CACHED_PRICE = "usd_per_million_cached_tokens"
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")
 DRAFTS = "drafts"
 """A sixth table, of runs in which replicas speculate."""
@@ -141,11 +142,14 @@ def _present(columns: Container[str]) -> list[str]:
 
 
 def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
-    """The replicas; prices of tokens only if some replica has any."""
+    """The replicas; prices of tokens, and of cached ones, only if some replica has any."""
     intervals = pa.list_(pa.list_(pa.float64()))
-    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), float | None: pa.float64()}
     is_priced = any(each.usd_per_million_input_tokens or each.usd_per_million_output_tokens for each in replicas)
-    fields = [field for field in msgspec.structs.fields(ReplicaRecord) if is_priced or field.name not in _TOKEN_PRICES]
+    left_out = set() if is_priced else {*_TOKEN_PRICES}
+    if all(each.usd_per_million_cached_tokens is None for each in replicas):
+        left_out.add(_CACHED_PRICE)
+    fields = [field for field in msgspec.structs.fields(ReplicaRecord) if field.name not in left_out]
     schema = pa.schema([(field.name, kinds.get(field.type, intervals)) for field in fields])
     return pa.Table.from_pylist([msgspec.to_builtins(replica) for replica in replicas], schema=schema)
 

@@ -31,6 +31,8 @@ from headway.records.parquet import METADATA
 from headway.workload.table import LENGTH, NAMED, QUALITY, Workload, default_of, dtype_of
 
 FOLDER = "parts"
+BEGAN_S = "began_s"
+"""In the provenance of a gateway's records: the wall-clock time from which their times count."""
 _TABLES = ("arrivals", "requests", "segments")
 _NUMBER = re.compile(r"\d{6,}")
 _BY_MODEL = pa.list_(pa.struct([("model", pa.string()), ("value", pa.float64())]))
@@ -116,6 +118,12 @@ def combine(folder: Path, chosen: Sequence[int], state: RunState) -> None:
 
 def join(folder: Path) -> Records | None:
     """The records of all parts in a records folder; None if there is none. HeadwayError for a damaged part."""
+    parts = read_all(folder)
+    return assemble(parts) if parts else None
+
+
+def read_all(folder: Path) -> list[tuple[Tables, RunState]]:
+    """The parts in a records folder, in order. HeadwayError for a damaged part."""
     parts: list[tuple[Tables, RunState]] = []
     covered_from: int | None = None
     for number in reversed(numbers(folder)):
@@ -125,7 +133,7 @@ def join(folder: Path) -> Records | None:
         state = _state(folder, tables["requests"])
         parts.append((tables, state))
         covered_from = state.first or number
-    return assemble(parts[::-1]) if parts else None
+    return parts[::-1]
 
 
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
@@ -150,10 +158,15 @@ def finish(folder: Path) -> Records | None:
 
     HeadwayError if they cannot be written: the parts stay.
     """
-    records = join(folder)
-    if records is None:
+    found = read_all(folder)
+    if not found:
         return None
-    parquet_files.save(records, folder, _last(folder).provenance)
+    records, provenance = assemble(found), dict(found[-1][1].provenance)
+    arrivals_s = [state.started_s + compute.min(tables["arrivals"]["arrival_s"]).as_py()
+                  for tables, state in found if tables["arrivals"].num_rows]  # fmt: skip
+    if arrivals_s:
+        provenance[BEGAN_S] = min(arrivals_s)
+    parquet_files.save(records, folder, provenance)
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return records
 

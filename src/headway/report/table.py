@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 
 from rich import box
@@ -98,6 +98,12 @@ DROPPED_FIRST = (
 )  # fmt: skip
 """Columns that a narrow console drops, in this order. Counts of unfinished requests are always shown."""
 
+TENANT_COLUMNS = ("ttft_s.p50", "ttft_s.p99", "itl_s.p99", "e2e_s.p99", "slo_attainment", "throughput_rps",
+                  "output_tokens_per_s", "num_unfinished", "num_rejected")  # fmt: skip
+"""Columns of the table by tenant."""
+MOST_TENANT_ROWS = 24
+"""Rows of that table, beyond which it is left out: the JSON and the HTML report have all tenants."""
+
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
 
@@ -151,14 +157,19 @@ class ComparedMetrics:
         return self.without(present[: max(too_many, 0)])
 
 
-def compare(runs: Sequence[Run], seeded: SeededMetrics | None = None) -> ComparedMetrics:
+def compare(
+    runs: Sequence[Run],
+    seeded: SeededMetrics | None = None,
+    columns: Sequence[Column] = COLUMNS,
+    only_if_nonzero: Collection[str] = ONLY_IF_NONZERO,
+) -> ComparedMetrics:
     """Compare runs by the metrics with data, and mark the best value of each metric in which runs differ.
 
     With `seeded`, values are means over seeds with the halves of their 95% intervals, and marks are those of
     differences that hold.
     """
     flat = [flatten(run.summary) for run in runs]
-    columns = tuple(column for column in COLUMNS if _has_data(column.key, flat))
+    columns = tuple(column for column in columns if _has_data(column.key, flat, only_if_nonzero))
     if seeded is not None and seeded.varies:
         by_column = [_seeded_cells(column, seeded, len(runs)) for column in columns]
     else:
@@ -172,10 +183,10 @@ def compare(runs: Sequence[Run], seeded: SeededMetrics | None = None) -> Compare
     )
 
 
-def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
+def _has_data(key: str, flat: Sequence[dict[str, float | int | None]], only_if_nonzero: Collection[str]) -> bool:
     key = ONLY_WITH.get(key, key)
     values = [number for numbers in flat if (number := numbers.get(key)) is not None]
-    return any(values) if key in ONLY_IF_NONZERO else bool(values)
+    return any(values) if key in only_if_nonzero else bool(values)
 
 
 def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
@@ -218,6 +229,47 @@ def comparison_table(runs: Sequence[Run], *, width: int, seeded: SeededMetrics |
         if console.measure(table).maximum <= width:
             break
     return table
+
+
+def tenants_table(runs: Sequence[Run], *, width: int, seeded: SeededMetrics | None = None) -> Table | None:
+    """A table with one row per run and tenant, as `comparison_table`; None unless every run has the same tenants, and
+    where the rows are too many."""
+    tenants = list(runs[0].summary.tenants)
+    if not 0 < len(tenants) * len(runs) <= MOST_TENANT_ROWS:
+        return None
+    if any(list(run.summary.tenants) != tenants for run in runs):
+        return None
+    by_tenant = [_of_tenant(runs, tenant, seeded) for tenant in tenants]
+    dropped = [column.title for key in DROPPED_FIRST for column in COLUMNS if column.key == key]
+    console = Console(width=10_000, file=StringIO())
+    for num_dropped in range(len(dropped) + 1):
+        table = _by_tenant(tenants, by_tenant, dropped[:num_dropped])
+        if console.measure(table).maximum <= width:
+            break
+    return table
+
+
+def _by_tenant(tenants: Sequence[str], by_tenant: Sequence[ComparedMetrics], dropped: Sequence[str]) -> Table:
+    present = {column.title for each in by_tenant for column in each.columns}
+    titles = [column.title for column in COLUMNS if column.title in present and column.title not in dropped]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in (*by_tenant[0].kinds, "tenant"):
+        table.add_column(title, no_wrap=True)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for i, label in enumerate(by_tenant[0].labels):
+        for tenant, each in zip(tenants, by_tenant, strict=True):
+            cells = {column.title: _marked(cell) for column, cell in zip(each.columns, each.cells[i], strict=True)}
+            table.add_row(*map(escape, (*label, tenant)), *(cells.get(title, "- ") for title in titles))
+    return table
+
+
+def _of_tenant(runs: Sequence[Run], tenant: str, seeded: SeededMetrics | None) -> ComparedMetrics:
+    """The comparison by the metrics of one tenant."""
+    chosen = [column for column in COLUMNS if column.key in TENANT_COLUMNS]
+    keys = {f"tenant.{tenant}.{column.key}" for column in chosen if column.key in ONLY_IF_NONZERO}
+    columns = [replace(column, key=f"tenant.{tenant}.{column.key}") for column in chosen]
+    return compare(runs, seeded, columns, ONLY_IF_NONZERO | keys)
 
 
 def seeds_note(seeded: SeededMetrics) -> str:
@@ -263,4 +315,6 @@ def render(runs: Sequence[Run], *, width: int, color: bool = False, seeded: Seed
     console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     with console.capture() as capture:
         console.print(comparison_table(runs, width=width, seeded=seeded))
+        if (tenants := tenants_table(runs, width=width, seeded=seeded)) is not None:
+            console.print(tenants)
     return capture.get()

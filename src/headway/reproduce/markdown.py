@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from headway import __version__
@@ -12,8 +13,14 @@ from headway.reproduce.reproduction import Reproduced
 from headway.reproduce.text import WORDS, counted
 from headway.workload.atomic_file import write_text
 
-BEGIN, END = "<!-- headway reproduce: begin -->", "<!-- headway reproduce: end -->"
-"""Lines around the written part of a page."""
+
+def markers(command: str) -> tuple[str, str]:
+    """Lines around the part of a page that a command writes."""
+    return f"<!-- headway {command}: begin -->", f"<!-- headway {command}: end -->"
+
+
+REPRODUCE = "reproduce"
+BEGIN, END = markers(REPRODUCE)
 
 
 def markdown(reproduced: Reproduced) -> str:
@@ -23,42 +30,47 @@ def markdown(reproduced: Reproduced) -> str:
     command = f"headway reproduce {result.system}{' --quick' if result.quick else ''} --markdown"
     lines = [f"{counted(result.claims)}. Written by `{command}` of Headway {__version__} with {seeds}.", ""]
     rows = [[f"`{row.id}`", row.claim, str(row.paper), row.headway, _verdict(row.holds)] for row in result.claims]
-    lines += _table(["row", "claim", "paper", "Headway", ""], rows)
+    lines += table(["row", "claim", "paper", "Headway", ""], rows)
     lines += ["", "What lies behind the numbers:", ""]
     lines += [f"- `{row.id}`: {row.why}" for row in result.claims if row.why]
     for each in reproduced.exhibits:
         if isinstance(each, PaperTable):
             cells = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in each.rows]
-            lines += ["", f"**{each.label}: {each.title}.** {each.shows}", "", *_table(list(each.heads), cells)]
+            lines += ["", f"**{each.label}: {each.title}.** {each.shows}", "", *table(list(each.heads), cells)]
     return "\n".join(lines) + "\n"
 
 
-def around_markers(path: Path) -> tuple[str, str]:
-    """What a page has before and after its part between `BEGIN` and `END`; nothing where there is no page.
+def around_markers(path: Path, command: str = REPRODUCE) -> tuple[str, str]:
+    """What a page has before and after the part that a command writes; nothing where there is no page.
 
     HeadwayError where the page lacks one of the lines.
     """
     if not path.exists():
         return "", ""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
-    _, end, after = rest.partition(f"{END}\n")
+    first, last = markers(command)
+    before, begin, rest = path.read_text(encoding="utf-8").partition(f"{first}\n")
+    _, end, after = rest.partition(f"{last}\n")
     if not begin or not end:
-        raise HeadwayError(f"{path}: has no line {END if begin else BEGIN!r}; expected it, or a new file")
+        raise HeadwayError(f"{path}: has no line {last if begin else first!r}; expected it, or a new file")
     return before, after
 
 
-def write_markdown(path: Path, text: str) -> None:
-    """Write the text between the lines `BEGIN` and `END` of a page, or a new page that consists of it."""
-    before, after = around_markers(path)
-    write_text(path, f"{before}{BEGIN}\n\n{text}\n{END}\n{after}")
+def write_markdown(path: Path, text: str, command: str = REPRODUCE) -> None:
+    """Write the text between the command's lines of a page, or a new page that consists of it."""
+    before, after = around_markers(path, command)
+    first, last = markers(command)
+    write_text(path, f"{before}{first}\n\n{text}\n{last}\n{after}")
 
 
 def _verdict(holds: bool | None) -> str:
     return f"**{WORDS[holds]}**" if holds is False else WORDS[holds]
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(each.replace('|', '/') for each in row)} |" for row in (heads, ["---"] * len(heads), *rows)]
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [
+        f"| {' | '.join(each.replace('|', '/') for each in row)} |" for row in (heads, ("---",) * len(heads), *rows)
+    ]
 
 
 def _number(value: float | None) -> str:

@@ -36,6 +36,8 @@ class Runner:
     cache: RehearsalCache | None = None
     report: ReportProgress | None = None
     pool: Executor | None = None
+    key_of: Callable[[Task, Path], str] = cache_key
+    """The key of a task's measurement in the cache, with the folder of its files."""
     num_measured: int = 0
     num_found: int = 0
     num_known: int = 0
@@ -59,7 +61,7 @@ class Runner:
         """
         base_dir = self.data or Path()
         self.num_known += len(tasks)
-        keys = {name: cache_key(task, base_dir) if self.cache else "" for name, task in tasks.items()}
+        keys = {name: self.key_of(task, base_dir) if self.cache else "" for name, task in tasks.items()}
         results = {name: cached for name in tasks if (cached := self._cached(keys[name])) is not None}
         self._report_progress()
         uncached = {name: task for name, task in tasks.items() if name not in results}

@@ -103,7 +103,10 @@ def cache_key(task: Task, base_dir: Path) -> str:
     module = task.function.__module__
     paths = (base_dir / text for text in _texts(task.content))
     facts = [f"{module}.{task.function.__qualname__}", type(task).__name__, task.content]
-    return content_key(facts, [path for path in paths if os.path.isfile(path)], [_source(module)])
+    return content_key(facts, [path for path in paths if os.path.isfile(path)], [source_digest(module, _OWN)])
+
+
+_OWN = Path(__file__).parent
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -116,19 +119,43 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 @cache
-def _source(module: str) -> bytes:
-    """A digest of a module and of the modules of `reproduce` that it imports, directly or not."""
+def source_digest(module: str, folder: Path) -> bytes:
+    """A digest of a module and of the modules in a folder that it imports, directly or not, at once or later."""
     digest = hashlib.sha256()
     waiting, visited = [module], set[str]()
     while waiting:
         name = waiting.pop()
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None and name not in visited:
+        file = None if name in visited else module_file(name)
+        if file is not None and (name == module or file.is_relative_to(folder)):
             visited.add(name)
-            text = Path(file).read_bytes()
-            digest.update(text)
-            waiting += sorted(each for each in _imported(text) if each.startswith(f"{__package__}."))
+            source = _source_of(file)
+            digest.update(source.read_bytes())
+            if source.suffix == ".py":
+                waiting += sorted(_imported(source.read_bytes()))
     return digest.digest()
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module, whether it was imported already or belongs to a package that was; None: there is none.
+
+    So a digest is the same before and after a function has imported what it needs.
+    """
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is not None:
+        return Path(file)
+    package, *parts = name.split(".")
+    for folder in getattr(sys.modules.get(package), "__path__", ()):
+        path = Path(folder, *parts)
+        for found in (path.with_suffix(".py"), path / "__init__.py"):
+            if found.is_file():
+                return found
+    return None
+
+
+def _source_of(file: Path) -> Path:
+    """The source of a module, which lies beside it where the module is compiled."""
+    source = file.with_name(f"{file.name.partition('.')[0]}.py")
+    return source if file.suffix == ".so" and source.is_file() else file
 
 
 def _imported(source: bytes) -> Iterator[str]:

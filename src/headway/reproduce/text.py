@@ -45,7 +45,7 @@ def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
     reasons = [Text(f"{row.id}: asked for {row.rule}. {row.why}") for row in rows if row.holds is not True]
     quick = " Quick: fewer seeds and requests than the full run." if reproduced.result.quick else ""
     last = Text(f"{counted(rows)}. {took(reproduced)}.{quick}")
-    return _printed(Group(Text(reproduced.title, style="bold"), table, *reasons, last), width, color)
+    return printed(Group(Text(reproduced.title, style="bold"), table, *reasons, last), width, color)
 
 
 def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = False) -> str:
@@ -53,7 +53,7 @@ def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = Fa
     table = _table("id", "claim", "paper", "rule")
     for claim in claims:
         table.add_row(*map(Text, (claim.id, claim.claim, str(claim.paper), str(claim.rule))))
-    return _printed(Group(Text(title, style="bold"), table), width, color)
+    return printed(Group(Text(title, style="bold"), table), width, color)
 
 
 def _table(*heads: str) -> Table:
@@ -63,7 +63,8 @@ def _table(*heads: str) -> Table:
     return table
 
 
-def _printed(what: Group, width: int, color: bool) -> str:
+def printed(what: Group, width: int, color: bool) -> str:
+    """What a console of this width shows, without spaces at the ends of lines."""
     terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     with terminal.capture() as captured:
         terminal.print(what)

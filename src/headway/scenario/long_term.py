@@ -51,6 +51,7 @@ DEFAULT_TTFT_S = 1.0
 PRECISION = 1.05
 """The search for the highest rate in time ends when its ends differ by at most this factor."""
 _OTHER_SEED = 1 << 20
+_NO_TIER = 1 << 30
 Cell = tuple[str, str]
 """A model and a region."""
 
@@ -85,18 +86,28 @@ def scaler(
     for key in tools:
         if key not in parameters:
             raise HeadwayError(f"scaler {choice.name}: takes no {key}; lt-i, lt-u and lt-ua do")
-    config: Planning = choice.arguments.get("plan") or Planning()
+    config = _planning(choice)
     demand = ScenarioDemand(scenario, line)
-    planner = _convert("planner", tools.get("planner", {}), PlannerSpec)
-    made: dict[str, Any] = {"planner": ScenarioPlanner(planner.name, config, demand)}
+    made: dict[str, Any] = {}
+    if "planner" in parameters:
+        planner = _convert("planner", tools.get("planner", {}), PlannerSpec)
+        made["planner"] = ScenarioPlanner(planner.name, config, demand)
     if "forecaster" in tools:
         made["forecaster"] = Forecasters(_convert("forecaster", tools["forecaster"], ForecasterSpec), config, demand)
     return replace(choice, arguments={**choice.arguments, **made})
 
 
-def knows_future(choice: PolicyChoice[Scaler] | None) -> bool:
-    """Whether the scaler's forecaster is fitted on the run's own demand."""
-    return choice is not None and getattr(choice.arguments.get("forecaster"), "cheats", False)
+def _planning(choice: PolicyChoice[Scaler]) -> Planning:
+    """The demand that a scaler forecasts: that of its `plan`, or of its own `step_s` and `batch_tier`."""
+    plan: Planning | None = choice.arguments.get("plan")
+    step_s = signature(choice.made_by).parameters.get("step_s")
+    if plan is not None or step_s is None:
+        return plan or Planning()
+    own_s, batch_tier = choice.arguments.get("step_s", step_s.default), choice.arguments.get("batch_tier")
+    try:
+        return Planning(step_s=own_s, period_s=own_s, batch_tier=_NO_TIER if batch_tier is None else batch_tier)
+    except ValueError as error:
+        raise HeadwayError(f"scaler {choice.name}: {error}") from None
 
 
 def _convert(key: str, spec: Any, kind: type[Any]) -> Any:

@@ -10,7 +10,7 @@ timetable is not proved optimal: its GPU-hours lie between those of real scalers
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from headway.config.scenario import Scenario, StepTimes, variants
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Pool
+from headway.core.fleet import Combo, Pool
 from headway.core.policy import Floats
 from headway.planning.gpu_hours_bound import serves
 from headway.policies.endpoints import within_bounds
@@ -103,6 +103,24 @@ def best_timetable(scenario: Scenario, tps: Mapping[str, float] | None = None) -
         return None
     best, (headroom, ahead_s) = min(in_time)
     return OracleTimetable(best, headroom, ahead_s, timetables[headroom], len(gpu_hours))
+
+
+def timetables(
+    scenario: Scenario, tps: Mapping[str, float], headrooms: Sequence[float] = (0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4)
+) -> list[tuple[str, dict[str, Any]]]:
+    """Scalers that follow timetables planned with the trace known, by multiple of demand that they cover.
+
+    Replicas are requested as long before a step as the slowest of them take to start. For a fleet of pools.
+    """
+    plan, ahead_s = _planner(scenario, tps), _lead_times_s(scenario)[-1]
+    return [(f"x{headroom:g}", _scaler(plan(headroom), ahead_s)) for headroom in headrooms]
+
+
+def served_tps(scenario: Scenario) -> dict[str, float]:
+    """Input tokens per second that one unit of each pool or combo serves in time, by simulation."""
+    demand = ScenarioDemand(scenario, StepTimes(scenario))
+    units: list[Pool | Combo] = [*scenario.fleet.pools, *scenario.fleet.combos]
+    return {unit.name: demand.served_tps(unit) for unit in units}
 
 
 def _scaler(counts: Mapping[str, list[int]], ahead_s: float) -> dict[str, Any]:

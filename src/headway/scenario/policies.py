@@ -13,7 +13,6 @@ from headway.core.policy import Ordering, Scaler, SharingOrdering
 from headway.core.task import TaskFactory
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
-from headway.scenario import long_term, replan
 from headway.scenario.user_modules import loader_of
 
 
@@ -52,7 +51,16 @@ def labels(scenario: Scenario) -> dict[str, str]:
 def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> PolicyChoice[Scaler] | None:
     """The scaler, with the forecaster and the planner that its specification names."""
     spec = scenario.spec.policies.scaling
-    return None if spec is None else long_term.scaler(spec, scenario, StepTimes(scenario), tasks)
+    if spec is None:
+        return None
+    from headway.scenario import long_term
+
+    return long_term.scaler(spec, scenario, StepTimes(scenario), tasks)
+
+
+def knows_future(choice: PolicyChoice[Scaler] | None) -> bool:
+    """Whether the scaler's forecaster is fitted on the run's own demand."""
+    return choice is not None and getattr(choice.arguments.get("forecaster"), "cheats", False)
 
 
 def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
@@ -75,14 +83,21 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
     with places.at("policies", "admission"):
         admission = None if spec.admission is None else resolve.admission(spec.admission, load)
     policies = Policies(
-        router, order, spec.ordering_at, _window(scenario), spec.preempt_every_s, migration=migration,
+        router, order, spec.ordering_at, _window(scenario), spec.preempt_every_s, spec.max_hold_s,
+        spec.shed_ttft_share,
+        migration=migration,
         admission=admission,
         cascade=_cascade(scenario), scaler=scaler,
         prompt_window=_prompt_window(scenario) if isinstance(order(), SharingOrdering) else None,
         fallback=spec.fallback,
+        slo_ttft_s=scenario.spec.slo.ttft_s,
+        slo_tpot_s=scenario.spec.slo.tpot_s,
+        slo_e2e_s=scenario.spec.slo.e2e_s,
     )  # fmt: skip
     if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return policies
+    from headway.scenario import replan
+
     return replan.add_replanning(scenario, policies, tasks)
 
 
@@ -93,7 +108,7 @@ def _check_preemption(scenario: Scenario, ordering: Ordering) -> None:
         return
     if spec.ordering_at != "gateway":
         raise HeadwayError("requests wait in the replicas' queues; expected `ordering_at: gateway`")
-    if not ordering.preemptive:
+    if not ordering.preemptive and not isinstance(ordering, SharingOrdering):
         name = type(ordering).__name__
         raise HeadwayError(f"{name} never preempts a request that runs; expected another ordering, such as pascal")
 

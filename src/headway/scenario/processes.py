@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context, parent_process
-from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from multiprocessing.process import BaseProcess
 
 
 def available_cores() -> int:
@@ -32,6 +33,10 @@ def processes(jobs: int, num_tasks: int | None = None) -> Iterator[Executor | No
     if jobs == 1 or (num_tasks is not None and num_tasks <= 1):
         yield None
         return
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import active_children, get_context
+
     others = set(active_children())
     can_fork = sys.platform == "linux" and threading.active_count() == 1
     num = jobs if num_tasks is None else min(jobs, num_tasks)
@@ -62,6 +67,8 @@ def _begin() -> None:
 
 def _end_with_parent() -> None:
     """End this process when its parent does, even if the parent was killed and could not tell."""
+    from multiprocessing import parent_process
+
     parent = parent_process()
     assert parent is not None
     parent.join()

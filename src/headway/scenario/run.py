@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import yaml
@@ -30,19 +29,19 @@ from headway.metrics.latency import sample
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import flatten, summarize
 from headway.metrics.usage import usage
-from headway.planning.gpu_hours_bound import gpu_hours_bound
-from headway.planning.rehearsals import Watch
 from headway.report.run import Provenance, Run
-from headway.scenario import replan
-from headway.scenario.long_term import knows_future
-from headway.scenario.policies import check, labels, policies_of, scaler_of
+from headway.scenario.policies import check, knows_future, labels, policies_of, scaler_of
 from headway.scenario.policy_errors import as_policy_errors
-from headway.scenario.processes import processes
-from headway.scenario.replan import replanner_of
+from headway.scenario.processes import available_cores, processes
 from headway.scenario.sharding import simulate_apart
 from headway.sim.cluster import simulate
 from headway.workload.generate import build, generate
 from headway.workload.sources import RequestSource
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from headway.planning.rehearsals import Watch
 
 Progress = Callable[[float], None]
 """Called now and then with the share that is done, 0 to 1."""
@@ -80,9 +79,11 @@ def assemble(
 
 
 def _with_empty_pools(scenario: Scenario) -> Scenario:
-    spec = replan.with_empty_pools(scenario.spec, scenario.fleet, scenario.places)
-    if spec is scenario.spec:
+    if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
         return scenario
+    from headway.scenario import replan
+
+    spec = replan.with_empty_pools(scenario.spec, scenario.fleet, scenario.places)
     return dataclasses.replace(scenario, spec=spec, fleet=fleet_of(spec, scenario.base_dir, scenario.places))
 
 
@@ -111,7 +112,6 @@ def run(
     simulated = time.perf_counter()
     _check_makespan(spec, records)
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)
-    replanner = replanner_of(policies)
     bound, without_bound = _bound(chosen, records, step_times) if with_bound else (None, ())
     return Run(
         name=spec.name,
@@ -129,45 +129,63 @@ def run(
         pools=step_times.pools,
         notes=(
             *source.table().notes,
-            *_rejections(records, chosen.fleet.all_pools),
+            *_rejections(records, chosen.fleet.all_pools, spec.policies.shed_ttft_share is not None),
             *([LEAK_NOTE] if knows_future(scaler_of(chosen)) else []),
-            *(replanner.messages if replanner else []),
+            *_planner_messages(spec, policies),
             *without_bound,
         ),
     )
 
 
 def compare(
-    scenario: Scenario, jobs: int = 1, progress: Progress | None = None, pool: Executor | None = None,
+    scenario: Scenario, jobs: int | None = 1, progress: Progress | None = None, pool: Executor | None = None,
     with_bound: bool = False,
 ) -> list[Run]:  # fmt: skip
-    """Simulate every variant, in `jobs` processes or in a pool. All get the same arrivals and lengths."""
+    """Simulate every variant, in `jobs` processes or in a pool. All get the same arrivals and lengths.
+
+    No `jobs`: the first variant tells whether the others take long enough for one process on each core.
+    """
     chosen = variants(scenario)
-    own = processes(jobs, len(chosen)) if pool is None else nullcontext(pool)
     runs: list[Run] = []
+    if pool is None and jobs is None:
+        runs = [run(chosen[0], _part(progress, 0, len(chosen)), with_bound=with_bound)]
+        jobs = _jobs_for(runs[0].total_s * (len(chosen) - 1))
+    rest = chosen[len(runs) :]
+    own = processes(jobs or 1, len(rest)) if pool is None else nullcontext(pool)
     with own as workers:
-        if workers is None:
-            return [run(each, _part(progress, i, len(chosen)), with_bound=with_bound) for i, each in enumerate(chosen)]
-        for done in workers.map(partial(run, with_bound=with_bound), chosen):
+        for each in rest if workers is None else ():
+            runs.append(run(each, _part(progress, len(runs), len(chosen)), with_bound=with_bound))
+        for done in () if workers is None else workers.map(partial(run, with_bound=with_bound), rest):
             runs.append(done)
             if progress:
                 progress(len(runs) / len(chosen))
     return runs
 
 
+_WORTH_PROCESSES_S = 2.0
+"""Runs that take longer in all are spread over the cores; below it, starting processes gains little."""
+
+
+def _jobs_for(expected_s: float) -> int:
+    return available_cores() if expected_s > _WORTH_PROCESSES_S else 1
+
+
 def replicate(
-    scenario: Scenario, runs: Sequence[Run], num_seeds: int, jobs: int = 1, progress: Progress | None = None,
+    scenario: Scenario, runs: Sequence[Run], num_seeds: int, jobs: int | None = 1, progress: Progress | None = None,
     pool: Executor | None = None,
 ) -> SeededMetrics:  # fmt: skip
     """The metrics of `compare`'s runs and of the same variants with the following seeds, `num_seeds` in all.
 
     A variant whose second seed changes nothing (a trace, and policies that draw no random numbers) is not run again.
+    No `jobs`: one process for each core where the runs take long enough.
     """
     chosen, first = variants(scenario), scenario.spec.seed
     seeds = tuple(range(first, first + num_seeds))
     flat: list[list[dict[str, float | int | None]]] = [[flatten(each.summary)] for each in runs]
     num_done, expected = 0, len(chosen) * (num_seeds - 1)
-    own = processes(jobs, expected) if pool is None else nullcontext(pool)
+    if pool is None and jobs is None:
+        jobs = _jobs_for(sum(each.total_s for each in runs) * (num_seeds - 1))
+    own = processes(jobs or 1, expected) if pool is None else nullcontext(pool)
     with own as workers:
         work = map if workers is None else workers.map
         for batch in (seeds[1:2], seeds[2:]):
@@ -191,8 +209,9 @@ def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     policies = msgspec.to_builtins(scenario.spec.policies, enc_hook=_policy_name)
     if not scenario.fleet.fallbacks.models:
         del policies["fallback"]
-    if policies["preempt_every_s"] is None:
-        del policies["preempt_every_s"]  # so that records are those of versions without it
+    for key in ("preempt_every_s", "max_hold_s", "shed_ttft_share", "preset"):
+        if policies[key] is None:
+            del policies[key]  # so that records are those of versions without it
     document = plain_document({**scenario.document, "seed": scenario.spec.seed, "policies": policies})
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)
@@ -258,7 +277,7 @@ def _simulate(
         )  # fmt: skip
 
 
-def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
+def _rejections(records: Records, pools: tuple[Pool, ...], is_shedding: bool) -> list[str]:
     """How many requests were rejected, and why."""
     rejected = records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]
     if not len(rejected):
@@ -269,7 +288,8 @@ def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
     too_long = int((tokens > limit).sum())
     notes = [f"rejected: {too_long:,} requests of more than {limit:,} tokens, the most that a replica takes"]
     if too_long < len(rejected):
-        notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for")
+        late = " in time" if is_shedding else ""
+        notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for{late}")
     return notes if too_long else notes[1:]
 
 
@@ -291,11 +311,22 @@ def _check_makespan(spec: Spec, records: Records) -> None:
         raise HeadwayError(f"workload: {what}; expected arrival times in seconds, or --until-s to simulate this")
 
 
+def _planner_messages(spec: Spec, policies: Policies) -> Sequence[str]:
+    if spec.cascade is None or spec.cascade.replan is None:
+        return ()
+    from headway.scenario.replan import replanner_of
+
+    planner = replanner_of(policies)
+    return () if planner is None else planner.messages
+
+
 def _bound(scenario: Scenario, records: Records, step_times: StepTimes) -> tuple[float | None, tuple[str, ...]]:
     """The least GPU hours of any plan, where the run scales; or a note that says why they are not known."""
     spec = scenario.spec
     if spec.policies.scaling is None or spec.cascade is not None:
         return None, ()
+    from headway.planning.gpu_hours_bound import gpu_hours_bound
+
     try:
         bound = gpu_hours_bound(
             scenario.fleet, records, step_times.model, warmup_s=spec.simulation.warmup_s, slo=spec.slo,

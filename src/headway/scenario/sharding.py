@@ -95,7 +95,7 @@ def split(scenario: Scenario, rows: Workload, most: int) -> list[Longs] | None:
     for model, own in names.items():
         for name in own:
             service_of.setdefault(name, models.index(model))
-    if len(models) < 2 or "model" not in rows.columns:
+    if len(models) < 2 or "model" not in rows.columns or scenario.fleet.kv_store is not None:
         return None
     of_code = np.array([service_of.get(name, -1) for name in rows.models], "i8")
     services = of_code[rows.columns["model"]]
@@ -155,10 +155,9 @@ class _Shard:
         sizes = {}
         for name in TABLES:
             columns, places = getattr(records, name), getattr(order, name)
-            sizes[name] = len(places.times_s)
+            sizes[name] = places.num_rows
             _save(self.folder / name, columns)
-            noted = {"times_s": np.frombuffer(places.times_s), "codes": np.frombuffer(places.codes, "i8")}
-            _save(self.folder / f"{name} places", noted)
+            _save(self.folder / f"{name} places", places.columns())
         return _Part(records.moves, records.replicas, source.num_issued, records.end_s, sizes)
 
     def read(self, part: _Part) -> ShardRecords:

@@ -24,18 +24,17 @@ from headway.config.strict_yaml import Key as PlaceKey
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.policy import Ordering, SteppedOrdering
-from headway.gateway.fleet.specs import ServedPool, ServingPlan, TokenPrices
+from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, ServingPlan, TokenPrices
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
-from headway.gateway.settings import Judge, Key, Settings
+from headway.gateway.settings import Judge, Key, PeerSettings, Settings
 from headway.gateway.workers.planner_process import PlannerProcesses
-from headway.policies import resolve
+from headway.policies import ORDERINGS, resolve
 from headway.policies.resolve import PolicyChoice
 from headway.policies.scaling.hourly_plan import Planning
-from headway.scenario.long_term import knows_future
-from headway.scenario.policies import policies_of
+from headway.scenario.policies import knows_future, policies_of
 from headway.scenario.replan import replanner_of
-from headway.serving import pools
+from headway.serving import demand_history, endpoints_file, pools
 from headway.serving.pools import DeclaredPool
 from headway.sim.replica_resources import kv_blocks
 
@@ -49,6 +48,7 @@ QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 def read(path: Path) -> Scenario:
     """The scenario of a fleet file. Its document keeps the placeholders of the section `gateway`, not their values."""
     data, places = read_document(path)
+    data = endpoints_file.filled(data, places, path.parent)
     data.setdefault("workload", NO_WORKLOAD)
     if "gateway" not in data:
         return scenario.assemble(data, places, path.parent)
@@ -60,6 +60,7 @@ def read(path: Path) -> Scenario:
 def read_engines(path: Path) -> Scenario:
     """The scenario of a fleet file for its engines, which need none of the gateway's secrets."""
     data, places = read_document(path)
+    data = endpoints_file.filled(data, places, path.parent)
     data.setdefault("workload", NO_WORKLOAD)
     return scenario.assemble(data, places, path.parent)
 
@@ -84,6 +85,8 @@ def plan(scenario: Scenario) -> ServingPlan:
         own = [each for each in declared if each.pool.hosted is None]
         pools.require_starts(own, ("policies", "scaling"), places)
     pools.require_starts([each for each in declared if _is_planned(spec, each)], ("cascade", "replan"), places)
+    if spec.gateway.peers is not None:
+        _check_shared_starts(scenario, declared, starts)
     if spec.roles:
         pools.check_roles(declared, places)
     planners = PlannerProcesses()
@@ -93,6 +96,7 @@ def plan(scenario: Scenario) -> ServingPlan:
         policies = replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": batches.tier}))
     _check_oracles(policies, places)
     _check_forecasts(policies, places)
+    demand_history.check(scenario, policies.scaler)
     if spec.policies.ordering_at != "gateway":
         _check_ordering(pools.ordering_name(spec.policies), declared, places)
     if policies.migration is not None:
@@ -111,8 +115,11 @@ def plan(scenario: Scenario) -> ServingPlan:
             pools.slot_folder(each, scenario.base_dir, places),
             None if each.combo is None else combos[each.combo.name],
             pools.engine_key(each, scenario.base_dir, places),
-            TokenPrices(each.spec.usd_per_million_input_tokens, each.spec.usd_per_million_output_tokens),
-            step_times.get(each.pool.name), pools.engine_model(each), pools.kv_events(each, places),
+            TokenPrices(
+                each.spec.usd_per_million_input_tokens, each.spec.usd_per_million_output_tokens,
+                each.spec.usd_per_million_cached_tokens,
+            ),
+            step_times.get(each.pool.name), pools.engine_model(each), pools.kv_events(each, scenario.base_dir, places),
         )
         for each, start in zip(declared, starts, strict=True)
     )  # fmt: skip
@@ -125,9 +132,11 @@ def plan(scenario: Scenario) -> ServingPlan:
         settings=_checked_settings(scenario),
         fallbacks=scenario.fleet.fallbacks,
         sends_priority=pools.uses_engine_priority(spec),
+        engine_ordering=resolve.identity(policies.ordering) if pools.is_run_by_plugin(spec) else "",
         has_window=spec.policies.window is not None,
         judge=judge,
         gpu_limits=scenario.fleet.gpu_limits,
+        network=spec.network,
         roles=spec.roles,
         stop_planners=planners.close,
         planned_gpus=None if replanner is None else _planned_gpus(spec, declared, policies, places),
@@ -139,9 +148,9 @@ def plan(scenario: Scenario) -> ServingPlan:
 
 
 def _with_tenants(scenario: Scenario) -> Scenario:
-    """The scenario with the tenants' weights in the ordering `fair`.
+    """The scenario with the tenants' weights in its ordering, if that has weights.
 
-    This ordering, at the gateway, is the default where there are keys: requests of all tenants would else wait in the
+    `fair`, at the gateway, is the default where there are keys: requests of all tenants would else wait in the
     engines' queues, in order of arrival.
     """
     keys = [key for key in scenario.spec.gateway.api_keys if isinstance(key, Key)]
@@ -153,7 +162,7 @@ def _with_tenants(scenario: Scenario) -> Scenario:
     policies = scenario.spec.policies
     if scenario.spec.gateway.needs_key and _has_default_order(scenario):
         policies = replace(policies, ordering="fair", ordering_at="gateway")
-    if pools.ordering_name(policies) == "fair":
+    if hasattr(ORDERINGS.get(pools.ordering_name(policies)), "set_weights"):
         (ordering,) = listed(policies.ordering)
         arguments: dict[str, Any] = {"name": ordering} if isinstance(ordering, str) else dict(ordering)
         weights = {tenant: weight for tenant, weight in weights.items() if weight != 1}
@@ -202,7 +211,36 @@ def _checked_settings(scenario: Scenario) -> Settings:
     if settings.key_store is not None:
         store = _checked_database(settings.key_store.store, ("gateway", "key_store", "store"), scenario)
         settings = replace(settings, key_store=replace(settings.key_store, store=store))
+    if settings.peers is not None:
+        _check_peers(settings.peers, scenario)
     return settings
+
+
+def _check_peers(peers: PeerSettings, scenario: Scenario) -> None:
+    """HeadwayError if gateways cannot share a fleet through this store."""
+    places = scenario.places
+    if "://" not in peers.store:
+        what = f"{peers.store!r} is a file, which gateways of several machines cannot share"
+        raise places.error(("gateway", "peers", "store"), f"{what}; expected postgresql://user@host/database")
+    _checked_database(peers.store, ("gateway", "peers", "store"), scenario)
+    if peers.lease_s < 4 * peers.period_s:
+        what = f"{peers.lease_s:g} is less than four times period_s ({peers.period_s:g}); a gateway would seem gone"
+        raise places.error(("gateway", "peers", "lease_s"), f"{what} after one late message; expected more")
+
+
+def _check_shared_starts(scenario: Scenario, declared: Sequence[DeclaredPool], starts: Sequence[object]) -> None:
+    """HeadwayError for replicas that several gateways cannot share, or scale."""
+    spec, places = scenario.spec, scenario.places
+    for each, start in zip(declared, starts, strict=True):
+        if isinstance(start, Processes):
+            what = "of this machine, which no other gateway of `gateway.peers` knows; expected endpoints, or kubernetes"
+            raise places.error((*each.at, "processes"), what)
+        if isinstance(start, Kubernetes) and start.kind == "StatefulSet" and spec.policies.scaling is not None:
+            what = "deletes its last pods, to which other gateways may be sending; expected Deployment"
+            raise places.error((*each.at, "kubernetes", "kind"), what)
+    is_in_cluster = any(isinstance(start, Kubernetes) for start in starts)
+    if spec.gateway.peers is not None and spec.gateway.peers.leader == "kubernetes" and not is_in_cluster:
+        raise places.error(("gateway", "peers", "leader"), "no pool has `kubernetes`, whose cluster has the Lease")
 
 
 def _checked_database(store: str, at: PlaceKey, scenario: Scenario, *modules: str) -> str:
@@ -264,13 +302,18 @@ def _check_oracles(policies: Policies, places: Places) -> None:
 
 
 def _check_forecasts(policies: Policies, places: Places) -> None:
-    """Refuse forecasters that know the future, and plans that do not know what a replica serves."""
+    """Refuse forecasters that know the future, and plans that do not know what a replica serves; others learn it."""
     choice = policies.scaler
-    if not isinstance(choice, PolicyChoice) or "forecaster" not in signature(choice.made_by).parameters:
+    if not isinstance(choice, PolicyChoice):
+        return
+    parameters = signature(choice.made_by).parameters
+    if "forecaster" not in parameters:
         return
     at = ("policies", "scaling")
     if knows_future(choice):
         raise places.error((*at, "forecaster"), "is fitted on demand that is still to come; expected one without -leak")
+    if "plan" not in parameters:
+        return
     config: Planning = choice.arguments.get("plan") or Planning()
     if not config.tps and "planner" not in choice.arguments:
         what = f"{choice.name} knows of no pool what a replica serves, and would leave them all as they are; expected"
@@ -296,8 +339,13 @@ def _check_inputs(policies: Policies, declared: Sequence[DeclaredPool], places: 
 
 
 def _check_ordering(name: str, declared: Sequence[DeclaredPool], places: Places) -> None:
-    """Engines order their queues by arrival, or by tier if they accept a priority."""
+    """Engines order their queues by arrival, or by tier if they accept a priority.
+
+    A vLLM whose profile accepts another ordering (`orderings`) runs it by `headway.vllm.Scheduler`, and is asked.
+    """
     for each in declared:
+        if each.adapter.ordering:
+            continue
         has_priority = each.adapter.priority_sign is not None
         if name != "fcfs" and not (name == "priority" and has_priority):
             orders = "fcfs or priority" if has_priority else "fcfs"

@@ -19,7 +19,7 @@ from headway.config.strict_yaml import Key, Places
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Pool
-from headway.gateway.fleet.specs import Kubernetes, Processes
+from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes
 from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
@@ -28,7 +28,7 @@ from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 _TOKEN = re.compile(r"[!-~]+")
 _PUBLISHING = ("vllm", "sglang")
 """The APIs of engines that publish KV cache events."""
-_LOCATIONS = ("endpoints", "processes", "kubernetes")
+_LOCATIONS = ("endpoints", "processes", "kubernetes", "inference_pool")
 _NO_HANDOVER = {
     "sglang": "an SGLang engine is started for one phase and cannot do the other; expected vLLM",
     "llama.cpp": "llama.cpp's server cannot transfer its KV cache; expected vLLM, SGLang, or `aggregated`",
@@ -61,9 +61,9 @@ class DeclaredPool(Struct, frozen=True):
         return ADAPTERS[self.spec.api or api_of(engine)]
 
     @property
-    def start(self) -> Processes | Kubernetes | None:
-        """How replicas are started; None if they run already."""
-        return self.spec.processes or self.spec.kubernetes
+    def start(self) -> Processes | Kubernetes | InferencePool | None:
+        """How replicas are started or found; None if the file lists them."""
+        return self.spec.processes or self.spec.kubernetes or self.spec.inference_pool
 
     @property
     def num_ports(self) -> int | None:
@@ -105,10 +105,10 @@ def bounded_combos(pools: Sequence[DeclaredPool]) -> dict[str, Combo]:
     return combos
 
 
-def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Processes | Kubernetes | None]:
+def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Processes | Kubernetes | InferencePool | None]:
     """How each pool's replicas are started, with absolute folders for logs. HeadwayError if that cannot work."""
     places = scenario.places
-    found: list[Processes | Kubernetes | None] = []
+    found: list[Processes | Kubernetes | InferencePool | None] = []
     by_port: dict[int, DeclaredPool] = {}
     for each in pools:
         start = each.start
@@ -123,8 +123,8 @@ def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Processes 
                 raise web_server.not_installed("kubernetes", "kubernetes")
             from headway.gateway.fleet import kubernetes
 
-            with places.at(*each.at, "kubernetes"):
-                kubernetes.check(start)
+            with places.at(*each.at, each.locations[0]):
+                kubernetes.check(start.context)
         found.append(start)
     return found
 
@@ -166,8 +166,9 @@ def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | No
     return folder
 
 
-def kv_events(each: DeclaredPool, places: Places) -> KvEvents | None:
-    """Where a pool's engines publish their KV cache events. HeadwayError if they publish none, or to no address."""
+def kv_events(each: DeclaredPool, base_dir: Path, places: Places) -> KvEvents | None:
+    """Where a pool's engines publish their KV cache events. HeadwayError if they publish none, or to no address, or
+    the tokenizer of their prompts cannot be read."""
     events = each.spec.kv_events
     if events is None:
         return None
@@ -179,7 +180,18 @@ def kv_events(each: DeclaredPool, places: Places) -> KvEvents | None:
         events.address("http://localhost:8000")
     except HeadwayError as error:
         raise places.error(at, str(error)) from None
-    return events
+    if not events.tokenizer:
+        return events
+    if find_spec("tokenizers") is None:
+        raise web_server.not_installed("tokenizers", "tokenizers")
+    from headway.gateway.kv_events import local_tokenizer
+
+    path = (base_dir / events.tokenizer).absolute()
+    try:
+        local_tokenizer.read(path)
+    except HeadwayError as error:
+        raise places.error((*at, "tokenizer"), str(error)) from None
+    return replace(events, tokenizer=str(path))
 
 
 def engine_key(each: DeclaredPool, base_dir: Path, places: Places) -> str:
@@ -212,6 +224,9 @@ def check_pools(pools: Sequence[DeclaredPool], places: Places) -> None:
             if other.locations != each.locations:
                 what = f"the replicas of {other.where} have `{other.locations[0]}`; expected the same for both"
                 raise places.error((*each.at, each.locations[0]), what)
+        if each.combo is not None and each.spec.inference_pool is not None:
+            what = "an InferencePool's pods are alike; expected `endpoints` or `kubernetes` for each part of a combo"
+            raise places.error((*each.at, "inference_pool"), what)
         if (how := each.spec.kubernetes) is not None:
             other = workloads.setdefault((how.context, how.namespace, how.kind, how.name), each)
             if other is not each:
@@ -265,14 +280,19 @@ def check_phases(pools: Sequence[DeclaredPool], policies: Policies, places: Plac
 def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> None:
     """HeadwayError at `key`, which needs replicas that can be started, for a pool of endpoints."""
     for each in pools:
-        if each.start is None:
-            what = f"{each.where} has `endpoints`, where nothing can be started; expected `processes` or `kubernetes`"
-            raise places.error(key, what)
+        if each.start is None or isinstance(each.start, InferencePool):
+            what = f"{each.where} has `{each.locations[0]}`, where nothing can be started"
+            raise places.error(key, f"{what}; expected `processes` or `kubernetes`")
 
 
 def uses_engine_priority(spec: Spec) -> bool:
-    """Whether the engines order their own queues by tier."""
-    return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) == "priority"
+    """Whether the engines are told of requests' tiers to order their own queues."""
+    return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) != "fcfs"
+
+
+def is_run_by_plugin(spec: Spec) -> bool:
+    """Whether the engines run an ordering that they have by `headway.vllm.Scheduler` only."""
+    return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) not in ("fcfs", "priority")
 
 
 def ordering_name(policies: PolicySpecs) -> str:

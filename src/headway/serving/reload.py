@@ -9,16 +9,19 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from headway.config.scenario import Scenario
-from headway.config.spec import ComboSpec, Spec
+from headway.config.spec import ComboSpec, PoolSpec, Spec
 from headway.control.policies import Policies
 from headway.gateway.fleet.specs import ServingPlan
 from headway.policies.resolve import PolicyChoice
 from headway.serving.gateway import plan, read
 
 _RESTART = "cannot change while the gateway runs; expected what it was, or a restart"
-_FIXED = ("gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning")
+_FIXED = ("gpu_limits", "cascade", "pacer", "roles", "seed", "network", "provisioning", "kv_store")
 """Sections that only a restart can change. Of `combos`, goodputs may change."""
-_FIXED_SETTINGS = ("batches", "key_store", "tracing", "dashboard", "hosts", "cors", "hang_s", "max_decisions_bytes")
+_FIXED_SETTINGS = (
+    "batches", "key_store", "peers", "tracing", "dashboard", "hosts", "cors", "hang_s", "max_decisions_bytes",
+    "demand_history",
+)  # fmt: skip
 _SECRET_FILE = re.compile(r"\$\{file:([^{}]+)\}")
 
 
@@ -34,13 +37,14 @@ class FleetFile:
         self.plan = plan(self.scenario)
 
     def signature(self) -> tuple[object, ...]:
-        """Changes with the file, and with the files of secrets that it names. Never fails."""
+        """Changes with the file, and with the files of secrets and endpoints that it names. Never fails."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return ()
         secrets = [self.path.parent / name for name in _SECRET_FILE.findall(text)]
-        return (text, *map(_stamp, secrets))
+        listed = [self.path.parent / each.endpoints_file for each in _pools(self._read.spec) if each.endpoints_file]
+        return (text, *map(_stamp, [*secrets, *listed]))
 
     def read_again(self, present: ServingPlan) -> ServingPlan:
         """The file's plan in place of the present one. HeadwayError if it cannot be served, or needs a restart."""
@@ -77,19 +81,26 @@ class FleetFile:
                 hosts=present.settings.hosts,
                 batches=present.settings.batches,
                 key_store=present.settings.key_store,
+                peers=present.settings.peers,
             ),
             stop_planners=present.stop_planners,
             planned_gpus=present.planned_gpus,
             planner_news=present.planner_news,
+            past_demand=present.past_demand,
         )
 
     def _check_pools(self, before: Spec, after: Spec, check: Callable[..., None]) -> None:
         """HeadwayError if pools change whose replicas the gateway starts."""
         if self._is_fleet_fixed:
             check(before.fleet == after.fleet, "fleet")
-        started_before = [pool for pool in before.fleet if pool.processes or pool.kubernetes]
-        started_after = [pool for pool in after.fleet if pool.processes or pool.kubernetes]
+        started_before = [pool for pool in before.fleet if pool.processes or pool.kubernetes or pool.inference_pool]
+        started_after = [pool for pool in after.fleet if pool.processes or pool.kubernetes or pool.inference_pool]
         check(started_before == started_after, "fleet")
+
+
+def _pools(spec: Spec) -> list[PoolSpec]:
+    """The pools, and the parts of combos."""
+    return [*spec.fleet, *(part for combo in spec.combos for part in combo.parts.values())]
 
 
 def _unprofiled(combos: Sequence[ComboSpec]) -> list[ComboSpec]:

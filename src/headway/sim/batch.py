@@ -16,8 +16,9 @@ from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, Steppe
 from headway.core.record import Cause, MoveOutcome
 from headway.sim.adapter_slots import AdapterSlots
 from headway.sim.host_memory import HostMemory
+from headway.sim.kv_store import StoreClient
 from headway.sim.kvcache import KvCache
-from headway.sim.prefixcache import PrefixCache
+from headway.sim.prefixcache import Keeping, PrefixCache
 from headway.sim.speculation import Speculation
 from headway.sim.stall_tracker import StallTracker
 
@@ -30,10 +31,11 @@ class Batch:
         "chunk_shapes", "chunk_tokens", "chunks",
         "context_offset", "decoding", "draft_slots", "engine",
         "expected_cached_tokens", "generated_offset", "growing", "host", "is_changed",
-        "kv", "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering",
+        "keeping", "kv", "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering",
         "must_recheck", "num_growing",
         "num_waiting", "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued_ordering",
-        "rank", "replica", "resident", "set_aside", "speculation", "stall_s", "stalls", "stepped_ordering", "tick",
+        "rank", "replica", "resident", "set_aside", "speculation", "stall_s", "stalls", "stepped_ordering", "store",
+        "tick",
         "ticks_are_plain", "waiting", "window", "window_tokens",
     )  # fmt: skip
 
@@ -72,6 +74,8 @@ class Batch:
         self.cache_changes: set[int] | None = None
         """Segments whose cached blocks have changed, for `PrefixCache.changes`; None = nobody reads them."""
         self.prefixes: PrefixCache | None = None
+        self.store: StoreClient | None = None
+        self.keeping: Keeping | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -87,7 +91,9 @@ class Batch:
             if self.prefixes.host is not None:
                 self.prefixes.host.clear()
         if engine.prefix_caching:
-            self.prefixes = PrefixCache(self.kv, self.host.prefix_tier(self.kv.block), self.cache_changes)
+            self.prefixes = PrefixCache(
+                self.kv, self.host.prefix_tier(self.kv.block), self.cache_changes, self.store, self.keeping
+            )
         self.waiting: list[tuple[object, int, Live]] = []
         """Heap of (rank, id, request). May contain requests that no longer wait."""
         self.prefilling: dict[int, Live] = {}
@@ -115,6 +121,11 @@ class Batch:
         """Decide again at the next boundary, as admission may then find more room."""
         self.stall_s = 0.0
         """Time of KV copies that delays the next iteration."""
+
+    def extend_cache(self, store: StoreClient | None, keeping: Keeping | None) -> None:
+        """Extend the prefix cache by a shared store, and by blocks that are kept. Call before the first request."""
+        self.store, self.keeping = store, keeping
+        self.clear()
 
     def report_cache_changes(self) -> None:
         """Note from now on which cached blocks change. Call before the first request."""
@@ -235,9 +246,9 @@ class Batch:
         prefixes.touch(live, hit_blocks + loaded_blocks)
         live.computed_tokens = (hit_blocks + loaded_blocks) * self.kv.block
         self.prefill_tokens_left -= live.computed_tokens
-        if loaded_blocks and prefixes.host is not None:
+        if loaded_blocks:
+            self.stall_s += prefixes.load_s(live, hit_blocks, loaded_blocks)
             self.kv.pinned += loaded_blocks
-            self.stall_s += prefixes.host.load_s(loaded_blocks)
 
     def add_chunk(self, live: Live, tokens: int) -> None:
         """Compute this many more prompt tokens in the coming iteration. Their blocks must be free."""

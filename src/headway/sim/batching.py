@@ -106,7 +106,7 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
         else:
             if prefixes is not None and (live.prefix or live.preemptions):
                 hit = prefixes.hit_blocks(live, tick)
-                loaded = prefixes.host_blocks(live, hit)
+                loaded = prefixes.loadable_blocks(live, hit)
             cached_tokens = (hit + loaded) * kv.block
             left = live.target_tokens - cached_tokens
             chunk = left if whole or left < budget else budget

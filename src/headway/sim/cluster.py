@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Final, Literal
 
 from headway.catalog.costs import costs
-from headway.control.cache_index import CacheIndex
+from headway.control.cache_index import CacheIndex, SchedulersIndex
 from headway.control.control import Control, Ticking
 from headway.control.decisions import DecisionObserver
 from headway.control.live import Live
@@ -21,21 +21,26 @@ from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit_of
+from headway.core.fleet import Combo, Fault, Fleet, Parallel, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, SharingOrdering
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
+from headway.core.view import ReplicaView
 from headway.perf import memory
 from headway.perf.copies import NETWORK
+from headway.perf.engine_times import PoolTimes
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.sim.fabric import Fabric
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
+from headway.sim.kv_store import KvStore, StoreClient
 from headway.sim.lifetime import Lifetime
 from headway.sim.provisioning import InstanceSources
 from headway.sim.replica import OrderReceived, Replica
 from headway.sim.replica_resources import adapter_slots, calibrated_line, host_memory, kv_blocks
 from headway.sim.row_order import RowOrder
+from headway.sim.schedulers import Schedulers, SharedControl
+from headway.sim.spill import SpillFile
 from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
 from headway.workload.quality_judges import noisy_score
@@ -45,6 +50,9 @@ Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
 _PROGRESS_EVERY: Final = 1 << 11
+_TELLS: Final = -(1 << 16)
+_HEARD: Final = -(1 << 15)
+"""Places of schedulers' messages among the ticks of one instant."""
 
 
 def simulate(
@@ -99,7 +107,7 @@ class Cluster:
         self._kernel = Kernel()
         if order is not None:
             order.follow(self._kernel)
-        self._recorder = Recorder(bool(fleet.fallbacks.models), order)
+        self._recorder = Recorder(bool(fleet.fallbacks.models), order, SpillFile)
         self._source = source
         self._progress = progress
         self._next_s = float("inf")
@@ -110,8 +118,17 @@ class Cluster:
         self._until_s: float | None = None
         self._ordering = _replicas_ordering(policies)
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
+        self._times = {pool.name: PoolTimes(pool, self._lines[pool.name]) for pool in fleet.all_pools}
         self._pacer, self._exact = pacer, step == "exact"
-        self._control = Control(self, self._recorder, source.reactive)
+        config = scrape.schedulers
+        self._schedulers: Schedulers | None = None
+        """None: there is one, which knows all that it has placed."""
+        if config.num > 1:
+            shared = SharedControl(self, self._recorder, source.reactive)
+            self._control: Control = shared
+            self._schedulers = Schedulers(config, shared, fleet, policies, seed)
+        else:
+            self._control = Control(self, self._recorder, source.reactive)
         self._pools: list[Pool] = []
         self._replicas: list[Replica] = []
         self._lifetimes: list[Lifetime] = []
@@ -123,6 +140,9 @@ class Cluster:
         self._network, self._gpu_limits, self._fallbacks = fleet.network, fleet.gpu_limits, fleet.fallbacks
         self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
         self._instance_sources = InstanceSources(fleet, seed)
+        self._kv_store = None if fleet.kv_store is None else KvStore(fleet.kv_store, self._read_clock)
+        self._kv_kinds: dict[tuple[str, float, int, Parallel], int] = {}
+        """Numbers of the kinds of KV in the store."""
         self._cache_events = CacheEvents(scrape.cache, Random(f"{seed}/cache events"))
         for deployment in self._deployments.values():
             for _ in range(deployment.replicas):
@@ -146,37 +166,68 @@ class Cluster:
         replica = Replica(
             len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), host_memory(pool), self._ordering(),
             self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
-            self._seed, adapter_slots(pool),
+            self._seed, adapter_slots(pool), self._times[pool.name], self._network,
         )  # fmt: skip
+        replica.use_store(self._store_client(pool))
         self._index_cache(replica)
         self._replicas.append(replica)
         self._pools.append(pool)
         self._lifetimes.append(Lifetime(pool.role, now))
         return replica
 
+    def _store_client(self, pool: Pool) -> StoreClient | None:
+        """A replica's access to the shared store of KV, if there is one for its pool."""
+        store = self._kv_store
+        if store is None or not pool.engine.prefix_caching or pool.hosted is not None:
+            return None
+        if store.config.pools and pool.name not in store.config.pools:
+            return None
+        model, engine = pool.model.name.partition("@")[0], pool.engine
+        shape = (model, engine.kv_dtype_bytes, engine.block_size_tokens, pool.parallel)
+        kind = self._kv_kinds.setdefault(shape, len(self._kv_kinds))
+        per_token = memory.kv_bytes_per_token(pool.model, pool.engine.kv_dtype_bytes)
+        return store.client(kind, per_token * pool.engine.block_size_tokens, pool.network_bytes_per_s)
+
     def _index_cache(self, replica: Replica) -> None:
         """Have policies see a replica's prefix cache as the scenario's observation says."""
-        source = self._cache_events.config.source
+        config = self._cache_events.config
+        source = config.source
         if source == "exact":
             return
-        blocks = replica.kv_blocks_total
-        replica.cache_index = index = CacheIndex(replica.block_size_tokens, blocks, source == "placements")
+        num = 1 if self._schedulers is None else self._schedulers.config.num
+        indexes = [
+            CacheIndex(
+                replica.block_size_tokens, replica.kv_blocks_total, source == "placements", adds_placed=config.placed
+            )
+            for _ in range(num)
+        ]
+        replica.cache_index = index = indexes[0]
+        if self._schedulers is not None:
+            replica.cache_index = index = shared = SchedulersIndex(indexes)
+            self._schedulers.follow(shared)
         if source == "events":
             replica.batch.report_cache_changes()
             self._cache_events.add(index, replica)
 
     def _configure(self, policies: Policies, seed: int) -> None:
         """Hand the replicas to control, model by model."""
-        deployments = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
-        members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
         names = {pool.model.name: pool.names for pool in self._pools}
-        for replica in self._replicas:
-            members[replica.model].append(self._member(replica, deployments[replica.pool]))
         scaling = partial(self._scaling, policies, seed)
+        members = self._members(0)
         self._control.configure(policies, members, names, seed, scaling, self._observer, self._fallbacks)
-        if not self._views.scrape_config.period_s:
+        if self._schedulers is not None:
+            self._schedulers.add(policies, self._members, names, seed, self._observer)
+        elif not self._views.scrape_config.period_s:
             for service in self._control.services:
                 service.view.changes = self._kernel.changes
+
+    def _members(self, scheduler: int) -> dict[str, list[Member]]:
+        """The replicas by model, as a scheduler sees them."""
+        deployments = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
+        members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
+        for replica in self._replicas:
+            members[replica.model].append(self._member(replica, deployments[replica.pool], scheduler))
+        return members
 
     def _scaling(self, policies: Policies, seed: int, services: dict[str, Service]) -> Scaling | None:
         if policies.scaler is None:
@@ -185,12 +236,17 @@ class Cluster:
         view = MutablePoolsView(Random(f"{seed}/scaler"))
         return Scaling(policies.scaler(), view, pools, self, self._gpu_limits)
 
-    def _member(self, replica: Replica, deployment: str) -> Member:
-        view = self._views.views[replica.id]
+    def _member(self, replica: Replica, deployment: str, scheduler: int = 0) -> Member:
+        view: ReplicaView = self._views.views[replica.id]
+        if self._schedulers is not None:
+            view = self._schedulers.view(scheduler, replica, view)
         loras, hosted = self._loras[replica.pool], self._pools[replica.id].hosted
         member = Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment, loras)
         member.window = None if hosted is None else hosted.max_concurrent
         return member
+
+    def _read_clock(self) -> float:
+        return self._kernel.now
 
     def _capacity(self, replica: int) -> float:
         return self._pools[replica].network_bytes_per_s
@@ -298,6 +354,8 @@ class Cluster:
         self._last_s = now
         self._next_s = float("inf")
         self._arm()
+        if self._schedulers is not None:
+            live.scheduler = self._schedulers.choose()
         self._control.on_arrival(live, now)
         if not live.id % _PROGRESS_EVERY:
             self._recorder.flush()
@@ -317,6 +375,10 @@ class Cluster:
             self._kernel.at(0.0, TICK, 0, self._scrape)
         if self._views.scrape_config.cache.source == "events":
             self._kernel.at(self._cache_events.config.period_s, TICK, -2, self._collect_cache_events)
+        if self._schedulers is not None and self._schedulers.config.shared:
+            for scheduler in range(self._schedulers.config.num):
+                start_s = self._schedulers.first_s(scheduler)
+                self._kernel.at(start_s, TICK, _TELLS - scheduler, self._tell, scheduler)
         for i, ticking in enumerate(self._control.ticking()):
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
@@ -373,6 +435,23 @@ class Cluster:
     def _apply_cache_events(self, _: float, batches: Any) -> None:
         self._cache_events.apply(batches)
 
+    def _tell(self, now: float, scheduler: int) -> None:
+        """A scheduler tells the others what it has at the replicas."""
+        assert self._schedulers is not None
+        config = self._schedulers.config
+        if self._is_active(now):
+            self._kernel.at(now + config.period_s, TICK, _TELLS - scheduler, self._tell, scheduler)
+        self._schedulers.forget_silent(scheduler, now)
+        if not self._schedulers.is_away(now):
+            told = self._schedulers.state(scheduler)
+            self._kernel.at(now + config.delay_s, TICK, _HEARD - scheduler, self._hear, (scheduler, told))
+
+    def _hear(self, now: float, message: Any) -> None:
+        assert self._schedulers is not None
+        scheduler, told = message
+        self._schedulers.hear(scheduler, told, now)
+        self._control.on_views_refreshed(now)
+
     def _records(self, end_s: float) -> Records:
         table = self._source.table()
         return Records(
@@ -404,6 +483,7 @@ class Cluster:
             lifetime.with_role("prefill", end_s), lifetime.with_role("decode", end_s),
             pool.usd_per_million_input_tokens if is_hosted else 0.0,
             pool.usd_per_million_output_tokens if is_hosted else 0.0,
+            pool.usd_per_million_cached_tokens if is_hosted else None,
         )  # fmt: skip
 
 

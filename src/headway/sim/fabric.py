@@ -2,23 +2,44 @@
 
 A flow gets an equal share of its source's outgoing capacity and of its target's incoming capacity, whichever is less.
 Capacity that a flow leaves unused because its other end is slower is not given to other flows.
+
+Every start and end of a flow changes the ends of all flows beside it. So not each flow has an event but each source:
+at the earliest end of its flows, or before it. An event that comes too early finds no flow that ends, and looks again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
 
 from headway.sim.kernel import COMMAND, Kernel
 
 Done = Callable[[float], None]
 
 
+class Link:
+    """A replica's network, in one direction."""
+
+    __slots__ = ("armed_key", "armed_s", "capacity", "flows", "version")
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity
+        self.flows: dict[int, Flow] = {}
+        """By key."""
+        self.armed_s = inf
+        """Of a source: when its event comes, no later than the first end of its flows. Infinite: it has none."""
+        self.armed_key = 0
+        self.version = 0
+        """Of the event; an event of another version is void."""
+
+
 class Flow:
     """A transfer of bytes from one replica to another."""
 
-    __slots__ = ("done", "key", "left_bytes", "limit", "rate", "since_s", "source", "target", "version")
+    __slots__ = (
+        "done", "end_s", "into", "is_stopped", "key", "left_bytes", "limit", "out", "rate", "since_s", "source",
+        "target",
+    )  # fmt: skip
 
     def __init__(self, key: int, source: int, target: int, num_bytes: float, limit: float, done: Done) -> None:
         self.key, self.source, self.target = key, source, target
@@ -26,7 +47,12 @@ class Flow:
         self.limit = limit
         self.rate = 0.0
         self.since_s = 0.0
-        self.version = 0
+        self.end_s = inf
+        """When all bytes will have arrived, at the present rate."""
+        self.out: Link | None = None
+        """The source's network; None: no byte is on its way."""
+        self.into: Link | None = None
+        self.is_stopped = False
         self.done = done
 
 
@@ -37,8 +63,9 @@ class Fabric:
         self._kernel = kernel
         self._capacity = capacity
         self._latency_s = latency_s
-        self._out: dict[int, dict[int, Flow]] = {}
-        self._in: dict[int, dict[int, Flow]] = {}
+        self._out: dict[int, Link] = {}
+        self._in: dict[int, Link] = {}
+        """Networks that have flows."""
 
     def send(
         self, key: int, source: int, target: int, num_bytes: float, now: float, done: Done, limit: float = inf
@@ -53,44 +80,91 @@ class Fabric:
 
     def share(self, source: int, target: int, limit: float = inf) -> float:
         """Bytes per second of one more flow."""
-        out, into = len(self._out.get(source, ())) + 1, len(self._in.get(target, ())) + 1
-        return min(self._capacity(source) / out, self._capacity(target) / into, limit)
+        out, into = self._out.get(source), self._in.get(target)
+        num_out, num_in = 1 if out is None else len(out.flows) + 1, 1 if into is None else len(into.flows) + 1
+        return min(self._capacity(source) / num_out, self._capacity(target) / num_in, limit)
 
     @staticmethod
     def left_bytes(flow: Flow, now: float) -> float:
         """Bytes that have not arrived yet."""
-        return max(flow.left_bytes - flow.rate * (now - flow.since_s), 0.0)
+        left: float = flow.left_bytes - flow.rate * (now - flow.since_s)
+        return left if left > 0.0 else 0.0
 
     def stop(self, flow: Flow, now: float) -> None:
         """End a flow without sending the rest."""
-        flow.version = -1
-        if self._out.get(flow.source, {}).pop(flow.key, None) is not None:
-            del self._in[flow.target][flow.key]
-            self._share(flow.source, flow.target, now)
+        flow.is_stopped = True
+        out, into = flow.out, flow.into
+        if out is None or into is None:
+            return
+        flow.out = flow.into = None
+        del out.flows[flow.key], into.flows[flow.key]
+        if not out.flows:
+            out.version += 1
+            del self._out[flow.source]
+        if not into.flows:
+            del self._in[flow.target]
+        self._share(out, into, now)
 
     def _begin(self, now: float, flow: Flow) -> None:
-        if flow.version < 0:
+        if flow.is_stopped:
             return
-        flow.since_s = now
-        self._out.setdefault(flow.source, {})[flow.key] = flow
-        self._in.setdefault(flow.target, {})[flow.key] = flow
-        self._share(flow.source, flow.target, now)
+        out, into = self._out.get(flow.source), self._in.get(flow.target)
+        if out is None:
+            out = self._out[flow.source] = Link(self._capacity(flow.source))
+        if into is None:
+            into = self._in[flow.target] = Link(self._capacity(flow.target))
+        flow.out, flow.into, flow.since_s = out, into, now
+        out.flows[flow.key] = into.flows[flow.key] = flow
+        self._share(out, into, now)
 
-    def _end(self, now: float, timed: Any) -> None:
-        flow, version = timed
-        if flow.version != version:
+    def _look(self, now: float, armed: tuple[Link, int]) -> None:
+        """End the first flow of a source if it ends now, else wait for it again."""
+        out, version = armed
+        if out.version != version:
             return
-        self.stop(flow, now)
-        flow.done(now)
+        first, out.armed_s = _first(out), inf
+        if first.end_s == now and first.key == out.armed_key:
+            self.stop(first, now)
+            first.done(now)
+        else:
+            self._arm(out, first)
 
-    def _share(self, source: int, target: int, now: float) -> None:
+    def _arm(self, out: Link, flow: Flow) -> None:
+        """Have an event no later than the end of this flow, in the order of keys."""
+        if flow.end_s < out.armed_s or (flow.end_s == out.armed_s and flow.key < out.armed_key):
+            out.armed_s, out.armed_key = flow.end_s, flow.key
+            out.version += 1
+            self._kernel.at(flow.end_s, COMMAND, flow.key, self._look, (out, out.version))
+
+    def _share(self, out: Link, into: Link, now: float) -> None:
         """Recompute the rates and ends of all flows of two replicas after one of their flows began or ended."""
-        for key, flow in sorted((self._out.get(source, {}) | self._in.get(target, {})).items()):
-            out, into = self._out[flow.source], self._in[flow.target]
-            rate = min(self._capacity(flow.source) / len(out), self._capacity(flow.target) / len(into), flow.limit)
-            if rate == flow.rate:
-                continue
-            flow.left_bytes = self.left_bytes(flow, now)
-            flow.since_s, flow.rate = now, rate
-            flow.version += 1
-            self._kernel.at(now + flow.left_bytes / rate, COMMAND, key, self._end, (flow, flow.version))
+        for flow in out.flows.values():
+            _update(flow, now)
+        if out.flows:
+            self._arm(out, _first(out))
+        for flow in into.flows.values():
+            if flow.out is not None and flow.out is not out and _update(flow, now):
+                self._arm(flow.out, flow)
+
+
+def _update(flow: Flow, now: float) -> bool:
+    """Recompute the rate and the end; whether they change."""
+    out, into = flow.out, flow.into
+    assert out is not None and into is not None
+    rate = min(out.capacity / len(out.flows), into.capacity / len(into.flows), flow.limit)
+    if rate == flow.rate:
+        return False
+    left = Fabric.left_bytes(flow, now)
+    flow.left_bytes, flow.since_s, flow.rate = left, now, rate
+    flow.end_s = now + left / rate
+    return True
+
+
+def _first(out: Link) -> Flow:
+    """The flow that ends first; of several, the one with the lowest key."""
+    flows = iter(out.flows.values())
+    first = next(flows)
+    for flow in flows:
+        if flow.end_s < first.end_s or (flow.end_s == first.end_s and flow.key < first.key):
+            first = flow
+    return first

@@ -1,4 +1,4 @@
-"""Incidents at given times: crashes, broken streams and changes of role."""
+"""Incidents at given times: crashes, broken streams, slow replicas and changes of role."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Incidents:
         """Schedule incidents. Raises HeadwayError if a replica does not exist."""
         for i, fault in enumerate(faults):
             self._check(f"faults[{i}]", fault.replica)
-            self._at(fault.at_s, self._crash if fault.streams is None else self._break_streams, fault)
+            self._at(fault.at_s, self._happening(fault), fault)
         for i, change in enumerate(roles):
             self._check(f"roles[{i}]", change.replica)
             self._at(change.at_s, self._change_role, change)
@@ -52,6 +52,20 @@ class Incidents:
 
         self.num_to_come += 1
         self._kernel.at(time_s, COMMAND, incident.replica - BEFORE, happen, incident)
+
+    def _happening(self, fault: Fault) -> Callable[[float, Any], None]:
+        if fault.slowdown is not None:
+            return self._slow_down
+        return self._crash if fault.streams is None else self._break_streams
+
+    def _slow_down(self, now: float, fault: Fault) -> None:
+        assert fault.slowdown is not None
+        self._replicas[fault.replica].slow_down(fault.slowdown, now)
+        if fault.down_s is not None:
+            self._at(now + fault.down_s, self._speed_up, fault)
+
+    def _speed_up(self, now: float, fault: Fault) -> None:
+        self._replicas[fault.replica].slow_down(1.0, now)
 
     def _crash(self, now: float, fault: Fault) -> None:
         replica = self._replicas[fault.replica]

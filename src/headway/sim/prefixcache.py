@@ -6,6 +6,8 @@ held as a whole. Freed blocks, with content or without, form one queue and are r
 queue; the last blocks of a request are freed first. Blocks that growing requests take are removed from the queue
 lazily: before the next lookup, share or free, and in bulk while nothing is cached.
 
+Blocks of a request that a later one continues can be kept: for some time they are taken only when the queue is empty.
+
 Every full block has content, but content that no segment names can serve only the request that computed it, and that
 request only after a preemption. So it gets a node when the request is preempted, and loses the node with its end.
 """
@@ -13,11 +15,12 @@ request only after a preemption. So it gets a node when the request is preempted
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headway.control.cache_index import Change, Span, spans
 from headway.control.live import Live
 from headway.sim.host_memory import HostPrefixTier
+from headway.sim.kv_store import StoreClient
 from headway.sim.kvcache import KvCache
 
 
@@ -27,22 +30,54 @@ def _own_id(live: Live) -> int:
 
 
 class _Node:
-    __slots__ = ("cached", "users")
+    __slots__ = ("cached", "kept_until_s", "users")
 
     def __init__(self) -> None:
         self.cached = 0
         self.users = 0
+        self.kept_until_s = 0.0
+
+
+class Keeping:
+    """How long the blocks of requests that later ones continue are evicted after all others."""
+
+    __slots__ = ("_at", "clock", "keep_s", "share")
+
+    def __init__(
+        self, keep_s: float, share: float, clock: Callable[[], float],
+        at: Callable[[float, PrefixCache], None],
+    ) -> None:  # fmt: skip
+        """`at(time_s, cache)` has `cache.end_keeping` called at that time; `share` of the blocks is kept at most."""
+        self.keep_s, self.share = keep_s, share
+        self.clock = clock
+        self._at = at
+
+    def begin(self, cache: PrefixCache) -> float:
+        """Keep blocks of the cache from now on. Returns until when."""
+        until_s = self.clock() + self.keep_s
+        self._at(until_s, cache)
+        return until_s
 
 
 class PrefixCache:
     """The cached nodes, the requests that share them, and the order of eviction."""
 
-    __slots__ = ("_accounted", "_anonymous", "_free_queue", "_kv", "_leases", "changed", "host", "nodes")
+    __slots__ = (
+        "_accounted", "_anonymous", "_free_queue", "_keeping", "_kept", "_kv", "_leases", "changed", "host", "nodes",
+        "num_kept_blocks", "store",
+    )  # fmt: skip
 
-    def __init__(self, kv: KvCache, host: HostPrefixTier | None = None, changed: set[int] | None = None) -> None:
+    def __init__(
+        self, kv: KvCache, host: HostPrefixTier | None = None, changed: set[int] | None = None,
+        store: StoreClient | None = None, keeping: Keeping | None = None,
+    ) -> None:  # fmt: skip
         """`changed` gets the segments whose blocks change; None = nobody reads them."""
         self._kv = kv
-        self.host = host
+        self.host, self.store = host, store
+        self._keeping = keeping
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        """Node -> free blocks that are evicted after all others, in order of their release."""
+        self.num_kept_blocks = 0
         self.changed = changed
         if host is not None:
             host.changed = changed
@@ -51,7 +86,7 @@ class PrefixCache:
         self._accounted = 0
         self._anonymous = 0
         self._free_queue: OrderedDict[tuple[bool, int], int] = OrderedDict()
-        """(has content, node or running number) -> blocks. The sum is the blocks not accounted as used."""
+        """(has content, node or running number) -> blocks. With `_kept`, the sum is what is not accounted as used."""
         self._free_queue[False, 0] = kv.total
 
     def hit_blocks(self, live: Live, tick: int) -> int:
@@ -74,6 +109,22 @@ class PrefixCache:
             return 0
         limit = (live.prompt_tokens + live.generated_tokens - 1) // self._kv.block
         return max(0, min(self.host.reach(self._findable(live), hit), limit) - hit)
+
+    def loadable_blocks(self, live: Live, hit: int) -> int:
+        """Blocks in host memory, and after them in the shared store, that follow the `hit` leading ones."""
+        loaded = self.host_blocks(live, hit)
+        if self.store is None:
+            return loaded
+        limit = (live.prompt_tokens + live.generated_tokens - 1) // self._kv.block
+        return max(0, min(self.store.reach(self._spans(live), hit + loaded), limit) - hit)
+
+    def load_s(self, live: Live, hit: int, blocks: int) -> float:
+        """Seconds to load the `blocks` that `loadable_blocks` has found: from host memory, then from the store."""
+        on_host = min(self.host_blocks(live, hit), blocks)
+        seconds = self.host.load_s(on_host) if self.host is not None and on_host else 0.0
+        if self.store is not None and blocks > on_host:
+            seconds += self.store.read_s(self._spans(live), hit + on_host, hit + blocks)
+        return seconds
 
     def touch(self, live: Live, blocks: int) -> None:
         """Mark the segments of `blocks` leading blocks as used, so that host memory evicts others first."""
@@ -119,6 +170,8 @@ class PrefixCache:
                 self.changed.add(node_id)
             if self.host is not None:
                 self.host.store(node_id, node.cached)
+            if self.store is not None:
+                self.store.write(node_id, node.cached)
 
     def release(self, live: Live, own_blocks: int, tick: int, computed_tokens: int = 0, returns: bool = False) -> None:
         """Release a request's blocks. Call before its own blocks leave the block counts; shared ones leave here.
@@ -131,6 +184,9 @@ class PrefixCache:
         leases = self._leases.pop(live.id, {})
         if live.preemptions:
             own_blocks += self._take_own(live, leases)
+        until_s = None
+        if self._keeping is not None and not returns and self._is_continued(live):
+            until_s = self._keeping.begin(self)
         kept_id = _own_id(live) if returns else self._output_id(live)
         kept = 0
         if kept_id is not None:
@@ -145,9 +201,22 @@ class PrefixCache:
                 self.changed.add(kept_id)
             if self.host is not None:
                 self.host.store(kept_id, kept)
+            if self.store is not None and kept_id >= 0:
+                self.store.write(kept_id, kept)
+            if until_s is not None:
+                node.kept_until_s = until_s
+                self._keep(kept_id)
         for node_id in reversed(leases):
+            if until_s is not None:
+                self.nodes[node_id].kept_until_s = until_s
             self._unuse(node_id)
         live.shared_blocks = 0
+
+    def end_keeping(self, now: float, tick: int) -> None:
+        """Evict the blocks whose time is over as others, from now on."""
+        self._settle(tick)
+        for node_id in [each for each in self._kept if self.nodes[each].kept_until_s <= now]:
+            self._no_longer_keep(node_id)
 
     def free(self, blocks: int, tick: int) -> None:
         """Free this many blocks without content. Call before they leave the block counts."""
@@ -179,6 +248,23 @@ class PrefixCache:
 
     def _spans(self, live: Live) -> Iterator[Span]:
         return spans(live.prefix, self._kv.block)
+
+    def _is_continued(self, live: Live) -> bool:
+        """Whether the request is complete, and a later one begins with its prompt and its answer."""
+        return live.output_id is not None and live.generated_tokens >= live.output_tokens
+
+    def _keep(self, node_id: int) -> None:
+        """Evict the blocks of a free node after all others; those that were kept first, if there are too many."""
+        self._kept[node_id] = blocks = self._free_queue.pop((True, node_id))
+        self.num_kept_blocks += blocks
+        assert self._keeping is not None
+        most = self._keeping.share * self._kv.total
+        while self.num_kept_blocks > most:
+            self._no_longer_keep(next(iter(self._kept)))
+
+    def _no_longer_keep(self, node_id: int) -> None:
+        self._free_queue[True, node_id] = blocks = self._kept.pop(node_id)
+        self.num_kept_blocks -= blocks
 
     def _output_id(self, live: Live) -> int | None:
         """Node of the output, if a later turn of the session can share it."""
@@ -217,7 +303,10 @@ class PrefixCache:
         if node.users == 1 and node.cached:
             self._kv.pinned += node.cached
             self._accounted += node.cached
-            del self._free_queue[True, node_id]
+            if node_id in self._kept:
+                self.num_kept_blocks -= self._kept.pop(node_id)
+            else:
+                del self._free_queue[True, node_id]
 
     def _unuse(self, node_id: int) -> None:
         node = self.nodes[node_id]
@@ -226,6 +315,8 @@ class PrefixCache:
             self._kv.pinned -= node.cached
             self._accounted -= node.cached
             self._free_queue[True, node_id] = node.cached
+            if self._keeping is not None and node.kept_until_s > self._keeping.clock():
+                self._keep(node_id)
 
     def _settle(self, tick: int) -> None:
         """Remove the blocks that requests have grown into from the head of the queue, with their content."""
@@ -235,9 +326,13 @@ class PrefixCache:
         queue = self._free_queue
         if not self.nodes:
             queue.clear()
+            self._kept.clear()
+            self.num_kept_blocks = 0
             queue[False, 0] = self._kv.total - used
             return
         while taken > 0:
+            if not queue:
+                self._no_longer_keep(next(iter(self._kept)))
             (has_content, key), blocks = next(iter(queue.items()))
             step = min(taken, blocks)
             taken -= step

@@ -18,23 +18,25 @@ from math import inf
 from operator import attrgetter
 from typing import Protocol, cast
 
-from headway.control.cache_index import CacheIndex, Change
+from headway.control.cache_index import CacheIndex, Change, spans
 from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
 from headway.control.recent_adapters import RecentAdapters
 from headway.control.recorder import Recorder
-from headway.core.fleet import Pool
+from headway.core.fleet import Network, Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.record import Cause, MoveOutcome, boundary_s
 from headway.core.request import Phase
-from headway.core.view import RequestView
+from headway.core.view import EngineTimes, RequestView
 from headway.perf.copies import kv_transfer_s
 from headway.sim.adapter_slots import AdapterSlots
 from headway.sim.batch import Batch
 from headway.sim.batching import BATCHING_RULES
 from headway.sim.host_memory import HostMemory
 from headway.sim.in_transit import InTransit
-from headway.sim.kernel import COMMAND, Kernel
+from headway.sim.kernel import BEFORE, COMMAND, Kernel
+from headway.sim.kv_store import StoreClient
+from headway.sim.prefixcache import Keeping, PrefixCache
 from headway.sim.stall_tracker import StallTracker
 from headway.sim.timeline import Line, Timeline, completed, first_boundary_at
 
@@ -68,12 +70,12 @@ class Replica:
 
     __slots__ = (
         "_asked_cached", "_asked_for", "_asked_loadable", "_batching_rule", "_cancelling", "_changes", "_events",
-        "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_listener",
-        "_makes_first_token", "_num_received", "_output_tokens", "_pacer", "_pausing", "_queue_lengths",
+        "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_latency_s",
+        "_listener", "_makes_first_token", "_output_tokens", "_pacer", "_pausing", "_queue_lengths",
         "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s",
         "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens",
-        "model", "num_by_tier", "num_in_flight", "pool", "recent_loras", "region", "request_s", "response_s", "role",
-        "timeline", "tokenize_s", "transit",
+        "model", "num_by_tier", "num_in_flight", "num_received", "pool", "recent_loras", "region", "request_s",
+        "response_s", "role", "timeline", "times", "tokenize_s", "transit",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +95,8 @@ class Replica:
         goodput_rps: float | None,
         seed: int = 0,
         adapters: AdapterSlots | None = None,
+        times: EngineTimes | None = None,
+        network: Network | None = None,
     ) -> None:
         self.id = id
         self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
@@ -128,6 +132,7 @@ class Replica:
         self.is_draining = False
         self.role = pool.role
         self.combo, self.goodput_rps = combo, goodput_rps
+        self.times, self._latency_s = times, (network or Network()).latency_s
         self._kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
         self._clear_requests()
 
@@ -138,7 +143,7 @@ class Replica:
         """Running requests that leave at the next boundary."""
         self._pausing: list[Live] = []
         """Running requests that leave at the next boundary, and are placed again."""
-        self.num_in_flight = self._output_tokens = self._num_received = 0
+        self.num_in_flight = self._output_tokens = self.num_received = 0
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         queued = self.batch.queued_ordering
         self._queue_lengths = [0] * (0 if queued is None else queued.num_queues)
@@ -149,8 +154,8 @@ class Replica:
         """Add a request that was placed here; `delay_s` is the latency to its client, each way."""
         batch, timeline = self.batch, self.timeline
         self.count(live)
-        live.enqueued_s, live.num_before = now, self._num_received
-        self._num_received += 1
+        live.enqueued_s, live.num_before = now, self.num_received
+        self.num_received += 1
         live.replica = self.id
         if self._asked_for == live.id:
             live.expected_cached_tokens = self._asked_cached + self._asked_loadable
@@ -256,11 +261,20 @@ class Replica:
         self.transit.clear()
         self._clear_requests()
         self.recent_loras.clear()
-        if self.cache_index is not None and self.cache_index.guesses:
-            self.cache_index.clear()
+        if self.cache_index is not None:
+            self.cache_index.forget_placed()
+            if self.cache_index.guesses:
+                self.cache_index.clear()
         self.is_up = False
         timeline.note_change()
         return lost
+
+    def slow_down(self, factor: float, now: float) -> None:
+        """Let iterations take so many times as long as their step times, from the next one on."""
+        self.timeline.catch_up(now)
+        self.timeline.slowdown = factor
+        self.batch.is_changed = True
+        self.timeline.wake_by(now)
 
     # Transfers of KV caches (see `transfers`).
 
@@ -310,6 +324,25 @@ class Replica:
             live.shared_blocks = 0
         self.uncount(live)
         self.timeline.wake_by(now)
+
+    def use_store(self, store: StoreClient | None) -> None:
+        """Extend the prefix cache by a shared store, and by the engine's keeping. Call before the first request."""
+        engine, keeping = self.batch.engine, None
+        keep_s, share = engine.kv_keep
+        if engine.prefix_caching and keep_s:
+            keeping = Keeping(keep_s, share, self._now, self._end_keeping_at)
+        if store is not None or keeping is not None:
+            self.batch.extend_cache(store, keeping)
+
+    def _now(self) -> float:
+        return self._kernel.now
+
+    def _end_keeping_at(self, time_s: float, cache: PrefixCache) -> None:
+        self._kernel.at(time_s, COMMAND, self.id - BEFORE, self._end_keeping, cache)
+
+    def _end_keeping(self, now: float, cache: PrefixCache) -> None:
+        if self.batch.prefixes is cache:
+            cache.end_keeping(now, self._tick_now())
 
     def take_back(self, live: Live, now: float) -> None:
         """Put a paused request back into the queue. Its KV is still here."""
@@ -676,9 +709,15 @@ class Replica:
         tokens = 0
         if index is not None:
             tokens = index.loadable_tokens(request)
-        elif prefixes is not None and prefixes.host is not None and request.prefix:
+            if self.batch.store is not None:  # the store itself is asked, not its events
+                block = self.batch.kv.block
+                start = index.cached_tokens(request) + tokens
+                end = self.batch.store.reach(spans(request.prefix, block), start // block)
+                most = (request.prompt_tokens + request.generated_tokens - 1) // block
+                tokens += max(0, min(end, most) * block - start)
+        elif prefixes is not None and request.prefix:
             live = cast(Live, request)
-            tokens = prefixes.host_blocks(live, prefixes.hit_blocks(live, self._tick_now())) * self.batch.kv.block
+            tokens = prefixes.loadable_blocks(live, prefixes.hit_blocks(live, self._tick_now())) * self.batch.kv.block
         if self._asked_for == request.id:
             self._asked_loadable = tokens
         return tokens
@@ -689,6 +728,17 @@ class Replica:
 
     def kv_transfer_s(self, num_tokens: int, /) -> float:
         return self._kv_transfer_s(num_tokens)
+
+    def latency_s(self, region: str, /) -> float:
+        return self._latency_s(region, self.region)
+
+    @property
+    def is_single_phase(self) -> bool:
+        return False
+
+    @property
+    def is_shared(self) -> bool:
+        return False
 
     def cache_changes(self) -> list[Change]:
         """Cached segments that have changed since the last call (`Batch.report_cache_changes`)."""

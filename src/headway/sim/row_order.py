@@ -15,10 +15,17 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
+import numpy as np
+
+from headway.control.column import Column
+from headway.core.record import Columns
 from headway.sim.kernel import ARRIVAL, Kernel
+from headway.sim.spill import SpillFile
 
 KEY_OFFSET = 1 << 40
 _KEY_BITS, _SETTLE_BIT, _ROUND_BITS = 41, 43, 44
+_FLUSH_ROWS = 1 << 16
+"""Rows that are moved to columns at a time."""
 AT_THE_END = float("inf")
 """Time of rows that are written after the last event, which are in the order of replicas or requests."""
 
@@ -66,10 +73,29 @@ class RowPlaces:
 
     def __init__(self, order: RowOrder) -> None:
         self._order = order
-        self.times_s, self.codes = array("d"), array("q")
+        self._times_s, self._codes = array("d"), array("q")
+        """The latest rows; those before them are in the columns."""
+        self._columns = {
+            "times_s": Column(np.dtype(np.float64), SpillFile), "codes": Column(np.dtype(np.int64), SpillFile),
+        }  # fmt: skip
+        self.num_rows = 0
 
     def note(self) -> None:
         """A row is written now."""
         time_s, code = self._order.place()
-        self.times_s.append(time_s)
-        self.codes.append(code)
+        self._times_s.append(time_s)
+        self._codes.append(code)
+        self.num_rows += 1
+        if len(self._codes) == _FLUSH_ROWS:
+            self._flush()
+
+    def columns(self) -> Columns:
+        """`times_s` and `codes` of all rows. No more can be noted."""
+        self._flush()
+        return {name: column.values() for name, column in self._columns.items()}
+
+    def _flush(self) -> None:
+        if self._codes:
+            self._columns["times_s"].extend(np.array(self._times_s))
+            self._columns["codes"].extend(np.array(self._codes))
+            self._times_s, self._codes = array("d"), array("q")

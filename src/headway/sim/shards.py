@@ -6,16 +6,20 @@ used. So its events are those of the whole run that concern it, and only the ord
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from headway.control.column import Column
 from headway.core.record import Columns, Outcome, Prefixes, Records, ReplicaRecord
 from headway.core.view import RequestView
 from headway.sim.row_order import AT_THE_END
+from headway.sim.spill import SpillFile
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 
 R = TypeVar("R")
@@ -33,32 +37,26 @@ class ShardSource:
     reactive = False
 
     def __init__(self, rows: Workload, ids: Longs) -> None:
-        self.num_requests: int | None = len(rows)
-        self.last_id = -1
-        self._workload = rows
-        self._ids = iter(ids.tolist())
-        self._rest = rows.tuples()
-        self._next = next(self._rest, None)
+        self._rows = TraceSource(rows)
+        self.num_requests = self._rows.num_requests
+        self._ids = array("q", ids.tobytes())
         self.num_issued = 0
+        self.last_id = -1
+        """The id of the last request that was issued."""
 
     def peek_s(self) -> float | None:
-        row = self._next
-        return None if row is None else row[1]
+        return self._rows.peek_s()
 
     def pop(self, make: Callable[..., R]) -> R:
-        row = self._next
-        if row is None:
-            raise IndexError("pop from a source with no request left")
-        self._next = next(self._rest, None)
+        self.last_id = id = self._ids[self.num_issued]
         self.num_issued += 1
-        self.last_id = next(self._ids)
-        return make(self.last_id, *row[1:])
+        return self._rows.pop(lambda _, *row: make(id, *row))
 
     def ended(self, request: RequestView, now_s: float, outcome: Outcome) -> None:
         pass
 
     def table(self) -> Workload:
-        return self._workload.head(self.num_issued)
+        return self._rows.table()
 
 
 @dataclass(frozen=True)
@@ -106,31 +104,17 @@ def merged(parts: Sequence[ShardRecords], workload: Workload, is_cut: bool) -> R
 
 def _merged_table(parts: Sequence[PlacedRows], key_at_the_end: str) -> Columns:
     codes = [_places(part, key_at_the_end) for part in parts]
-    num = sum(len(part.times_s) for part in parts)
-    made = {name: _empty([part.columns[name] for part in parts], num) for name in parts[0].columns}
-    at = 0
+    made = {
+        name: Column(np.result_type(*[part.columns[name] for part in parts]), SpillFile) for name in parts[0].columns
+    }
     for slices in _blocks([part.times_s for part in parts]):
         times_s = np.concatenate([part.times_s[rows] for part, rows in zip(parts, slices, strict=True)])
         code = np.concatenate([each[rows] for each, rows in zip(codes, slices, strict=True)])
         order = np.lexsort((code, times_s))
         for name, column in made.items():
-            if column.flags.writeable:
-                values = [part.columns[name][rows] for part, rows in zip(parts, slices, strict=True)]
-                column[at : at + len(order)] = np.concatenate(values)[order]
-        at += len(order)
-    for column in made.values():
-        column.flags.writeable = False
-    return made
-
-
-def _empty(columns: Sequence[npt.NDArray[Any]], num: int) -> npt.NDArray[Any]:
-    """Room for a merged column; the column itself where all values are one."""
-    dtype = np.result_type(*columns)
-    firsts = [column[:1].astype(dtype) for column in columns if len(column)]
-    constant = all(column.strides == (0,) for column in columns if len(column))
-    if firsts and constant and len({first.tobytes() for first in firsts}) == 1:
-        return np.broadcast_to(firsts[0][0], num)
-    return np.empty(num, dtype)
+            values = [part.columns[name][rows] for part, rows in zip(parts, slices, strict=True)]
+            column.extend(np.concatenate(values)[order])
+    return {name: column.values() for name, column in made.items()}
 
 
 def _places(part: PlacedRows, key_at_the_end: str) -> Longs:

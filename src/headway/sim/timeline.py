@@ -31,7 +31,8 @@ class Timeline:
 
     __slots__ = (
         "_batch", "_line", "_opened", "_owner", "_pack", "_push", "_put", "_undecided", "_wake", "a_s", "advances",
-        "b_s", "is_due", "k", "k_end", "kernel", "opened_s", "start_s", "valid", "version",
+        "b_s", "is_due", "k", "k_end", "kernel", "opened_s", "slowdown", "start_s", "valid",
+        "version",
     )  # fmt: skip
 
     def __init__(self, owner: Sleeper, batch: Batch, line: Line, kernel: Kernel, stretches: Table) -> None:
@@ -40,6 +41,8 @@ class Timeline:
         self._push, self._undecided = kernel.push, kernel.undecided
         self._pack, self._put = stretches.pack, stretches.write
         self._line = line
+        self.slowdown = 1.0
+        """Factor on the times of `line`, from the next epoch on."""
         self.version = 0
         self.is_due = False
         """The owner is among the kernel's undecided replicas."""
@@ -79,6 +82,9 @@ class Timeline:
             if batch.speculation.resize(num_decode):
                 batch.redraft(batch.speculation)
             b_s *= batch.speculation.mean_tokens() / num_decode
+        if self.slowdown != 1.0:
+            a_s *= self.slowdown
+            b_s *= self.slowdown
         self.a_s, self.b_s = a_s, b_s
         self._opened = (
             batch.replica, tick, now, a_s, b_s, num_decode, batch.chunk_tokens, context, batch.num_waiting,
@@ -96,6 +102,7 @@ class Timeline:
             return  # contexts grow by as many tokens as were accepted; the line has their expectation
         context = batch.context_offset + len(batch.decoding) * batch.tick
         a_s, _, _ = self._line(len(batch.decoding), context, (), batch.window_tokens, batch.num_growing)
+        a_s *= self.slowdown
         line = self.a_s + self.k * self.b_s
         if abs(a_s - line) > 1e-9 * a_s:
             raise AssertionError(f"perf drew a line of {line} s for iteration {self.k}, which takes {a_s} s")

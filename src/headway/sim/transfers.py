@@ -10,7 +10,7 @@ request that stops goes to the target's host memory if that has room.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import inf
 
 from headway.control.control import Control
@@ -75,7 +75,7 @@ class KvTransfers:
     ) -> None:
         self._fabric = fabric
         self._replicas = replicas
-        self._bytes_per_token = bytes_per_token
+        self._bytes_per_token = cache(bytes_per_token)
         self._control = control
         self._pack, self._put = table.pack, table.write
         self._moves: dict[int, KvMove] = {}

@@ -64,6 +64,24 @@ def draw_placed(rng: Random, request: dict[str, Any], replica: int) -> dict[str,
     return {**request, **flags, "is_moving": rng.random() < 0.1, "replica": replica}
 
 
+@dataclass(frozen=True)
+class LinearTimes:
+    """`core.view.EngineTimes` that are linear in tokens and sequences."""
+
+    token_s: float
+    base_s: float
+    sequence_s: float
+    context_token_s: float
+
+    def prefill_s(self, tokens: int, /) -> float:
+        return self.base_s + tokens * self.token_s
+
+    def step_s(self, num_decoding: int, context_tokens: int, /) -> float:
+        return self.base_s + num_decoding * self.sequence_s + context_tokens * self.context_token_s
+
+
+_TIMES = (LinearTimes(2e-5, 0.008, 5e-5, 4e-8), LinearTimes(1e-4, 0.02, 1e-4, 1.5e-7))
+"""Of a fast and of a slow engine."""
 _HUGE = 10**15
 _LARGEST_LOAD = {"idle": 0, "equal": 0, "ordinary": 400, "huge": _HUGE}
 
@@ -94,6 +112,8 @@ def draw_replica(
         "kv_blocks_total": kv_blocks_total,
         "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
         **_draw_cache(Random(id), loads["prefill_tokens_left"]),
+        "is_single_phase": Random(-id).random() < 0.2, "times": Random(id).choice((None, *_TIMES)), "latency_s": 0.05,
+        "is_shared": Random(f"{id}/shared").random() < 0.2,
         "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
         "requests": [draw_placed(rng, request, id) for request in placed], **_draw_loras(Random(id)),
     }  # fmt: skip

@@ -86,7 +86,10 @@ class StrictView:
         return self._method(name) if name in _METHODS else self._values[name]
 
     def _method(self, name: str) -> Callable[[Any], float]:
-        """A method of a replica's view. Its value is the share of a request's tokens, or the factor of a number."""
+        """A method of a replica's view.
+
+        Its value is the share of a request's tokens, the factor of a number, or the seconds to another region.
+        """
         value, call = self._values[name], self._call
 
         def answer(argument: Any) -> float:
@@ -94,6 +97,8 @@ class StrictView:
                 raise BrokenPolicyError(f"called replica.{name} after the call it belongs to: a policy may not keep it")
             if name == "kv_transfer_s":
                 return float(value * argument)
+            if name == "latency_s":
+                return float(value if argument and argument != self._values["region"] else 0.0)
             if not isinstance(argument, StrictView) or argument._kind not in ("request", "placed"):
                 raise BrokenPolicyError(f"called replica.{name} with {argument!r}; expected the view of a request")
             tokens: int = argument._values["prompt_tokens"] + argument._values["generated_tokens"] - 1
@@ -112,7 +117,7 @@ def _attributes(protocol: type) -> frozenset[str]:
     return frozenset(name for name in dir(protocol) if isinstance(getattr(protocol, name), property))
 
 
-_METHODS = frozenset(("cached_tokens", "loadable_tokens", "kv_transfer_s"))
+_METHODS = frozenset(("cached_tokens", "loadable_tokens", "kv_transfer_s", "latency_s"))
 """Methods of `core.view.ReplicaView`."""
 _ORACLE_REQUEST = _attributes(OracleRequestView) - _attributes(RequestView)
 _ORACLE_REPLICA = _attributes(OracleReplicaView) - _attributes(ReplicaView)

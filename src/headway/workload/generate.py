@@ -21,12 +21,12 @@ from headway.core.errors import HeadwayError, unknown
 from headway.workload import lengths, transform
 from headway.workload.arrivals import Replay, poisson_of_rate
 from headway.workload.demand import demand_rows
-from headway.workload.programs import ProgramCalls, Programs, flattened_programs
+from headway.workload.programs import ProgramCalls, Programs, TracedCalls, flattened_programs
 from headway.workload.quality_source import scored
 from headway.workload.random_streams import draw, stream
 from headway.workload.sessions import Sessions, SessionTurns, flattened
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
-from headway.workload.spec import AgentsSpec, MixPart, WorkloadSpec, resolved
+from headway.workload.spec import AgentsSpec, MixPart, TraceSpec, WorkloadSpec, resolved
 from headway.workload.table import MAX_TOKENS, NAMED, Floats, Longs, Prefix, Workload
 from headway.workload.tiers import SloSpec, TierSpec
 
@@ -39,6 +39,8 @@ def build(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> RequestS
             return Sessions(_session_turns(full, seed, Path(base_dir)))
         if full.agents is not None:
             return Programs(_program_calls(full, full.agents, seed, Path(base_dir)))
+        if full.trace is not None and _has_programs(full, Path(base_dir)):
+            return Programs(_traced_calls(full, seed, Path(base_dir)))
         rows = _rows(full, seed, Path(base_dir))
         if full.concurrency is not None:
             return ClosedLoop(rows, full.concurrency, full.think_s or 0.0)
@@ -57,6 +59,8 @@ def generate(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Workl
             return flattened(_session_turns(full, seed, Path(base_dir)))
         if full.agents is not None:
             return flattened_programs(_program_calls(full, full.agents, seed, Path(base_dir)))
+        if full.trace is not None and _has_programs(full, Path(base_dir)):
+            return flattened_programs(_traced_calls(full, seed, Path(base_dir)))
         return _rows(full, seed, Path(base_dir))
 
 
@@ -192,6 +196,40 @@ def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
     if spec.arrivals is not None:
         rows = _rescheduled(rows, spec, seed, base_dir)
     return rows if trace.rate_scale == 1.0 else transform.scale_rate(rows, trace.rate_scale)
+
+
+def _has_programs(spec: WorkloadSpec, base_dir: Path) -> bool:
+    """Whether the trace has calls that wait for others."""
+    from headway.workload.read import detect
+
+    given = None if isinstance(spec.trace, str) or spec.trace is None else spec.trace.format
+    return (given or detect(_path(spec, base_dir))) == "mooncake-agents" and spec.concurrency is None
+
+
+def _traced_calls(spec: WorkloadSpec, seed: int, base_dir: Path) -> TracedCalls:
+    """The programs of a trace; options of the trace that are about time choose and move whole programs."""
+    from headway.workload.agent_calls import read_calls
+    from headway.workload.readers.shared import ReadOptions
+
+    path = _path(spec, base_dir)
+    trace = TraceSpec(path=str(path)) if isinstance(spec.trace, str) or spec.trace is None else spec.trace
+    calls = read_calls(path, ReadOptions(trace.limit, trace.sort, trace.skip_bad))
+    start_s = calls.rows.arrival_s[calls.offsets[:-1]]
+    end_s = math.inf if trace.to_s is None else trace.to_s
+    calls = calls.take(np.flatnonzero((start_s >= trace.from_s) & (start_s < end_s)))
+    if not len(calls.rows):
+        raise HeadwayError(f"{path}: no program starts from {trace.from_s} s to {trace.to_s} s")
+    start_s = calls.rows.arrival_s[calls.offsets[:-1]] - trace.from_s
+    if spec.arrivals is not None:
+        num = None if isinstance(spec.arrivals, Replay) else len(start_s)
+        start_s = _arrival_times(spec, seed, num, base_dir)[: len(start_s)]
+        calls = calls.take(np.arange(len(start_s)))
+    start_s = start_s / trace.rate_scale
+    program = calls.program_of_row()
+    opening = _with_properties(_empty(start_s), spec, seed).take(program)
+    columns = {**opening.columns, **calls.rows.columns, "arrival_s": start_s[program]}
+    rows = replace(opening, columns=columns, prefix=calls.rows.prefix, notes=calls.rows.notes)
+    return replace(calls, rows=rows)
 
 
 def _rescheduled(rows: Workload, spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:

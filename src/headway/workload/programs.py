@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,8 @@ from headway.workload.sources import IssuedRows
 from headway.workload.table import Floats, Ints, Longs, Prefix, Workload
 
 R = TypeVar("R")
+_FIRST_OUTPUT_ID = 1 << 62
+"""Ids of answers in traces, which do not say them. Hash ids of traces are smaller."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +109,58 @@ class ProgramCalls:
         return Prefix(offsets, ids, tokens)
 
 
+@dataclass(frozen=True, eq=False)
+class TracedCalls:
+    """Programs of a trace, whose prompts are known. Rows, `offsets`, `after` and `delay_s` as in `ProgramCalls`.
+
+    `rows` have whole prompts, with their prefix; `arrival_s` is the start of the program. An answer comes back in later
+    prompts under ids of their own, so that its KV is computed again.
+    """
+
+    rows: Workload
+    offsets: Longs
+    after: Sequence[tuple[int, ...]]
+    delay_s: Floats
+
+    def program_of_row(self) -> Longs:
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    def requests(self) -> Workload:
+        """The calls, with the program as session; answers that others wait for have ids, as their programs go on."""
+        rows = np.arange(len(self.rows))
+        waited_for = np.isin(rows, [other for others in self.after for other in others])
+        output_id = np.where(waited_for, _FIRST_OUTPUT_ID + rows, -1)
+        return self.rows.with_columns({"session_id": self.program_of_row(), "output_id": output_id})
+
+    def segments(self, program: int) -> list[tuple[Segment, ...]]:
+        """The segments of each prompt of a program."""
+        prefix = self.rows.prefix
+        assert prefix is not None
+        first, stop = int(self.offsets[program]), int(self.offsets[program + 1])
+        part = prefix[first:stop]
+        segments = list(map(Segment, part.ids.tolist(), part.tokens.tolist()))
+        bounds = part.offsets.tolist()
+        return [tuple(segments[low:high]) for low, high in pairwise(bounds)]
+
+    def prefixes(self, rows: Sequence[int]) -> Prefix:
+        """The segments of these calls' prompts."""
+        assert self.rows.prefix is not None
+        return self.rows.prefix.take(np.array(rows, "i8"))
+
+    def take(self, programs: Longs) -> TracedCalls:
+        """Some of the programs, in this order."""
+        sizes = np.diff(self.offsets)[programs]
+        first = np.cumsum(sizes) - sizes
+        moved = np.repeat(first - self.offsets[programs], sizes)
+        rows = np.arange(int(sizes.sum())) - moved
+        after = [
+            tuple(other + shift for other in self.after[row])
+            for row, shift in zip(rows.tolist(), moved.tolist(), strict=True)
+        ]
+        offsets = np.append(first, int(sizes.sum())).astype("i8")
+        return TracedCalls(self.rows.take(rows), offsets, after, self.delay_s[rows])
+
+
 class _Progress:
     """A program that runs."""
 
@@ -128,7 +183,7 @@ class Programs:
 
     reactive = True
 
-    def __init__(self, calls: ProgramCalls) -> None:
+    def __init__(self, calls: ProgramCalls | TracedCalls) -> None:
         self.num_requests: int | None = len(calls.rows)
         self._calls = calls
         self._plan = calls.requests()
@@ -199,7 +254,7 @@ class Programs:
         return replace(self._issued.table(), prefix=self._calls.prefixes(list(self._issued.rows)))
 
 
-def flattened_programs(calls: ProgramCalls) -> Workload:
+def flattened_programs(calls: ProgramCalls | TracedCalls) -> Workload:
     """The calls as a table of fixed arrivals, spaced by their delays as if answers took no time."""
     start_s = calls.rows.arrival_s.tolist()
     arrival_s: list[float] = []

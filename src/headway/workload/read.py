@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from headway.core.errors import HeadwayError, unknown
-from headway.workload import files
+from headway.workload import agent_calls, files
 from headway.workload.readers import mooncake, servegen
 from headway.workload.readers.csv_table import header_of
 from headway.workload.readers.csv_traces import AZURE, BURSTGPT, MOONCAKE_LENGTHS
@@ -22,6 +22,8 @@ FORMATS: dict[str, tuple[Callable[[str], bool], Callable[[Path, ReadOptions], Wo
     "headway-parquet": (lambda line: line.startswith("PAR1"), files.read_parquet),
     "headway-csv": (_with_columns(files.CSV_REQUIRED), files.read_csv),
     "azure": (lambda line: header_of(line) == AZURE.names, AZURE.read),
+    "mooncake-agents": (agent_calls.matches, agent_calls.read),
+    "bailian": (mooncake.matches_bailian, mooncake.read_bailian),
     "mooncake": (mooncake.matches, mooncake.read),
     "mooncake-lengths": (_with_columns(MOONCAKE_LENGTHS.names), MOONCAKE_LENGTHS.read),
     "burstgpt": (_with_columns(BURSTGPT.names), BURSTGPT.read),

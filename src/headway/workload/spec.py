@@ -32,8 +32,8 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     are ignored and may be missing. A CSV file of your own has the columns `prompt_tokens`, `output_tokens`, and
     `arrival_s`, `arrival_ms` or `timestamp`; ISO 8601 times and epochs (in s, ms, us or ns) start at 0."""
     format: str | None = None
-    """azure, mooncake, mooncake-lengths, burstgpt, servegen, headway-csv or headway-parquet; nothing =
-    recognised by the first line."""
+    """azure, mooncake, mooncake-agents, bailian, mooncake-lengths, burstgpt, servegen, headway-csv or
+    headway-parquet; nothing = recognised by the first line."""
     limit: int | None = None
     """Read at most this many rows."""
     rate_scale: float = 1.0

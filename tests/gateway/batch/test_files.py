@@ -28,22 +28,29 @@ NUM_BYTES = 40 << 20
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database."""
+def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A database of the gateway, and one whose batches no gateway validates beside the test."""
     if request.param == "sqlite":
-        yield str(tmp_path_factory.mktemp("store") / "batches.sqlite")
+        folder = tmp_path_factory.mktemp("store")
+        yield str(folder / "batches.sqlite"), str(folder / "unserved.sqlite")
         return
     pytest.importorskip("asyncpg")
     if why := postgres.missing():
         pytest.skip(why)
     with postgres.server() as database:
-        yield database.url
+        yield database.url, database.create("unserved")
 
 
 @pytest.fixture(scope="module")
-def front(where: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+def where(stores: tuple[str, str]) -> str:
+    """The database without a gateway."""
+    return stores[1]
+
+
+@pytest.fixture(scope="module")
+def front(stores: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
     path = serving.fleet_file(
-        tmp_path_factory.mktemp("fleet"), ["http://127.0.0.1:1"], gateway={"batches": {"store": where}}
+        tmp_path_factory.mktemp("fleet"), ["http://127.0.0.1:1"], gateway={"batches": {"store": stores[0]}}
     )
     with contextlib.closing(serving.gateway(path)) as made:
         until(lambda: ask(made, "/v1/files").json().get("object") == "list")

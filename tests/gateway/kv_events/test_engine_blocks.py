@@ -28,7 +28,7 @@ class _Engine:
         self.index = CacheIndex(BLOCK, 1000, guesses=False)
 
     def report(self, *events: Event) -> None:
-        self.index.apply(self.blocks.changes(events))
+        self.index.apply_blocks(self.blocks.changes(events))
 
     def cached_tokens(self, tokens: list[int], lora: str = "") -> int:
         return self.index.cached_tokens(_request(tokens, lora))
@@ -120,3 +120,22 @@ def test_any_history_ends_in_what_the_engine_holds() -> None:
         expected = next((i for i, key in enumerate(keys) if key not in held), length)
         assert engine.cached_tokens([*tokens, 9]) == expected * BLOCK
     assert len(engine.blocks) == len(held) > 10
+
+
+def test_any_history_in_two_memories_ends_in_what_each_holds() -> None:
+    chance, engine = random.Random(4), _Engine()
+    held: dict[str, set[int]] = {"GPU": set(), "CPU": set()}
+    for _ in range(500):
+        medium, block = chance.choice(("GPU", "CPU")), chance.randrange(6)
+        if chance.random() < 0.5:
+            engine.report(_stored([block], [block] * BLOCK, medium=medium))
+            held[medium].add(block)
+        elif block in held["GPU"] | held["CPU"]:
+            engine.report(BlockRemoved([block], medium))
+            held[medium].discard(block)
+        for each in range(6):
+            request = _request([each] * (BLOCK + 1))
+            on_gpu, loadable = engine.index.cached_tokens(request), engine.index.loadable_tokens(request)
+            assert on_gpu == BLOCK * (each in held["GPU"])
+            assert loadable == BLOCK * (each in held["CPU"] - held["GPU"])
+        assert len(engine.blocks) == len(held["GPU"] | held["CPU"]) and len(engine.blocks.names) == len(held["GPU"])

@@ -17,6 +17,7 @@ import yaml
 from msgspec.structs import replace
 
 pytest.importorskip("zmq")
+pytest.importorskip("tokenizers")
 
 from asgi import Reply
 from attacking import SCALE
@@ -28,13 +29,19 @@ from headway.emulator.engine import EmulatedEngine
 from headway.emulator.kv_events import KvEventsConfig
 from headway.emulator.vllm import application as emulator
 from headway.gateway.gateway import Gateway
+from headway.gateway.kv_events.checked_tokenizer import PROBES
+from headway.gateway.server.admin import replica_state
 from headway.gateway.server.app import application
 from headway.gateway.telemetry.recording import Recording
+from headway.gateway.upstream.engine import EngineEndpoint
 from headway.policies.ordering.fcfs import FcfsOrdering
+from tokenizing import write_model
 
 MODEL = "llama-3.1-8b"
-NUM_REQUESTS = 150 * SCALE
-KV_TOKENS = 6000
+NUM_REQUESTS = 300 * SCALE
+PER_ROUND = 100
+NUM_ENGINES = 4
+KV_TOKENS = 3000
 PATIENCE_S = 30.0
 PROFILE = replace(catalog.engine("vllm-v1"), max_num_seqs=64)
 POOL = Pool(
@@ -87,7 +94,7 @@ class Engine:
 
 @asynccontextmanager
 async def fleet(
-    folder: Path, num: int, pool: Pool = POOL, **policies: Any
+    folder: Path, num: int, pool: Pool = POOL, tokenizer: Path | None = None, **policies: Any
 ) -> AsyncIterator[tuple[Gateway, Any, list[Engine], list[Decision]]]:
     """A gateway before engines that publish events; the ASGI application, and the decision log."""
     told: list[Decision] = []
@@ -108,6 +115,7 @@ async def fleet(
                         "kv_events": {
                             "endpoint": f"ipc://{folder}/{{port}}",
                             "replay_endpoint": f"ipc://{folder}/{{port}}-replay",
+                            "tokenizer": str(tokenizer or ""),
                         },
                     }
                 ],
@@ -178,64 +186,150 @@ def prompts(seed: int) -> Callable[[], list[int]]:
 
 
 def test_the_index_has_the_blocks_of_the_engines(tmp_path: Path) -> None:
-    """After evictions, restarts and lost batches. Prompts come as token ids, as texts and as chats."""
+    """After evictions, restarts, lost batches and damaged ones, while requests run: block for block.
+
+    Prompts come as token ids, as texts and as chats.
+    """
 
     async def story() -> None:
-        async with fleet(tmp_path, 2) as (gateway, app, engines, told):
-            prompt, chance = prompts(1), random.Random(2)
-
-            async def one() -> None:
-                ids = prompt()
-                words = " ".join(f"w{id}" for id in ids)
-                body: dict[str, Any] = {"prompt": ids, "max_tokens": 3}
-                path = "/v1/completions"
-                if chance.random() < 0.3:
-                    body["prompt"] = words
-                elif chance.random() < 0.3:
-                    del body["prompt"]
-                    body["messages"], path = [{"role": "user", "content": words}], "/v1/chat/completions"
-                assert (await ask(app, body, path)).status == 200
-
-            for _ in range(3):
-                for _ in range(NUM_REQUESTS // 30):
-                    await asyncio.gather(*(one() for _ in range(10)))
-                await until(lambda: agree(gateway, engines))
-            lossy = engines[0].engine
-            assert lossy is not None and lossy.events is not None
-            pub, lossy.events._pub = lossy.events._pub, _Nowhere()
-            await asyncio.gather(*(one() for _ in range(20)))
-            lossy.events._pub = pub
-            await asyncio.gather(*(one() for _ in range(20)))
-            await until(lambda: agree(gateway, engines))
-            await engines[1].stop()
-            assert gateway.cache_feeds is not None
-            await until(lambda: gateway.cache_feeds.subscribers[1].state == "degraded")  # type: ignore[union-attr]
-            await engines[1].start()
-            await until(lambda: gateway.num_up == 2)
-            await asyncio.gather(*(one() for _ in range(40)))
-            await until(lambda: agree(gateway, engines))
-            for engine in engines:
-                assert len(engine.held()) * 16 > KV_TOKENS / 2, "no cache was full, so nothing was evicted"
-            counts = [each.counts for each in gateway.cache_feeds.subscribers.values()]
-            assert counts[0].gaps >= 1 and counts[1].restarts >= 1 and not any(each.lost for each in counts)
-            states = [each.why for each in told if each.what == "cache" and each.choice == 1]
-            assert states == ["live", "degraded: the connection is lost", "connecting", "live"]
+        async with fleet(tmp_path, NUM_ENGINES) as (gateway, app, engines, told):
+            feeds, requests = gateway.cache_feeds, _Requests(app)
+            assert feeds is not None
+            checks = blocks = 0
+            for round in range(NUM_REQUESTS // PER_ROUND):
+                number = round // 3 % NUM_ENGINES
+                incident = (_lose, _restart, _damage)[round % 3]
+                task = asyncio.create_task(incident(gateway, number, engines[number]))
+                await asyncio.gather(*(requests.some(PER_ROUND // 4) for _ in range(4)))
+                while not task.done():
+                    await requests.some(1)
+                await task
+                await requests.some(4)  # a gap at the end shows by the next batch only
+                await _settled(gateway, engines, requests)
+                checks += 1
+                blocks += sum(len(engine.held()) for engine in engines)
+            counts = [each.counts for each in feeds.subscribers.values()]
+            restarts, gaps, malformed = (
+                sum(getattr(each, name) for each in counts) for name in ("restarts", "gaps", "malformed")
+            )
+            evicted = sum(each.blocks.num_events for each in feeds.subscribers.values())
+            print(  # noqa: T201  # shown by pytest -s
+                f"{requests.num} requests, {checks} comparisons of {blocks} blocks, {evicted} events of blocks,"
+                f" {restarts} restarts, {gaps} gaps, {malformed} malformed batches, {requests.num_failed} failed"
+            )
+            assert requests.num_failed == 0
+            assert restarts and gaps and malformed and not any(each.lost for each in counts)
+            assert max(len(engine.held()) for engine in engines) * 16 > KV_TOKENS / 2, "no cache was full"
+            states = [each.why for each in told if each.what == "cache" and each.choice == 0]
+            assert states[:4] == ["live", "degraded: the connection is lost", "connecting", "live"]
+            known = replica_state(gateway, gateway.replicas[0]).prefix_cache
+            assert known is not None and (known.state, known.blocks) == ("live", len(engines[0].held()))
+            assert known.gaps == counts[0].gaps and known.age_s is not None
             metrics = (await ask(app, {}, "/metrics")).body.decode()
             assert 'headway_kv_events_live{pool="pool-0",model="llama-3.1-8b",replica="0"} 1' in metrics
 
     asyncio.run(story())
 
 
-class _Nowhere:
-    def send_multipart(self, *_: object) -> None:
-        """Do nothing."""
+class _Requests:
+    """Sends requests of all kinds, and counts those without an answer."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._prompt, self._chance = app, prompts(1), random.Random(2)
+        self.num = self.num_failed = 0
+
+    async def some(self, num: int) -> None:
+        for _ in range(num):
+            await self.one()
+
+    async def one(self) -> None:
+        ids, kind = self._prompt(), self._chance.random()
+        words = " ".join(f"w{id}" for id in ids)
+        body: dict[str, Any] = {"prompt": ids, "max_tokens": 3}
+        path = "/v1/completions"
+        if kind < 0.3:
+            body["prompt"] = words
+        elif kind < 0.5:
+            del body["prompt"]
+            body["messages"], path = [{"role": "user", "content": words}], "/v1/chat/completions"
+        self.num += 1
+        self.num_failed += (await ask(self._app, body, path)).status != 200
 
 
-def test_a_request_is_looked_up_by_its_tokens(tmp_path: Path) -> None:
-    """A chat is tokenized by an engine, and each replica's view says what it holds of it."""
+async def _settled(gateway: Gateway, engines: list[Engine], requests: _Requests) -> None:
+    """Wait until the index agrees. A lost batch shows by the next one only, so a few requests go on."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not agree(gateway, engines):
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                if agree(gateway, engines):
+                    return
+            await requests.some(NUM_ENGINES)
+
+
+async def _restart(gateway: Gateway, number: int, engine: Engine) -> None:
+    feeds = gateway.cache_feeds
+    assert feeds is not None
+    await asyncio.sleep(0.02)
+    await engine.stop()
+    await until(lambda: feeds.subscribers[number].state == "degraded")
+    await engine.start()
+    await until(lambda: gateway.num_up == NUM_ENGINES)
+
+
+async def _lose(gateway: Gateway, number: int, engine: Engine) -> None:
+    """Lose all batches of a while."""
+    await _spoil(engine, lambda parts: None)
+
+
+async def _damage(gateway: Gateway, number: int, engine: Engine) -> None:
+    """Damage the batches of a while."""
+    await _spoil(engine, lambda parts: (*parts[:2], parts[2][: len(parts[2]) // 2]))
+
+
+async def _spoil(engine: Engine, spoiled: Callable[[Any], Any]) -> None:
+    assert engine.engine is not None
+    events = engine.engine.events
+    assert events is not None
+    pub = events._pub
+    spoiler = events._pub = _Spoiler(pub, spoiled)
+    await until(lambda: spoiler.num >= 5)
+    events._pub = pub
+
+
+class _Spoiler:
+    """A publisher's socket whose messages are lost or damaged."""
+
+    def __init__(self, pub: Any, spoiled: Callable[[Any], Any]) -> None:
+        self._pub, self._spoiled = pub, spoiled
+        self.num = 0
+
+    def send_multipart(self, parts: Any, flags: int = 0) -> None:
+        self.num += 1
+        if (changed := self._spoiled(parts)) is not None:
+            self._pub.send_multipart(changed, flags)
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_request_is_looked_up_by_its_tokens(tmp_path: Path, is_local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat is tokenized by an engine or by the model's files, and each replica's view says what it holds of it."""
+    tokenizer = write_model(tmp_path / "model") if is_local else None
+    asked: list[Any] = []
+    tokenize = EngineEndpoint.tokenize
+
+    async def counted(engine: EngineEndpoint, body: dict[str, Any]) -> list[int] | None:
+        asked.append(body)
+        return await tokenize(engine, body)
+
+    monkeypatch.setattr(EngineEndpoint, "tokenize", counted)
 
     async def story() -> None:
-        async with fleet(tmp_path, 2) as (gateway, app, engines, _):
+        async with fleet(tmp_path, 2, tokenizer=tokenizer) as (gateway, app, engines, _):
+            if is_local:
+                await until(lambda: len(asked) == len(PROBES))
+                checked = gateway._prompt_blocks._tokenizers[str(tokenizer)]
+                await until(lambda: checked.is_settled)
+                asked.clear()
             words = " ".join(f"w{id}" for id in range(100, 300))
             chat = {"messages": [{"role": "user", "content": words}], "max_tokens": 1}
             assert (await ask(app, chat, "/v1/chat/completions")).status == 200
@@ -253,5 +347,6 @@ def test_a_request_is_looked_up_by_its_tokens(tmp_path: Path) -> None:
             longer = {**chat, "messages": [{"role": "user", "content": words + " and more"}]}
             assert (await ask(app, longer, "/v1/chat/completions")).status == 200
             assert seen[0][holder] == 192 and seen[0][1 - holder] == 0, "12 full blocks of 202 tokens"
+            assert len(asked) == (0 if is_local else 2)
 
     asyncio.run(story())

@@ -14,12 +14,14 @@ pytest.importorskip("zmq")
 
 import zmq.asyncio
 
+from headway.control import token_blocks
 from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
 from headway.emulator.kv_events import KvEventPublisher, KvEventsConfig
+from headway.gateway.kv_events import subscriber, wire
 from headway.gateway.kv_events.address import EventAddress
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
-from headway.gateway.kv_events.subscriber import KvEventSubscriber
+from headway.gateway.kv_events.subscriber import MAX_MALFORMED, KvEventSubscriber
 
 BLOCK = 4
 PATIENCE_S = 20.0
@@ -184,6 +186,74 @@ def test_a_foreign_block_size_is_told(tmp_path: Path) -> None:
     run(story, tmp_path)
 
 
+def test_a_block_of_several_pieces_is_adopted(tmp_path: Path) -> None:
+    """The engine's profile says 2 tokens a block, and so prompts are named; the engine's blocks have 4."""
+
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine, block=2)
+        tokens = list(range(4 * BLOCK))
+        prefix = engine.publisher.prompt(tokens, "")
+        engine.publisher.publish([(segment.id, 1, 0) for segment in prefix[:3]])
+        await until(lambda: reader.subscriber.state == "live" and len(reader.blocks) == 3)
+        request = Live(0, 0.0, len(tokens), 1, prefix=token_blocks.segments(tokens, 2))
+        assert reader.index.cached_tokens(request) == 3 * BLOCK and not reader.index.guesses
+        await reader.close()
+
+    run(story, tmp_path)
+
+
+def _damage(engine: Engine, number: int, replay: bool = False) -> None:
+    """Publish a batch that arrives malformed, also by replay if `replay`."""
+    pub, engine.publisher._pub = engine.publisher._pub, _Nowhere()
+    prefix = engine.publisher.prompt([100 + number] * BLOCK, "")
+    engine.publisher.publish([(prefix[0].id, 1, 0)])
+    engine.publisher._pub = pub
+    sent = engine.publisher._buffer[-1][0]
+    if replay:
+        engine.publisher._buffer[-1] = (sent, b"\xc1")
+    pub.send_multipart([b"", sent, b"\xc1"])
+
+
+def test_a_batch_that_was_damaged_on_its_way_is_asked_for_again(tmp_path: Path) -> None:
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine)
+        await until(lambda: reader.subscriber.state == "live")
+        for number in range(2 * MAX_MALFORMED):
+            engine.work(2)
+            _damage(engine, number)
+            await until(lambda: reader.agrees(engine))
+        assert reader.subscriber.counts.malformed == 2 * MAX_MALFORMED and reader.states == ["live"]
+        await reader.close()
+
+    run(story, tmp_path)
+
+
+def test_events_that_make_sense_again_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three malformed batches, which no replay has otherwise, and after the engine has emptied its cache."""
+    monkeypatch.setattr(subscriber, "REBUILD_PERIOD_S", 0.0)
+
+    async def story(engine: Engine) -> None:
+        reader = Reader(engine)
+        engine.work(10)
+        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        for number in range(MAX_MALFORMED):
+            _damage(engine, number, replay=True)
+        await until(lambda: reader.subscriber.state == "degraded")
+        engine.publisher._buffer.clear()  # the engine's next batches begin with an empty cache
+        engine.publisher._published.clear()
+        payload = wire.encode([wire.AllBlocksCleared()], 0.0, as_arrays=True)
+        number = engine.publisher._number.to_bytes(8, "big")
+        engine.publisher._number += 1
+        engine.publisher._buffer.append((number, payload))
+        engine.publisher._pub.send_multipart([b"", number, payload])
+        engine.work(5)
+        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        assert reader.states == ["live", "incomplete", "degraded", "connecting", "live"]
+        await reader.close()
+
+    run(story, tmp_path)
+
+
 def test_events_that_are_malformed_end_in_guesses(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)
@@ -210,3 +280,17 @@ def test_an_engine_without_events_leaves_the_guess(tmp_path: Path) -> None:
         await reader.close()
 
     run(story, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_sglang", "is_on"),
+    [
+        (KvEventsConfig(enable_kv_cache_events=True), False, True),
+        (KvEventsConfig(enable_kv_cache_events=True, publisher="null"), False, False),
+        (KvEventsConfig(publisher="zmq"), False, False),
+        (KvEventsConfig(publisher="zmq"), True, True),
+        (KvEventsConfig(enable_kv_cache_events=True), True, False),
+    ],
+)
+def test_each_engine_has_its_own_switch(config: KvEventsConfig, is_sglang: bool, is_on: bool) -> None:
+    assert config.is_on(is_sglang) == is_on

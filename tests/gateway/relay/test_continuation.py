@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.gateway.relay.continuation import CannotResumeError, PartialResponse, ResumedStream
-from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest, read_request
+from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.dialects import ADAPTERS
 
@@ -26,11 +27,12 @@ def _add(partial: PartialResponse, delta: dict[str, str], ids: list[int] | None)
 
 
 def test_an_answer_resumes_from_ids_else_from_text_else_not_at_all() -> None:
-    partial = PartialResponse(_chat(temperature=0))
+    kept = {"temperature": 0, "cache_salt": "ann's", "vllm_xargs": {"own": 1}}
+    partial = PartialResponse(_chat(**kept))
     partial.prompt_ids = [1, 2]
     _add(partial, {"content": " a"}, [3])
     path, body = partial.resume_request(ADAPTERS["vllm"], 100, 2)
-    assert path == COMPLETIONS and body == {"prompt": [1, 2, 3], "max_tokens": 9, "temperature": 0}
+    assert path == COMPLETIONS and body == {"prompt": [1, 2, 3], "max_tokens": 9, **kept}
     endless = PartialResponse(_chat(max_tokens=None))
     endless.prompt_ids, endless.token_ids, endless.tokens = [1, 2], [3], 1
     assert endless.resume_request(ADAPTERS["vllm"], 100, prompt_tokens=50)[1]["max_tokens"] == 97

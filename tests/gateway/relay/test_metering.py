@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ pytest.importorskip("httptools")
 
 from headway.control.live import Live, Stage
 from headway.core.request import Phase
-from headway.gateway.relay import metering
+from headway.gateway.relay import metering, passthrough
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.request import RESPONSES
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.errors import EngineError
 from relaying import OrderedScheduler, Reservation, chat_request
 
@@ -32,7 +34,7 @@ def meter_of(**fields: Any) -> tuple[ResponseMeter, Live, OrderedScheduler, Rese
     )
 
 
-def chunk(**delta: Any) -> sse.Chunk:
+def chunk(**delta: Any) -> Chunk:
     return sse.decode_chunk({"choices": [{"delta": delta}]})
 
 
@@ -132,3 +134,53 @@ def test_tokens_of_one_read_are_spread_over_the_time_since_the_last(monkeypatch:
         meter.observe()
     # One interval of 0 within the first read, one of 2.5 s to the next token, and two of 2 s.
     assert sum(scheduler.histogram.counts.values()) == 4 and scheduler.histogram.total == pytest.approx(6.5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"usage": {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 6}}},
+        {"choices": [{"delta": {"content": "so"}}], "timings": {"prompt_n": 3, "cache_n": 6, "predicted_n": 1}},
+    ],
+)
+def test_an_engine_says_how_much_of_the_prompt_was_cached(answer: dict[str, Any]) -> None:
+    meter, live, _, _ = meter_of()
+    meter.measure(sse.decode_chunk({"usage": {"prompt_tokens": 9, "prompt_tokens_details": None}}))
+    assert live.cached_tokens == 0
+    meter.measure(sse.decode_chunk(answer))
+    assert live.cached_tokens == 6
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"usage": {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 6}}},
+        {"choices": [{"delta": {"content": "so"}}], "timings": {"prompt_n": 3, "cache_n": 6, "predicted_n": 1}},
+    ],
+)
+def test_engines_say_what_they_computed_anew_to_continue_an_answer(answer: dict[str, Any]) -> None:
+    in_flight = InFlightRequest(Live(0, 0.0, 5, 10, model="m"))
+    in_flight.reservation = Reservation()
+    meter = ResponseMeter(chat_request(stream=True), in_flight, OrderedScheduler([]))
+    meter.measure(sse.decode_chunk(answer))
+    assert in_flight.continued_tokens == (0, 0)
+    for tokens_before in (4, 5):
+        meter.tokens_before = tokens_before
+        for _ in range(2):  # llama.cpp says so in each chunk
+            meter.measure(sse.decode_chunk(answer))
+    assert in_flight.continued_tokens == (6, 12)
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 6}}, (9, 2, 6)),
+        ({"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 6}, (9, 2, 6)),
+        ({"prompt_tokens": 9, "total_tokens": 9}, (9, 0, 0)),
+    ],
+)
+def test_cached_tokens_of_answers_that_are_passed_on(usage: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    assert passthrough.usage_of(json.dumps({"usage": usage}).encode()) == expected
+    meter = passthrough.Passthrough()
+    meter.measure(json.dumps({"type": "message_start", "message": {"usage": usage}}).encode())
+    assert (meter.prompt_tokens, meter.generated_tokens, meter.cached_tokens) == expected

@@ -19,7 +19,8 @@ pytest.importorskip("httptools")
 from headway.core.pacer import Emission
 from headway.gateway.relay import paced
 from headway.gateway.relay.paced import PacedWriter
-from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.relay.request import CHAT
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import BufferedWriter
 from headway.gateway.settings import Settings
 from headway.gateway.upstream import sse

@@ -205,13 +205,14 @@ def test_an_overload_is_retried_elsewhere_until_no_attempt_is_left() -> None:
     run(story())
 
 
-def test_without_replicas_the_client_is_told_to_come_back() -> None:
+@pytest.mark.parametrize(("is_shed", "status", "code"), [(False, 503, "no_capacity"), (True, 429, "shed")])
+def test_without_replicas_the_client_is_told_to_come_back(is_shed: bool, status: int, code: str) -> None:
     async def story() -> None:
         relay, writer, _ = relay_of(chat_request(), OrderedScheduler([]))
-        relay.in_flight.retry_after_s = 9
+        relay.in_flight.retry_after_s, relay.in_flight.is_shed = 9, is_shed
         await relay.run()
-        assert writer.status == 503 and writer.headers["retry-after"] == "9"
-        assert json.loads(writer.body)["error"]["code"] == "no_capacity"
+        assert writer.status == status and writer.headers["retry-after"] == "9"
+        assert json.loads(writer.body)["error"]["code"] == code
 
     run(story())
 

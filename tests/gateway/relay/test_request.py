@@ -18,8 +18,8 @@ from headway.gateway.relay.request import (
     PATHS,
     RESPONSES,
     ClientRequest,
-    read_request,
 )
+from headway.gateway.relay.request_reader import read_request
 
 
 @given(st.binary(max_size=200))
@@ -81,7 +81,9 @@ def test_the_prompt_of_each_endpoint(path: str, fields: dict[str, object], text:
 def test_the_tier_is_the_bodys_then_the_headers_then_openais(
     fields: dict[str, object], headers: dict[str, str], tier: int
 ) -> None:
-    assert read(headers=headers, **fields).tier == tier
+    request = read(headers=headers, **fields)
+    assert request.tier == tier
+    assert request.is_flex == request.features(0.0).is_flex == ("service_tier" in fields)
 
 
 @pytest.mark.parametrize(

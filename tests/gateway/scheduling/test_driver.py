@@ -81,6 +81,28 @@ def test_a_request_is_held_while_no_replica_is_up_and_rejected_at_the_hold_timeo
     assert driven.outcomes == {0: Outcome.REJECTED, 1: Outcome.CANCELLED}
 
 
+def test_what_is_held_for_room_is_rejected_at_the_hold_timeout_once_no_replica_is_up() -> None:
+    driven = Driven(2, hold_s=5.0, window=1)
+    held = [driven.arrive(id) for id in range(3)][2]
+    assert held.live.stage is HELD
+    driven.driver.replica_down(driven.replicas[0])
+    driven.clock.advance(10.0)
+    assert not driven.outcomes, "the other replica may have room soon"
+    driven.driver.replica_down(driven.replicas[1])
+    driven.clock.advance(14.9)
+    assert not driven.outcomes
+    driven.clock.advance(15.0)
+    assert driven.outcomes == {2: Outcome.REJECTED}
+
+
+def test_a_request_is_rejected_before_its_client_gives_up_waiting_for_a_replica() -> None:
+    """So that the client is told that no replica is up, and when to come again."""
+    driven = Driven(1, hold_s=30.0, is_up=False)
+    driven.arrive(0, timeout_s=4.0)
+    driven.clock.advance(4.0)
+    assert driven.outcomes == {0: Outcome.REJECTED}
+
+
 def test_the_hold_timeout_does_nothing_once_a_replica_is_up() -> None:
     driven = Driven(1, hold_s=5.0, is_up=False)
     request = driven.arrive(0)

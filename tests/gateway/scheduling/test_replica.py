@@ -63,6 +63,10 @@ def test_the_prompts_placed_at_a_replica_are_guessed_to_be_cached_there() -> Non
     replica.cache_index.guesses = False  # events say what is cached from now on
     replica.cache_index.clear()
     replica.reserve(second).free()
+    assert replica.cached_tokens(second) == 512, "what was placed since the last event"
+    replica.cache_index.clear()
+    replica.cache_index.adds_placed = False
+    replica.reserve(second).free()
     assert replica.cached_tokens(second) == 0
     assert 0 < replica.kv_transfer_s(100) < replica.kv_transfer_s(10_000)
 

@@ -17,13 +17,14 @@ from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter, ScoringError
 from headway.gateway.settings import Judge
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Choice
 from headway.gateway.upstream.client import Client
 from in_memory import InMemoryTransport, ServerExchange
 
 JUDGE = Judge(url="http://judge:1", model="judge", timeout_s=1.0)
 
 
-def _chunk(**logprobs: Any) -> sse.Choice:
+def _chunk(**logprobs: Any) -> Choice:
     return sse.decode_chunk(json.dumps({"choices": [{"index": 0, "logprobs": logprobs}]}).encode()).choices[0]
 
 

@@ -393,7 +393,7 @@ def test_an_error_in_a_prefill_answer_is_raised(answer: bytes, kind: str, what: 
     ("changes", "what"),
     [
         ({"policies": {"routing": "cauchy"}}, "cannot do the other, and this router lets an idle replica"),
-        ({"policies": {"routing": "headway"}}, "expected another, or `within: strict`"),
+        ({"policies": {"routing": {"name": "cauchy", "between": "tokens"}}}, "expected another, or `within: strict`"),
         ({"policies": {**STRICT, "migration": "headway"}}, "so no request can move"),
         ({"roles": [{"at_s": 1, "replica": 0, "role": "decode"}]}, "started for one phase and cannot do the other"),
         ({"combo": {"decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://x:1"]}}},
@@ -403,3 +403,9 @@ def test_an_error_in_a_prefill_answer_is_raised(answer: bytes, kind: str, what: 
 def test_what_single_phase_engines_cannot_serve_is_refused(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
     with pytest.raises(HeadwayError, match=what):
         serving.load(pair_file(tmp_path, ["http://127.0.0.1:1"], ["http://127.0.0.1:2"], **changes))
+
+
+@pytest.mark.parametrize("policies", [{"routing": "headway"}, {"preset": "headway"}], ids=str)
+def test_headways_policies_serve_them(tmp_path: Path, policies: dict[str, Any]) -> None:
+    _, plan = serving.load(pair_file(tmp_path, ["http://127.0.0.1:1"], ["http://127.0.0.1:2"], policies=policies))
+    assert plan.policies.migration is None

@@ -15,15 +15,15 @@ from headway.catalog import engine, gpu, model
 from headway.core.fleet import Pool
 from headway.core.record import Outcome
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
-from headway.gateway.scheduling.pace import ExpectedPace
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.settings import Outliers, TimeLimits
 from headway.gateway.upstream.dialects import Load
 from headway.gateway.upstream.outliers import OutlierDetector
+from headway.perf.engine_times import pool_times
 
 LIMITS = TimeLimits()
-PACE = ExpectedPace(Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1")))
+PACE = pool_times(Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1")))
 
 
 class Connection:

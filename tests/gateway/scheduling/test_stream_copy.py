@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.gateway.scheduling import stream_copy
-from headway.gateway.scheduling.stream_copy import KEEP_S, StreamCopies, StreamCopy, StreamKey, stream_key
+from headway.gateway.scheduling.stream_copy import KEEP_S, StreamCopies, StreamCopy, StreamKey, StreamPart, stream_key
 
 ONCE, ALWAYS = StreamKey(b"once", False), StreamKey(b"always", True)
 
@@ -106,3 +106,36 @@ def test_keys_are_of_one_client_one_body_and_one_name() -> None:
     assert len({other.digest for other in [key, *others] if other}) == 6
     assert not (others[4] and others[4].keeps_finished)
     assert stream_key("me", {}, "/", b"") is None and stream_key("me", {"x-request-id": "a" * 256}, "/", b"") is None
+
+
+def test_a_listener_hears_what_becomes_of_a_copy_and_others_streams_are_adopted() -> None:
+    heard: list[object] = []
+
+    class Listener:
+        def added(self, part: StreamPart) -> None:
+            heard.append((part.data, part.tokens))
+
+        def kept(self) -> None:
+            heard.append("kept")
+
+        def resumed(self) -> None:
+            heard.append("resumed")
+
+        def dropped(self) -> None:
+            heard.append("dropped")
+
+    copies = StreamCopies(lambda: 0.0)
+    copies.listen = lambda digest: Listener()
+    copy, _ = copies.begin(ONCE)
+    assert copy is not None
+    copy.append(b"a", Answer().grow(1))
+    copies.end(ONCE, copy, is_finished=False)
+    assert copies.has(ONCE.digest)
+    copies.begin(ONCE)
+    copies.end(ONCE, copy, is_finished=True)
+    assert heard == [(b"a", 1), "kept", "resumed", "dropped"]
+    copies.adopt(ALWAYS.digest, [StreamPart(b"x", 2, [1, 2], [9]), StreamPart(b"y", 3, [3], None)])
+    _, restored = copies.begin(ALWAYS)
+    assert restored == StreamPart(b"xy", 3, [1, 2, 3], [9]) and heard[4:] == ["resumed"]
+    copies.adopt(ONCE.digest, [StreamPart(b"x", 0, [], None)])  # it had brought nothing
+    assert not copies.has(ONCE.digest)

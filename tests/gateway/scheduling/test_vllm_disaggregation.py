@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("httptools")
 
-from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, read_request
+from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling import vllm_disaggregation
 from headway.gateway.upstream.errors import EngineError
 

@@ -103,6 +103,9 @@ def test_the_page_follows_the_data(running: tuple[serving.Process, list[serving.
         assert sorted(flight for _, flight in seen["replicas"].values()) == ["1", "2"]
         assert seen["tiers"] == {"0": "2", "2": "1"} and seen["charts"] == 6 and not seen["late"]
         assert data["in_flight"] == 3 == sum(metric(engine, "vllm:num_requests_running") for engine in engines)
+        assert {each["prefix_cache"]["state"] for each in data["replicas"]} == {"guess"}
+        cells = "#fleet td[data-label='prefix cache'] .pill"
+        assert page.value(f'[...document.querySelectorAll("{cells}")].map(e => e.textContent).join()') == "guess,guess"
         assert metric(front, "headway_requests_in_flight") == 3
         until(lambda: shown(page)["decisions"][:1] == ["s2"])
 

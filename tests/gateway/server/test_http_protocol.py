@@ -18,7 +18,8 @@ from uvicorn.server import ServerState
 
 import serving
 from asgi import GOOD_WHOLE, Inside, whole
-from headway.gateway.server.http_protocol import LimitedHttpProtocol, TransportWriter
+from headway.gateway.server.http_protocol import LimitedHttpProtocol
+from headway.gateway.server.transport_writer import TransportWriter
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PADDING = b"x" * 8000
@@ -189,10 +190,10 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
 @pytest.mark.parametrize("value", [b"a\nb", b"a\r\nSet-Cookie: b", b"a\rb", b"a\x00b", b"a\x7f"])
 def test_a_header_with_control_characters_is_refused(value: bytes) -> None:
     cycle = SimpleNamespace(
-        default_headers=[(b"date", b"today")], keep_alive=True, response_started=False,
-        begin_response=lambda status: None,
+        default_headers=[(b"date", b"today")], keep_alive=True, response_started=False, more_body=False,
+        body=bytearray(),
     )  # fmt: skip
-    direct = TransportWriter(None, cycle)  # type: ignore[arg-type]  # nothing is written
+    direct = TransportWriter(None, None, cycle)  # type: ignore[arg-type]  # nothing is written
     with pytest.raises(ValueError, match="line of text"):
         direct.start(200, [(b"content-type", b"text/plain"), (b"x-headway-model", value)])
     assert not direct.has_begun

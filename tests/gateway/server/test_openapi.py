@@ -18,8 +18,10 @@ pytest.importorskip("httptools")
 pytest.importorskip("sqlalchemy")
 pytest.importorskip("schemathesis")
 
+import requests
 import schemathesis
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.generation.hypothesis.builder import HypothesisTestConfig, HypothesisTestMode, create_test
+from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 
 from headway.gateway.relay.request import MAX_TOKENS
 from headway.gateway.server.app import application, endpoints
@@ -60,24 +62,57 @@ def _description() -> dict[str, Any]:
 
 NO_EXTRAS = {"generation": {"allow-extra-parameters": False}}
 """Unknown headers and parameters are ignored."""
-config = schemathesis.config.SchemathesisConfig.from_dict(NO_EXTRAS)
-described = schemathesis.openapi.from_dict(_description(), config=config)
+LABELS = sorted(f"{method.upper()} {path}" for path, methods in _description()["paths"].items() for method in methods)
 
 
-@described.parametrize()
-@settings(
-    max_examples=8, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-@seed(1)
-def test_the_gateway_behaves_as_described(case: Any, fronts: tuple[serving.Process, serving.Process]) -> None:
-    front = fronts["workers" in case.path]
-    _shorten(case)
-    response = case.call(base_url=front.url, headers=KEY)
-    # A schema does not know the pools, nor what an engine accepts.
-    is_free = case.operation.label == "POST /workers" or "x-headway-replica" in response.headers
-    free = [positive_data_acceptance] if is_free else []
-    case.validate_response(response, excluded_checks=free, headers=KEY)
+@pytest.fixture(scope="module")
+def operations() -> dict[str, Any]:
+    """The operations by label. Not made when tests are collected: each process of a run collects all tests."""
+    config = schemathesis.config.SchemathesisConfig.from_dict(NO_EXTRAS)
+    results = schemathesis.openapi.from_dict(_description(), config=config).get_all_operations()
+    return {operation.label: operation for operation in (result.ok() for result in results)}
+
+
+@pytest.fixture(scope="module")
+def authenticated() -> set[str]:
+    """Operations that have refused a request without a key which they serve with one. Each check of that sends two more
+    requests, and what is checked is the same for all requests of an operation."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as made:
+        yield made
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_the_gateway_behaves_as_described(
+    label: str, operations: dict[str, Any], fronts: tuple[serving.Process, serving.Process], authenticated: set[str],
+    session: requests.Session,
+) -> None:  # fmt: skip
+    operation = operations[label]
+    front = fronts["workers" in operation.path]
+
+    @settings(
+        max_examples=8, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @seed(1)
+    def is_answered_as_described(case: Any) -> None:
+        _shorten(case)
+        response = case.call(base_url=front.url, headers=KEY, session=session)
+        # A schema does not know the pools, nor what an engine accepts.
+        is_free = label == "POST /workers" or "x-headway-replica" in response.headers
+        excluded = [positive_data_acceptance] if is_free else []
+        if label in authenticated:
+            excluded.append(ignored_auth)
+        case.validate_response(response, excluded_checks=excluded, headers=KEY)
+        if response.status_code < 300:
+            authenticated.add(label)
+
+    config = HypothesisTestConfig(project=operation.schema.config, modes=list(HypothesisTestMode))
+    create_test(operation=operation, test_func=is_answered_as_described, config=config)()
 
 
 def _shorten(case: Any) -> None:

@@ -23,9 +23,11 @@ def _request(tier: int = 0, pool: str | None = "pool", **changes: Any) -> Any:
     live = {
         "model": 'a "model"', "tier": tier, "phase": Phase.ANSWERING, "prompt_tokens": 10, "generated_tokens": 5,
         "tenant": "ann", "arrival_s": 1.0, "placed_s": 1.5, "enqueued_s": 1.5, "first_token_s": 2.0,
+        "cached_tokens": 0,
     } | changes  # fmt: skip
     replica = None if pool is None else SimpleNamespace(pool=pool)
-    return SimpleNamespace(live=SimpleNamespace(**live), replica=replica, is_unstreamed=False)
+    live = SimpleNamespace(**live)
+    return SimpleNamespace(live=live, replica=replica, is_unstreamed=False, continued_tokens=(1, 20))
 
 
 def _samples(page: str) -> dict[str, float]:
@@ -48,6 +50,7 @@ def test_a_finished_request_is_counted_with_its_latencies() -> None:
     assert found[f'headway_requests_total{{{labels},outcome="finished"}}'] == 1
     assert found[r'headway_requests_total{model="a \"model\"",pool="",tier="0",outcome="rejected"}'] == 1
     assert found[r'headway_tokens_total{model="a \"model\"",kind="output"}'] == 10 and found["headway_replicas"] == 2
+    assert found[r'headway_continued_tokens_total{model="a \"model\"",kv="cached"}'] == 40
     assert found[r'headway_tenant_requests_total{model="a \"model\"",tenant="ann"}'] == 2
     assert found[r'headway_tenant_tokens_total{model="a \"model\"",tenant="ann"}'] == 30
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Delta
 from headway.gateway.upstream.errors import EngineError
 
 FIELDS = ("token_ids", "prompt_token_ids", "prompt_text", "timings")
@@ -54,7 +55,7 @@ def test_payloads(event: bytes, payload: bytes | None) -> None:
 def test_a_chunk_has_the_fields_that_the_gateway_reads() -> None:
     data = b'{"id":"c","choices":[{"index":0,"delta":{"content":"so","odd":1},"token_ids":[7]}],"more":{"a":[]}}'
     chunk = sse.decode_chunk(data)
-    assert chunk.id == "c" and chunk.choices[0].delta == sse.Delta(content="so") and chunk.choices[0].token_ids == [7]
+    assert chunk.id == "c" and chunk.choices[0].delta == Delta(content="so") and chunk.choices[0].token_ids == [7]
     assert sse.decode_chunk(sse.decode_object(data)) == chunk
 
 

@@ -15,7 +15,8 @@ from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
-from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.relay.request import CHAT
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.scheduling.in_flight import ReleaseReason, RequestEndedError
 from headway.gateway.upstream.errors import RefusedError, UnreachableError
 from headway.gateway.workers import protocol

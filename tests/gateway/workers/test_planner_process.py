@@ -187,6 +187,11 @@ def test_a_scaler_without_the_inputs_of_its_plans_is_refused(tmp_path: Path, sca
     assert words in str(told.value) and str(path) in str(told.value)
 
 
+def test_a_scaler_that_learns_what_a_replica_serves_needs_no_plan(tmp_path: Path) -> None:
+    path = serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": "headway"})
+    composition.load(path)
+
+
 SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
 
 

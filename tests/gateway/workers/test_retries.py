@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,34 +53,34 @@ Broken = tuple[serving.Reply, list[Any]]
 
 
 def broken(front: serving.Process, headers: dict[str, str], num: int, **options: Any) -> Broken:
-    """A stream that has brought some events."""
+    """A stream that has brought some events, or all: an engine may be done before a busy machine has read as many."""
     reply = chat(front, headers=headers, **{**LONG, **options})
-    events = reply.events()
-    return reply, [next(events) for _ in range(num)]
+    return reply, list(islice(reply.events(), num))
 
 
 def test_a_retry_continues_where_its_worker_was_killed(tmp_path: Path, engines: list[serving.Process]) -> None:
     """One answer, identical to one without a break; with the same head, and usage of the whole."""
+    longer = {**LONG, "max_tokens": 1000}  # so that they do not end before their workers are killed
     front = gateway_with_workers(fleet(tmp_path, engines), 2)
     with serving.closing(front):
         serving.all_up(front, 2)
-        text, _ = whole(chat(front, headers=bearer("a"), **LONG))
-        reply, early = broken(front, NAMED, 100, stream_options={"include_usage": True})
+        text, _ = whole(chat(front, headers=bearer("a"), **longer))
+        reply, early = broken(front, NAMED, 100, max_tokens=1000, stream_options={"include_usage": True})
         for pid in worker_pids(front):
             os.kill(pid, signal.SIGKILL)
         until(lambda: len(worker_pids(front)) == 2)
         reply.close()
         generated = num_generated(engines)
-        again = chat(front, headers=NAMED, **LONG, stream_options={"include_usage": True})
+        again = chat(front, headers=NAMED, **longer, stream_options={"include_usage": True})
         replayed = int(again.headers["x-headway-replayed-tokens"])
         found, events = whole(again)
-        assert found == text and 90 <= replayed < 250
+        assert found == text and 90 <= replayed < 1000
         assert {each["id"] for each in events} == {early[0]["id"]}
         assert content(events).startswith(content(early[:-5]))
-        assert events[-1]["usage"]["completion_tokens"] == 250
+        assert events[-1]["usage"]["completion_tokens"] == 1000
         # What was sent already is not generated again.
-        assert num_generated(engines) - generated <= 250 - replayed + 1
-        other = chat(front, headers={**NAMED, **bearer("b")}, **LONG)
+        assert num_generated(engines) - generated <= 1000 - replayed + 1
+        other = chat(front, headers={**NAMED, **bearer("b")}, **longer)
         assert "x-headway-replayed-tokens" not in other.headers and whole(other)[0] == text
 
 
@@ -100,7 +101,8 @@ def test_a_retry_continues_after_its_connection_broke(
             replayed.append(int(reply.headers.get("x-headway-replayed-tokens", 0)))
             reply.close()
             until(lambda: metric(front, "headway_requests_in_flight") == 0)
-        assert replayed[0] == 0 < 20 < replayed[1] < replayed[2]
+        # The second one may be gone before it got more than what was sent to the first.
+        assert replayed[0] == 0 < 20 < replayed[1] <= replayed[2]
         assert whole(chat(front, headers=headers, **LONG))[0] == text
         last = chat(front, headers=headers, **LONG)
         assert last.headers["x-headway-replayed-tokens"] == "250" and whole(last)[0] == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from headway.gateway.workers.protocol import WorkerConfig, frame, receive_config
 from headway.gateway.workers.session import WorkerSession
 from headway.gateway.workers.worker import Worker
 from held import check_idle, gateway_before_held, run_steps
+from serving import MODEL
 
 NUM_ENGINES = 2
 
@@ -98,3 +100,52 @@ def test_every_open_connection_of_a_worker_is_counted_at_every_step(
             assert reply.is_whole and reply.status in (200, 502, 503, 504)
     assert not any(worker.scheduler.requests for worker in inside.workers)  # type: ignore[attr-defined]
     check_idle(inside)
+
+
+def test_a_request_that_is_cancelled_while_its_stream_is_looked_for_is_not_served(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other gateways may have sent a part of it, for which their store is asked first."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def restore(_: Any) -> None:
+        asked.set()
+        await answered.wait()
+
+    async def leave() -> None:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        task = asyncio.create_task(inside.post(body, headers=[("x-request-id", "mine")]))
+        await asked.wait()
+        task.cancel()
+        await inside.until(lambda: not any(session._arriving for session in sessions))
+        answered.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    owners = [getattr(each, "__self__", None) for each in inside.gateway.fleet.on_removed]
+    sessions = [each for each in owners if isinstance(each, WorkerSession)]
+    assert len(sessions) == 2
+    monkeypatch.setattr(inside.gateway, "peers", SimpleNamespace(restore=restore))
+    inside.run(leave())
+    assert not inside.gateway.driver.requests
+    check_idle(inside)
+
+
+def test_workers_know_how_prompts_are_named_before_a_first_request(inside: Inside) -> None:
+    replica = inside.gateway.replicas[0]
+    worker = inside.workers[0]  # type: ignore[attr-defined]
+
+    async def heard() -> None:
+        async with asyncio.timeout(5.0):
+            while worker.scheduler._replicas.get(0) is None or not worker.scheduler._replicas[0].event_block_tokens:
+                await asyncio.sleep(0)
+
+    replica.event_block_tokens, replica.tokenizer = 16, "/models/none"
+    try:
+        for callback in inside.gateway.on_replica_up:
+            callback(replica)
+        inside.run(heard())
+        assert worker.scheduler._replicas[0].event_block_tokens == 16
+        assert "/models/none" in worker.scheduler._prompt_blocks._tokenizers, "it is read before the first request, too"
+    finally:
+        replica.event_block_tokens, replica.tokenizer = 0, ""

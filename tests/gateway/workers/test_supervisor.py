@@ -21,7 +21,7 @@ import pytest
 
 import serving
 from headway.gateway.relay.request import CHAT
-from headway.gateway.relay.request import read_request as read
+from headway.gateway.relay.request_reader import read_request as read
 from headway.records.parquet import load
 from keys import ADMIN, bearer, digest
 from serving import Reply, ask, chat, metric, said, until
@@ -155,22 +155,34 @@ def test_a_keys_limit_holds_over_all_workers(front: serving.Process) -> None:
     assert _status(front, headers=FREE, max_tokens=1) == 200
 
 
-def test_a_session_stays_at_one_replica_over_all_workers(front: serving.Process) -> None:
+def test_a_session_stays_at_one_replica_over_all_workers(
+    front: serving.Process, engines: list[serving.Process]
+) -> None:
+    """An open stream of each session keeps its replica busy, so that the next session begins at the other one."""
+    wait_until_counts_agree(front, engines, 0)
     places = {}
-    for i in range(6):
+    streams = []
+    for i in range(4):
+        headers = {**FREE, "x-session-id": f"session {i}"}
+        streams.append(started_stream(front, headers))
+        places[i] = streams[-1][0].headers["x-headway-replica"]
+        wait_until_counts_agree(front, engines, i + 1)
+    for i, place in places.items():
         headers = {**FREE, "x-session-id": f"session {i}"}
         replies = [chat(front, headers=headers, max_tokens=1) for _ in range(8)]
         assert all(reply.json()["choices"] for reply in replies)
-        found = {reply.headers["x-headway-replica"] for reply in replies}
-        assert len(found) == 1
-        places[i] = found.pop()
-    assert set(places.values()) == {"pool/0", "pool/1"}
+        assert {reply.headers["x-headway-replica"] for reply in replies} == {place}
+    assert sorted(places.values()) == ["pool/0", "pool/0", "pool/1", "pool/1"]
+    for reply, _ in streams:
+        reply.close()
+    wait_until_counts_agree(front, engines, 0)
 
 
 def test_sessions_and_prefixes_have_the_same_numbers_in_every_process() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "ab" * 2000}]}).encode()
     script = f"""
-from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.relay.request import CHAT
+from headway.gateway.relay.request_reader import read_request
 made = read_request(CHAT, {body!r}, {{"x-session-id": "me"}})
 print(made.features(0.0).session_id, [segment.id for segment in made.prefix()])"""
     told = [subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(2)]

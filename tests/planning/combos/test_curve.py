@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import headway as hw
 from headway.cli import main
 from headway.scenario.run import load, run
 
@@ -30,7 +31,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     folder = tmp_path_factory.mktemp("curve")
     file, out, page = (folder / name for name in ("day.yaml", "plan.yaml", "plan.html"))
     file.write_text(yaml.safe_dump(SCENARIO))
-    options = [*ASKED, "--no-cache", "--no-progress", "-o", str(out), "--html", str(page), "--json"]
+    options = [*ASKED, "--cache", str(folder / "cache"), "--no-progress", "-o", str(out), "--html", str(page), "--json"]
     printed = BytesIO()
     with redirect_stdout(TextIOWrapper(printed, write_through=True)):
         assert main(["plan", "combos", str(file), *options]) == 0
@@ -78,3 +79,17 @@ def test_what_cannot_be_planned_is_one_line(tmp_path: Path, capsys: pytest.Captu
     few[1] = "a800-pcie:1"
     assert main(["plan", "combos", str(file), *few]) == 3
     assert "no size keeps enough requests in time" in capsys.readouterr().out and not (tmp_path / "plan.yaml").exists()
+
+
+def test_python_plans_for_a_curve_as_the_command_does(planned: tuple[dict[str, Any], Path, Path]) -> None:
+    found, out, _ = planned
+    plan = hw.plan_combos(
+        SCENARIO, ["a800-pcie:4"], curve=True, sizes=1, profile_requests=150, aggregated_only=True,
+        cache=out.parent / "cache",
+    )  # fmt: skip
+    assert plan.is_met and yaml.safe_load(plan.yaml()) == yaml.safe_load(out.read_text())
+    assert plan.answer.num_simulated == 0, "the command's rehearsals are found in the cache"
+    ways = plan.to_arrow()
+    assert ways.num_rows == len(found["sizings"]) and sum(ways["planned"].to_pylist()) == 1
+    with pytest.raises(hw.HeadwayError, match="curve, rps: expected one of them"):
+        hw.plan_combos(SCENARIO, ["a800-pcie:4"], curve=True, rps=3)

@@ -14,7 +14,7 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.combos.plan import service_scenario
 from headway.planning.combos.problem import GpuCombo, Group
-from headway.planning.combos.rehearsal import GoodputProfiler, fleet_sections
+from headway.planning.combos.rehearsal import PRECISION, GoodputProfiler, fleet_sections
 from headway.planning.rehearsals import RehearsalCache
 from headway.report.page import library_name
 from headway.scenario import Simulator
@@ -224,6 +224,26 @@ def test_a_long_profile_is_no_higher_than_a_short_one() -> None:
     profiler = GoodputProfiler({"chat": service}, Simulator(), RehearsalCache(None), num_requests=SHORT_REQUESTS)
     asked = (combo, service.service.pattern, service.service.slo)
     assert 0 < profiler.lasting_rps(*asked) < 0.9 * profiler.goodput_rps(*asked)
+
+
+@pytest.mark.parametrize(
+    "combo",
+    [
+        GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb")),
+        GpuCombo("llama-3.1-8b", 3.0, prefill=Group("h20-96gb"), decode=Group("h20-96gb")),
+    ],
+    ids=lambda combo: combo.label,
+)
+def test_the_goodput_is_that_of_a_search_step_by_step(combo: GpuCombo) -> None:
+    """The first of rates 2% apart that is not served, with the same requests; found in no more than 5 trials."""
+    service = service_scenario(LONG, Places(), Path(), Simulator())
+    profiler = GoodputProfiler({"chat": service}, Simulator(), RehearsalCache(None), num_requests=SHORT_REQUESTS)
+    found = profiler.goodput_rps(combo, service.service.pattern, service.service.slo)
+    assert profiler.num_simulated <= 5
+    rate, step = found / 1.2, 1.02
+    while max(profiler.strains(service, combo, rate)) <= 0:
+        rate *= step
+    assert rate / step / PRECISION <= found <= rate * PRECISION
 
 
 def test_routers_are_compared_at_the_plans_cost(

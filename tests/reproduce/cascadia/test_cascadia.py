@@ -258,6 +258,7 @@ def test_the_papers_plans_use_the_gpus_and_models_that_it_says() -> None:
         assert len(plan.thresholds) == sum(bool(stage.replicas) for stage in plan.stages) - 1
 
 
+@pytest.mark.long
 def test_what_lasts_is_below_a_rate_at_which_queues_grow() -> None:
     """At 90% of what a plan sustains, answers late in a run take no longer than early ones; at 130% they do."""
     case = setup.planning_case("llama", 1, 80.0, 40.0)

@@ -21,8 +21,8 @@ from headway.metrics.qoe import computed_phases, phases
 from headway.report.run import Run
 from headway.reproduce import pascal
 from headway.reproduce.claims import AtLeast, Value
-from headway.reproduce.pascal import load, runs, validation
-from headway.reproduce.pascal.bench import FILE, MEASURED, Bench
+from headway.reproduce.pascal import load, runs
+from headway.reproduce.pascal.bench import FILE, MEASURED, Bench, replay_errors
 from headway.reproduce.pascal.runs import FCFS, PASCAL, POLICIES, READINGS, RR, measure, measure_phase, served
 from headway.reproduce.pascal.tails import Tails
 from headway.reproduce.runner import Runner
@@ -276,7 +276,7 @@ def canned(pressed: Run, **arguments: Any) -> Canned:
             known: dict[Any, Measurement] = {
                 load.levels: {"low": 1.0, "medium": 2.0, "high": 3.0},
                 load.unpressed: {"rate": 1.5},
-                validation.errors: {
+                replay_errors: {
                     "e2e_mean": 0.03,
                     "ttft_mean": 0.04,
                     "tpot_mean": 0.05,
@@ -332,6 +332,7 @@ PARITY = {
 """Claims that things are alike, or below a limit."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_nothing_is_faster_or_lower_where_systems_are_equal_or_swapped(
     pressed: Run, tmp_path: Path, factor: float
@@ -404,6 +405,20 @@ def test_nothing_is_run_twice(pressed: Run, tmp_path: Path) -> None:
     pascal.run(runner)
     main = [name for name in runner.asked if isinstance(name, tuple) and len(name) == 4]
     assert len(main) == len(set(main)) > 70
+
+
+def test_a_quick_run_leaves_open_what_depends_on_a_chosen_bin(pressed: Run, tmp_path: Path) -> None:
+    with_data(tmp_path)
+    open_ = pascal.run(canned(pressed, data=tmp_path, quick=True)).outcomes
+    whole = pascal.run(canned(pressed, data=tmp_path)).outcomes
+    for id, finding in whole.items():
+        is_left = id in pascal.OF_FULL_RUNS
+        assert open_[id].why.startswith("A quick run has too few") == is_left
+        assert set(open_[id].values) == {None} if is_left else list(open_[id].values) == list(finding.values)
+    assert {
+        "arena-tail-rr",
+        "heavy-worse-fcfs",
+    } <= pascal.OF_FULL_RUNS and "alpaca-tail-fcfs" not in pascal.OF_FULL_RUNS
 
 
 def test_quick_halves_fleet_and_requests(pressed: Run) -> None:

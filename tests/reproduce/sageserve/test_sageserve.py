@@ -20,7 +20,7 @@ from headway.reproduce import sageserve
 from headway.reproduce.claims import Between, Claim, EverySeed
 from headway.reproduce.findings import PaperTable
 from headway.reproduce.runner import Runner
-from headway.reproduce.sageserve import bounds, measures, orderings, published, runs, scenes, speed
+from headway.reproduce.sageserve import bounds, measures, orderings, published, runs, scenes, speed, weights
 from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes
 from headway.reproduce.sageserve.published import Day
@@ -185,6 +185,8 @@ def made(kind: str = "", name: str = "", **more: Any) -> dict[tuple[Any, ...], M
         found[runs.SPEED, "steps", seed] = steps()
         found[runs.BOUND, runs.DAY, seed] = {"instance_hours": 50.0}
         found[runs.KNOWS, runs.DAY, seed] = day()
+        for each in (REACTIVE, LT_I):
+            found[runs.LACKING, each, seed] = {"sources": {"new": 1, "reclaimed": 2}, "first_s": [7200.0, 155.0]}
         for each in runs.LONG_TERM:
             found[runs.BURST, each, seed] = {"ttft_p95_s": 8.0, "recovered_s": 60.0, "instances": [], "minutes": []}
         for each in (REACTIVE, LT_U, LT_UA):
@@ -340,6 +342,19 @@ def test_models_of_the_fleet_take_equal_gpus_and_starts_have_three_sources(strat
     assert (sources.reclaim_s, sources.redeploy_s, sources.remote_s) == (155.0, 600.0, 7200.0)
 
 
+def test_weights_from_another_region_take_two_hours_once() -> None:
+    """Where a region has the model from the beginning, no start takes them."""
+    theta = {scenes.LLAMA_2: 400.0}
+    day = replace(published.Day(theta=theta, half=theta, from_hour=12.0, hours=2.6), has_series=False, load=0.1)
+    contents = published.document(day, REACTIVE)
+    measured = weights.lacking(contents, REGIONS[-1], 0)
+    assert measured["first_s"][0] == published.REMOTE_S and set(measured["sources"]) <= {"new", "reclaimed"}
+    assert measured["first_s"][1] in (None, published.REDEPLOY_S, published.SPIN_UP_S)
+    records = scenario.Simulator().records(assembled(contents))
+    starts_s = [each.down[0][1] - each.up[0][0] for each in records.replicas if each.origin != "initial" and each.down]
+    assert all(start_s < published.REMOTE_S for start_s in starts_s)
+
+
 def test_every_day_begins_to_count_after_the_first_plan() -> None:
     for (kind, name), contents in days().items():
         chosen = assembled(contents)
@@ -424,6 +439,7 @@ def test_all_that_is_run_is_a_scenario(quick: bool) -> None:
             assembled(dict(task.document))
 
 
+@pytest.mark.long
 def test_the_best_plan_of_one_who_knows_the_trace_stands_above_the_bound() -> None:
     """Over a demand that a single headroom has to meet; where nothing serves in time, no row says that it does."""
     scene = scenes.Scene(models=(scenes.LLAMA_2,), from_hour=scenes.THURSDAY + 11, hours=1.25, load=0.15)

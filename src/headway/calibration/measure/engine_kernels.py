@@ -25,8 +25,8 @@ Call = Callable[[int], object]
 class EngineKernel:
     """One library's kernel for one operator."""
 
-    def __init__(self, library: str, make: Callable[[Any, str, Shape, int], Call]) -> None:
-        self.library = library
+    def __init__(self, package: str, make: Callable[[Any, str, Shape, int], Call]) -> None:
+        self.package = package
         """With its version."""
         self.make = make
         """PyTorch, device, shape, number of sets of operands -> the call."""

@@ -70,9 +70,9 @@ class TorchKernels:
         for own in installed(operation.kind, operation.dtype) if self._cuda else ():
             make_own = partial(own.make, self._torch, self._device, shape, copies)
             try:
-                return self._ready(operation, make_own, own.library)
+                return self._ready(operation, make_own, own.package)
             except KernelError as error:
-                self.notes[f"{own.library}: {operation.kind}: {error}; another kernel is timed in its place"] = None
+                self.notes[f"{own.package}: {operation.kind}: {error}; another kernel is timed in its place"] = None
         make = getattr(self, f"_{operation.kind}", None)
         if make is None:
             raise KernelError("PyTorch has none; needs FlashInfer or vLLM")

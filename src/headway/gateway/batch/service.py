@@ -23,7 +23,8 @@ from headway.gateway.database import UNAVAILABLE
 from headway.gateway.errors import ApiError, internal_error, policy_error
 from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
-from headway.gateway.relay.request import ClientRequest, read_request
+from headway.gateway.relay.request import ClientRequest
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import Headers, ResponseWriter
 from headway.gateway.settings import Settings
 
@@ -32,7 +33,8 @@ _PASS_S, _IDLE_S = 0.05, 1.0
 """Shortest and longest time between two passes over the database."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _NO_CAPACITY = frozenset((
-    "no_capacity", "queue_full", "shutting_down", "rate_limit_exceeded", "insufficient_quota", "key_store_unavailable",
+    "no_capacity", "queue_full", "shed", "shutting_down", "rate_limit_exceeded", "insufficient_quota",
+    "key_store_unavailable",
 ))  # fmt: skip
 
 
@@ -203,7 +205,8 @@ class BatchService:
             relay = self._relay(request, caller, answer, request_id, seconds_left)
             await relay.run()
             self._end(request, relay)
-            answer.lacked_capacity = answer.status == 503 and b'"no_capacity"' in answer.body
+            lacked = any(code in answer.body for code in (b'"no_capacity"', b'"shed"'))
+            answer.lacked_capacity = answer.status in (429, 503) and lacked
         except ApiError as error:
             answer.fail(error)
         except HeadwayError as error:

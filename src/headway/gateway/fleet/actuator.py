@@ -32,6 +32,10 @@ class Actuator(Protocol):
 class ActuatorHost(Protocol):
     """Scaling, as actuators report to it. Pools are given by name."""
 
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway, of those that share the fleet, sets the number of replicas."""
+
     def replica_created(self, pool: str, url: str) -> LiveReplica:
         """A replica exists, or soon will."""
 

@@ -51,7 +51,7 @@ class WorkloadApi:
 
     def __init__(self, spec: Kubernetes) -> None:
         self._spec = spec
-        api = client.ApiClient(_configuration(spec.context))
+        api = client.ApiClient(configuration(spec.context))
         apps, self._core = client.AppsV1Api(api), client.CoreV1Api(api)
         if spec.kind == "Deployment":
             self._read, self._patch = apps.read_namespaced_deployment_scale, apps.patch_namespaced_deployment_scale
@@ -91,7 +91,7 @@ def _parse_pod(pod: Any) -> Pod:
     )  # fmt: skip
 
 
-def _configuration(context: str) -> client.Configuration:
+def configuration(context: str) -> client.Configuration:
     """The cluster that this process runs in, else the kubeconfig's. HeadwayError if there is neither."""
     configuration = client.Configuration()
     try:
@@ -105,9 +105,9 @@ def _configuration(context: str) -> client.Configuration:
     return configuration
 
 
-def check(spec: Kubernetes) -> None:
+def check(context: str) -> None:
     """HeadwayError if no cluster is configured. Sends no request to the cluster."""
-    _configuration(spec.context)
+    configuration(context)
 
 
 class PodFailures:
@@ -256,8 +256,9 @@ class Pods:
         """Send the request to the cluster, and take over the pods that exist."""
         num_requested, pods = await asyncio.to_thread(self._api.read)
         if num_more := self._num_more:
-            num_requested = max(num_requested + num_more, 0)
-            await asyncio.to_thread(self._api.scale, num_requested, list(self._leaving.values()))
+            if self._host.leads:
+                num_requested = max(num_requested + num_more, 0)
+                await asyncio.to_thread(self._api.scale, num_requested, list(self._leaving.values()))
             self._num_more -= num_more
         self._num_requested = num_requested
         existing = {pod.uid for pod in pods}

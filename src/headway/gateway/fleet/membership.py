@@ -18,10 +18,10 @@ from headway.gateway.errors import ApiError
 from headway.gateway.fleet.combos import ComboInstances, in_order
 from headway.gateway.fleet.specs import ServedPool, ServingPlan, TokenPrices
 from headway.gateway.scheduling.driver import Driver
-from headway.gateway.scheduling.pace import ExpectedPace
 from headway.gateway.scheduling.replica import LiveReplica, Slots
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.health import HealthMonitor
+from headway.perf.engine_times import pool_times
 
 MAX_FAILED_STARTS = 16
 """Failed starts whose numbers are not used again: attempts go on for ever, and the logs of the last ones are clear."""
@@ -47,7 +47,7 @@ class LiveFleet:
         self.replicas: list[LiveReplica] = []
         self._served: list[ServedPool] = []
         """By replica, its pool as it was when the replica was created."""
-        self.paces = {served.pool.name: ExpectedPace(served.pool, served.coefficients) for served in plan.pools}
+        self.times = {served.pool.name: pool_times(served.pool, served.coefficients) for served in plan.pools}
         """By pool, the times that its replicas are expected to need."""
         self.combos = ComboInstances()
         self.num_failed: Counter[str] = Counter()
@@ -77,7 +77,10 @@ class LiveFleet:
         replica = LiveReplica(
             id, served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
             self._plan.pacer, self._clock, self._plan.settings.stale_s, served.api_key, served.engine_model,
+            self._plan.engine_ordering,
         )  # fmt: skip
+        replica.times = times if (times := self.times[served.pool.name]).is_known else None
+        replica.latency_of = self._plan.network.latency_s
         replica.on_adapters = lambda: self._host.driver.adapters_changed(replica)
         self.combos.join(replica, served)
         if served.slots is not None:
@@ -149,6 +152,8 @@ class LiveFleet:
         of a pool that has other properties now, get no new requests and are removed when they are empty.
         """
         before, self._plan, self._ordering = self.pools.copy(), plan, ordering
+        for replica in self.replicas:
+            replica.engine_ordering = plan.engine_ordering
         changes: list[str] = []
         wanted = {served.pool.name: served for served in plan.pools}
         for name, old in before.items():
@@ -161,7 +166,7 @@ class LiveFleet:
             changes += self._retire(name, gone if is_same else None)
         for name, served in wanted.items():
             if before.get(name) != served:
-                self.pools[name], self.paces[name] = served, ExpectedPace(served.pool, served.coefficients)
+                self.pools[name], self.times[name] = served, pool_times(served.pool, served.coefficients)
                 changes += self._add_endpoints(served)
             previous = before.get(name)
             if previous is not None and previous.prices != served.prices:
@@ -256,7 +261,7 @@ class LiveFleet:
 def _without_endpoints(served: ServedPool) -> ServedPool:
     pool = replace(
         served.pool, replicas=1, min_replicas=1, max_replicas=None, fallback=(), usd_per_million_input_tokens=0.0,
-        usd_per_million_output_tokens=0.0,
+        usd_per_million_output_tokens=0.0, usd_per_million_cached_tokens=None,
     )  # fmt: skip
     combo = None if served.combo is None else replace(served.combo, goodput_rps=None)
     return replace(served, endpoints=(), prices=TokenPrices(), pool=pool, combo=combo)

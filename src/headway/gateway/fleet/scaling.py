@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from random import Random
 
@@ -13,13 +13,13 @@ from headway.control.scaling import PoolState, Scaling, Unit
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo
-from headway.core.policy import Scaler
+from headway.core.policy import RemembersDemand, Scaler
 from headway.gateway.fleet.actuator import Actuator
 from headway.gateway.fleet.combos import ComboInstance
 from headway.gateway.fleet.local_resources import Gpus, Ports
 from headway.gateway.fleet.membership import FleetHost, LiveFleet
 from headway.gateway.fleet.processes import LocalProcesses
-from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, ServingPlan
+from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes, ServedPool, ServingPlan
 from headway.gateway.scheduling.replica import LiveReplica
 
 log = logging.getLogger("headway.gateway")
@@ -48,6 +48,18 @@ class ScalingWithFailures(Scaling):
         self._give_up, self._holding_gpus, self._news = give_up, holding_gpus, news
         self._num_logged = 0
         self._last_error = ""
+        self.leads: Callable[[], bool] = lambda: True
+        """Whether this gateway scales, of those that share the fleet. The scalers of all are called, and so know the
+        past when they lead."""
+        self.settle_s = 0.0
+        """Time from the decision to drain until every gateway that shares the fleet knows."""
+        self._drained_s: dict[int, float] = {}
+        """By replica that was drained here, since when."""
+        self._drained_elsewhere: set[int] = set()
+
+    def _changes(self) -> list[tuple[PoolState, int]]:
+        changes = super()._changes()
+        return changes if self.leads() else []
 
     def _start_units(self, pool: PoolState, num: int, now: float) -> None:
         """Start units, but none in place of failed ones, whose attempts go on."""
@@ -76,8 +88,11 @@ class ScalingWithFailures(Scaling):
         return [pool for pool in self._pools.values() if pool.region == region]
 
     def stop_empty(self, now: float) -> None:
-        """Stop drained units, but keep a model's last one while another, for which there is room, starts."""
-        needed = [entry for entry in self._draining if self._is_needed(*entry)]
+        """Stop drained units, but keep a model's last one while another, for which there is room, starts, and those to
+        which another gateway may still send requests."""
+        if not self.leads():
+            return
+        needed = [entry for entry in self._draining if self._is_needed(*entry) or not self._is_settled(entry[1], now)]
         self._draining = [entry for entry in self._draining if entry not in needed]
         super().stop_empty(now)
         self._draining += needed
@@ -86,6 +101,37 @@ class ScalingWithFailures(Scaling):
         if any(member.is_up and not member.is_draining for member in service.members):
             return False
         return any(pool.num_starting + pool.num_failed for pool in self._pools.values() if pool.service is service)
+
+    def _is_settled(self, unit: Unit, now: float) -> bool:
+        return all(now - self._drained_s.get(member.view.id, now) >= self.settle_s for member in unit)
+
+    def _drain(self, pool: PoolState, unit: Unit, on: bool) -> None:
+        for member in unit:
+            if on:
+                self._drained_s[member.view.id] = self._view.now
+            else:
+                self._drained_s.pop(member.view.id, None)
+        super()._drain(pool, unit, on)
+
+    @property
+    def drained(self) -> set[int]:
+        """Replicas that are drained by decision of this gateway."""
+        return {member.view.id for _, unit in self._draining for member in unit}
+
+    def drain_as_elsewhere(self, replicas: set[int]) -> None:
+        """Place no requests at the replicas that other gateways drain, and none but these."""
+        changed, own = replicas ^ self._drained_elsewhere, self.drained
+        self._drained_elsewhere = replicas
+        for pool in self._pools.values():
+            for member in pool.members:
+                on = member.view.id in replicas
+                if member.view.id in changed - own and member.is_draining != on:
+                    self._effects.drain(member.view.id, on)
+
+    def _undo_drains(self) -> None:
+        """Another gateway scales now, and decides anew."""
+        for _, unit in self._draining[:]:
+            self._drain(self._pools[unit[0].deployment], unit, False)
 
     def tick(self, now: float) -> None:
         """Scale, give up failed units beyond what is wanted, and log the planner's news. An error is logged once."""
@@ -96,6 +142,9 @@ class ScalingWithFailures(Scaling):
             if str(error) != self._last_error:
                 log.error("%s", error)
             self._last_error = str(error)
+        if not self.leads():
+            self._undo_drains()
+            return
         for pool in self._pools.values():
             num_holding = self._num_holding(pool)
             for _ in range(min(pool.num_serving + pool.num_starting + num_holding - pool.wanted, num_holding)):
@@ -104,6 +153,11 @@ class ScalingWithFailures(Scaling):
         for message in news[self._num_logged :]:
             log.info("%s", message)
         self._num_logged = len(news)
+
+    @property
+    def demand(self) -> dict[tuple[str, str, int], tuple[int, int]]:
+        """Requests and prompt tokens so far, by model, region and tier."""
+        return self._view.arrived
 
     def count_arrival(self, live: Live, model: str) -> None:
         """Count a request; beyond MAX_DEMAND_CELLS, new regions and tiers are counted together."""
@@ -129,7 +183,8 @@ class LiveScaling:
         self._ports: dict[tuple[int, int], Ports] = {}
         self._gpus = None if plan.planned_gpus is None else Gpus(plan.planned_gpus)
         self._actuators = {name: self._actuator(s) for name, s in self._pools.items() if s.start is not None}
-        self._scaling: Scaling | None = None
+        self.control: ScalingWithFailures | None = None
+        """None without a scaler."""
         self._states: dict[str, PoolState] = {}
         """The scaler's counts by deployment; empty without a scaler."""
         self._num_initial_left = {name: served.num_initial for name, served in self._pools.items()}
@@ -148,6 +203,10 @@ class LiveScaling:
             cascade = self._plan.policies.cascade
             gpus = self._gpus if cascade is not None and served.pool.model.name in cascade.models else None
             return LocalProcesses(served, served.start, self, self._ports.setdefault(ports, Ports(*ports)), gpus)
+        if isinstance(served.start, InferencePool):
+            from headway.gateway.fleet.inference_pool import InferencePoolPods
+
+            return InferencePoolPods(served, served.start, self)
         assert isinstance(served.start, Kubernetes)
         from headway.gateway.fleet.kubernetes import Pods
 
@@ -167,11 +226,14 @@ class LiveScaling:
             served.deployment.name for served in self._pools.values()
             if served.combo is not None or isinstance(served.start, Kubernetes)
         )  # fmt: skip
-        self._scaling = ScalingWithFailures(
-            plan.policies.scaler(), MutablePoolsView(Random(f"{plan.seed}/scaler")), list(self._states.values()),
+        scaler = plan.policies.scaler()
+        if plan.past_demand is not None and isinstance(scaler, RemembersDemand):
+            scaler.remember(plan.past_demand)
+        self.control = ScalingWithFailures(
+            scaler, MutablePoolsView(Random(f"{plan.seed}/scaler")), list(self._states.values()),
             self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_news,
         )  # fmt: skip
-        return self._scaling
+        return self.control
 
     def reconfigure(self, plan: ServingPlan) -> None:
         """Count on the goodputs of another plan, which differs in nothing else that is scaled."""
@@ -185,6 +247,10 @@ class LiveScaling:
             state.num_starting = self._deployments[name].replicas
         for actuator in self._actuators.values():
             actuator.start_initial()
+
+    @property
+    def leads(self) -> bool:
+        return self.control is None or self.control.leads()
 
     async def stop(self) -> None:
         """Stop all processes. Pods stay as they are."""
@@ -213,7 +279,9 @@ class LiveScaling:
         self._recount(state.name, num_given_up=1)
 
     def drain(self, replica: int, on: bool) -> None:
-        self._host.driver.drain(self._fleet.replicas[replica], on)
+        drained = self._fleet.replicas[replica]
+        if on or self._fleet.status(drained) != "leaving":
+            self._host.driver.drain(drained, on)
 
     def stop_replica(self, replica: int, now: float) -> None:
         """Remove a replica that is empty. One that ended while it drained is removed already."""
@@ -223,6 +291,16 @@ class LiveScaling:
             log.warning("%s: its last replica stops before another one is up: requests wait, each for up to %g s",
                         stopped.model, self._plan.settings.hold_s)  # fmt: skip
 
+    def retry_after_s(self, live: Live) -> int:
+        """The wait that the client of a rejected request is advised: until it would be served in time, or another
+        replica is up; else as long as the request has waited in vain."""
+        driver = self._host.driver
+        if live.shed_s:
+            return ceil(live.shed_s)
+        if driver.control.service_of(live).any_up:
+            return max(ceil(driver.now - live.arrival_s), 1)
+        return self.expected_s(live.model)
+
     def expected_s(self, model: str) -> int:
         """Estimate when another replica of a model is up, by the last start; 1 if none is known."""
         if model not in self._start_took_s:
@@ -230,6 +308,24 @@ class LiveScaling:
         now, replicas = self._host.driver.now, self._fleet.present()
         starts_s = [each.lifetime.start_s for each in replicas if each.is_starting and each.model == model]
         return max(ceil(self._start_took_s[model] - (now - min(starts_s, default=now))), 1)
+
+    # Beside other gateways.
+
+    @property
+    def demand(self) -> dict[tuple[str, str, int], tuple[int, int]]:
+        """Requests and prompt tokens so far, by model, region and tier, of all gateways."""
+        return {} if self.control is None else self.control.demand
+
+    def num_held(self) -> dict[str, int]:
+        """Requests in this gateway's hold queues, by model."""
+        return {state.model: state.num_queued - state.num_queued_elsewhere for state in self._states.values()}
+
+    def use_elsewhere(self, num_held: Mapping[str, int], drained: set[int]) -> None:
+        """Use what other gateways have told: their held requests by model, and the replicas that they drain."""
+        for state in self._states.values():
+            state.num_queued_elsewhere = num_held.get(state.model, 0)
+        if self.control is not None:
+            self.control.drain_as_elsewhere(drained)
 
     def _remove(self, replica: LiveReplica, at_once: bool) -> None:
         if not replica.is_removed:
@@ -249,7 +345,7 @@ class LiveScaling:
         self._start_took_s[replica.model] = driver.now - replica.lifetime.start_s
         self._actuators[replica.pool].replica_up(replica)
         instance = self._fleet.combos.of(replica)
-        if self._scaling is None:
+        if self.control is None:
             driver.replica_up(replica)
         elif instance.is_announced:
             self._add_to_announced(instance, replica)
@@ -340,7 +436,7 @@ class LiveScaling:
 
     def has_room(self, pool: str) -> bool:
         state = self._states.get(pool)
-        return state is None or self._scaling is None or self._scaling.has_room(state)
+        return state is None or self.control is None or self.control.has_room(state)
 
     def pods_requested(self, pool: str, num: int, num_not_up: int) -> None:
         self._num_pods[pool] = num
@@ -385,4 +481,4 @@ class LiveScaling:
 
 
 def _remove_member(state: PoolState, replica: LiveReplica) -> None:
-    state.members = [member for member in state.members if member.view is not replica]
+    state.members = [member for member in state.members if member.view.id != replica.id]

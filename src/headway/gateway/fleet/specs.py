@@ -10,8 +10,9 @@ from msgspec import Meta, Struct
 
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
-from headway.core.fleet import Combo, Fallbacks, Pool, RoleChange
+from headway.core.fleet import Combo, Fallbacks, Network, Pool, RoleChange
 from headway.core.pacer import Pacer
+from headway.core.past_demand import PastDemand
 from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.settings import Api, Judge, Settings
 
@@ -64,14 +65,30 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A pod also counts as failed once its containers were restarted so many times before it was healthy."""
 
 
+class InferencePool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """For `headway epp`: replicas are the ready pods that an InferencePool selects, at its target ports. Others set
+    their number."""
+
+    name: str
+    namespace: str = "default"
+    context: str = ""
+    """A context of the kubeconfig. Without it: the cluster that the picker runs in, else the current context."""
+    poll_s: _Seconds = 60.0
+    """Longest time between two reads of the pool and its pods. They are read at once when a pod changes."""
+
+
 class TokenPrices(Struct, frozen=True):
     """What keys are charged, in dollars per million tokens."""
 
     input_usd: float = 0.0
     output_usd: float = 0.0
+    cached_usd: float | None = None
+    """Of tokens of prompts that were in a prefix cache; None: the same as of others."""
 
-    def usd(self, input_tokens: int, output_tokens: int) -> float:
-        return (input_tokens * self.input_usd + output_tokens * self.output_usd) / 1e6
+    def usd(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
+        """`cached_tokens` of the input tokens were in a prefix cache."""
+        saved_usd = 0.0 if self.cached_usd is None else cached_tokens * (self.input_usd - self.cached_usd)
+        return (input_tokens * self.input_usd + output_tokens * self.output_usd - saved_usd) / 1e6
 
 
 class ServedPool(Struct, frozen=True):
@@ -82,7 +99,7 @@ class ServedPool(Struct, frozen=True):
     api: Api
     kv_blocks: int
     """KV blocks of one replica."""
-    start: Processes | Kubernetes | None = None
+    start: Processes | Kubernetes | InferencePool | None = None
     """None: the replicas are at `endpoints`."""
     slots: Path | None = None
     """Folder through which llama.cpp servers hand over KV caches."""
@@ -125,6 +142,8 @@ class ServingPlan(Struct, frozen=True):
     settings: Settings
     sends_priority: bool
     """Requests to engines carry their tier as `priority`."""
+    engine_ordering: str = ""
+    """The ordering that engines must say they run, with its arguments; empty: fcfs or priority, which they all have."""
     has_window: bool = False
     """The file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has slots."""
     fallbacks: Fallbacks = Fallbacks()
@@ -133,11 +152,15 @@ class ServingPlan(Struct, frozen=True):
     """Scores the cascade's answers; None without a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
     """(region, GPU, number of GPUs) where scaling is limited."""
+    network: Network = Network()
+    """Latencies between regions."""
     roles: tuple[RoleChange, ...] = ()
     """Scheduled changes of replicas' roles, in seconds from the start."""
     planned_gpus: int | None = None
     """GPUs of this machine that the cascade's replicas share, if a planner chooses the replicas."""
     planner_news: Callable[[], Sequence[str]] = tuple
     """Returns all messages of the planner so far, for the log."""
+    past_demand: PastDemand | None = None
+    """Demand from before the start, for a scaler that remembers it."""
     stop_planners: Callable[[], None] = lambda: None
     """Ends the processes that compute plans."""

@@ -22,7 +22,7 @@ class EventAddress(Struct, frozen=True):
 class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway serve`: the engines publish what their prefix caches hold (`--kv-events-config` of vLLM and SGLang).
 
-    In all values, `{host}` and `{port}` stand for the host and the port of the engine's own address.
+    In addresses and topic, `{host}` and `{port}` stand for the host and the port of the engine's own address.
     """
 
     endpoint: str = "tcp://{host}:5557"
@@ -32,6 +32,9 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     batches that are lost, stay unknown."""
     topic: str = ""
     """The topic of the events."""
+    tokenizer: str = ""
+    """The model's files on the gateway's machine: a folder with `tokenizer.json` and chat template, or a
+    `tokenizer.json`. Prompts are then tokenized here, if that gives an engine's tokens; without it, by the engine."""
 
     def address(self, url: str) -> EventAddress:
         """The address for the engine at `url`. HeadwayError if a value has another placeholder."""

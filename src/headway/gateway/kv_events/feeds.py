@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from math import gcd
 
 import zmq.asyncio
 
@@ -32,8 +33,11 @@ _METRICS = {
 class CacheFeeds:
     """By replica, the subscriber that keeps its cache index. `on_state(replica, state, why)` is called on changes."""
 
-    def __init__(self, on_state: Callable[[LiveReplica, State, str], None]) -> None:
-        self._on_state = on_state
+    def __init__(
+        self, on_state: Callable[[LiveReplica, State, str], None], name_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """`name_tokens`: by model, tokens of the pieces in which prompts are named; default: a block of the pool."""
+        self._on_state, self._name_tokens = on_state, name_tokens or {}
         self._context = zmq.asyncio.Context()
         self.subscribers: dict[int, KvEventSubscriber] = {}
         self._stopping: set[asyncio.Task[None]] = set()
@@ -43,10 +47,12 @@ class CacheFeeds:
         if events is None:
             return
         address = events.address(replica.url)
-        replica.event_block_tokens = replica.block_size_tokens
+        size = replica.block_size_tokens
+        piece = gcd(size, self._name_tokens.get(replica.model, size))
+        replica.event_block_tokens, replica.tokenizer = piece, events.tokenizer
         most = max(_BLOCKS_PER_KV_BLOCK * replica.kv_blocks_total, _LEAST_BLOCKS)
         subscriber = self.subscribers[replica.id] = KvEventSubscriber(
-            replica.name, address, EngineBlocks(replica.block_size_tokens, most), replica.cache_index, self._context,
+            replica.name, address, EngineBlocks(size, most, piece), replica.cache_index, self._context,
             lambda state, why: self._on_state(replica, state, why),
         )  # fmt: skip
         subscriber.start()

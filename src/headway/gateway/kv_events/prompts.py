@@ -1,4 +1,4 @@
-"""Names the KV blocks of prompts by their tokens, which engines count for prompts that come as text."""
+"""Names the KV blocks of prompts by their tokens: a text is tokenized here with the model's files, or by an engine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
 from headway.control import token_blocks
 from headway.core.request import Segment
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.upstream.engine import EngineEndpoint
+
+if TYPE_CHECKING:
+    from headway.gateway.kv_events.checked_tokenizer import CheckedTokenizer
 
 _MOST_PROMPTS, _MOST_BLOCKS = 4096, 1 << 20
 """Prompts and blocks that are remembered."""
@@ -24,11 +28,26 @@ class PromptBlocks:
         self._known: OrderedDict[bytes, tuple[int, tuple[Segment, ...]]] = OrderedDict()
         self._num_blocks = 0
         self._turns = count()
+        self._tokenizers: dict[str, CheckedTokenizer] = {}
+        """By path."""
+
+    def prepare(self, engine: EngineEndpoint) -> None:
+        """Read the tokenizer of an engine that is up, and check it, if that has not been done."""
+        if engine.event_block_tokens and engine.tokenizer:
+            self._tokenizer(engine).check([engine])
+
+    def _tokenizer(self, engine: EngineEndpoint) -> CheckedTokenizer:
+        from headway.gateway.kv_events.checked_tokenizer import CheckedTokenizer
+
+        found = self._tokenizers.get(engine.tokenizer)
+        if found is None:
+            found = self._tokenizers[engine.tokenizer] = CheckedTokenizer(engine.tokenizer)
+        return found
 
     async def name(self, request: ClientRequest, engines: Sequence[EngineEndpoint]) -> None:
         """Set a request's `blocks`, and the number of its tokens, if the events of one of the engines are read.
 
-        Without an engine that tokenizes in time, the request has the segments of its text.
+        Without a tokenizer, and an engine that tokenizes in time, the request has the segments of its text.
         """
         reading = [engine for engine in engines if engine.event_block_tokens]
         if not reading or request.is_passthrough:
@@ -43,10 +62,13 @@ class PromptBlocks:
         digest = hashlib.sha1(request.raw, usedforsecurity=False).digest()
         found = self._known.get(digest)
         if found is None:
-            ids = await self._tokenize(request, reading)
-            if ids is None:
-                return
-            found = len(ids), token_blocks.segments(ids, block, lora)
+            if reading[0].tokenizer:
+                found = await self._tokenizer(reading[0]).blocks(request.body, block, lora, reading)
+            if found is None:
+                ids = await self._tokenize(request, reading)
+                if ids is None:
+                    return
+                found = len(ids), token_blocks.segments(ids, block, lora)
             self._remember(digest, found)
         else:
             self._known.move_to_end(digest)

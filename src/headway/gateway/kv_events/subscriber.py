@@ -1,8 +1,8 @@
 """Reads one engine's KV cache events into its cache index, over ZeroMQ.
 
-A batch that is missing is asked for at the engine's replay endpoint. After a new connection, which may be to an engine
-that has restarted, the index is built anew from all batches that the engine still has. While there are no events, the
-index guesses from the requests that were placed.
+A batch that is missing or malformed is asked for at the engine's replay endpoint. After a new connection, which may be
+to an engine that has restarted, and after events that could not be trusted, the index is built anew from all batches
+that the engine still has. While there are no events, the index guesses from the requests that were placed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ REPLAY_TIMEOUT_S = 2.0
 """Longest wait for the next batch of a replay."""
 MAX_MALFORMED = 3
 """Malformed batches in a row after which the events are not trusted."""
+REBUILD_PERIOD_S = 10.0
+"""Least time between two attempts to read anew an engine whose events were not trusted."""
 _YIELD_S = 0.005
 """Longest time for which waiting batches are read without a pause for other work of the event loop."""
 State = Literal["connecting", "live", "incomplete", "degraded"]
@@ -67,10 +69,21 @@ class KvEventSubscriber:
         self.counts = EventCounts()
         self._next = 0
         """The sequence number of the next batch."""
-        self._num_malformed = 0
-        """In a row."""
+        self._num_malformed, self._last_malformed, self._why_malformed = 0, -1, ""
+        """Malformed batches in a row, the number of the last one, and what is wrong with it."""
+        self._first = b""
+        """The batch with the number 0."""
         self._has_index = False
+        self._read_s: float | None = None
+        """When the last batch came, on the monotonic clock."""
+        self._rebuilt_s = float("-inf")
+        """When all batches were last asked for, on the monotonic clock."""
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last batch; None: none has come."""
+        return None if self._read_s is None else time.monotonic() - self._read_s
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -124,56 +137,92 @@ class KvEventSubscriber:
         while time.monotonic() < end_s and await socket.poll(0):
             parts = await socket.recv_multipart()
             if len(parts) != 3 or len(parts[1]) != 8:
-                self._malformed(f"a message of {len(parts)} parts; expected topic, sequence number and batch")
-                continue
+                self._count_malformed(f"a message of {len(parts)} parts; expected topic, sequence number and batch")
+                if self._num_malformed >= MAX_MALFORMED:
+                    self._distrust()
+                continue  # if it was a batch, the next one shows that one is missing
             await self._take(int.from_bytes(parts[1], "big"), parts[2])
 
     async def _take(self, number: int, payload: bytes) -> None:
         if number < self._next:
-            if number == 0:  # an engine that has restarted behind a connection that stays
+            if number == 0 and payload != self._first:  # the engine has restarted behind a connection that stays
                 await self._rebuild()
             return
         if number > self._next and self._has_index:
             self.counts.gaps += 1
             await self._replay(number)
-        if number >= self._next:
-            self._apply(number, payload)
+        elif self._num_malformed >= MAX_MALFORMED and time.monotonic() >= self._rebuilt_s + REBUILD_PERIOD_S:
+            await self._rebuild()
+        if number < self._next or self._apply(number, payload):
+            return
+        if self._has_index and self.address.replay_endpoint:  # the batch may have been damaged on its way
+            self._next = number
+            await self._replay(number + 1)
+            self._next = max(self._next, number + 1)
+        if self._num_malformed:
+            self._distrust()
 
-    def _apply(self, number: int, payload: bytes) -> None:
-        """Apply a batch that is not older than those before."""
+    def _apply(self, number: int, payload: bytes) -> bool:
+        """Apply a batch that is not older than those before. Returns whether it can be read."""
         if number > self._next and self._has_index:
             self.counts.lost += number - self._next
             self._change("incomplete", f"{self.counts.lost} batches of events are lost")
         self._next = number + 1
         self.counts.batches += 1
+        self._read_s = time.monotonic()
+        if number == 0:
+            self._first = payload
         try:
             events = wire.decode(payload)
         except HeadwayError as error:
-            self._malformed(str(error))
-            return
-        size = self.blocks.block_size_tokens
+            if number != self._last_malformed:
+                self._last_malformed = number
+                self._count_malformed(str(error))
+            return False
+        self._num_malformed, self._last_malformed = 0, -1
         sizes = {event.block_size for event in events if isinstance(event, wire.BlockStored)}
-        if sizes and size not in sizes:
-            self._degrade(f"blocks of {min(sizes)} tokens; expected {size}, as the pool's engine has")
-            return
-        if not self._has_index:  # without a replay, the index begins with the first block that comes
-            if not sizes:
-                return
-            self._begin("incomplete" if number else "live", "the first batches were missed" if number else "")
-        self._num_malformed = 0
-        self._index.apply(self.blocks.changes(events))
+        if sizes and not self._fits(sizes):
+            return True
+        is_cleared = any([isinstance(event, wire.AllBlocksCleared) for event in events])
+        if not self._has_index:
+            if not sizes and not is_cleared:
+                return True  # without a replay, the index begins with the first block that comes
+            is_whole = is_cleared or not number
+            self._begin("live" if is_whole else "incomplete", "" if is_whole else "the first batches were missed")
+        elif is_cleared:
+            self._change("live", "")
+        self._index.apply_blocks(self.blocks.changes(events))
+        return True
 
-    def _malformed(self, why: str) -> None:
+    def _fits(self, sizes: set[int]) -> bool:
+        """Whether prompts are matched with blocks of one of these sizes; the engine's first events tell its own."""
+        size, first = self.blocks.block_size_tokens, min(sizes)
+        if size in sizes:
+            return True
+        if len(sizes) == 1 and self.blocks.adopt(first):
+            self._index.resize(first)
+            return True
+        self._degrade(
+            f"blocks of {first} tokens; expected {size} as in the pool's engine, or a multiple from the start"
+        )
+        return False
+
+    def _count_malformed(self, why: str) -> None:
         self.counts.malformed += 1
         self._num_malformed += 1
+        self._why_malformed = why
+
+    def _distrust(self) -> None:
+        """A batch is malformed, and no replay has another."""
         if self._num_malformed >= MAX_MALFORMED:
-            self._degrade(why)
+            self._degrade(self._why_malformed)
         elif self._has_index:
-            self._change("incomplete", why)
+            self._change("incomplete", self._why_malformed)
 
     async def _rebuild(self) -> None:
         """Build the index anew from all batches that the engine still has."""
         self.counts.restarts += self._has_index or self.counts.batches > 0
+        self._rebuilt_s, self._num_malformed, self._last_malformed = time.monotonic(), 0, -1
         self._guess()
         self._next = 0
         self._change("connecting", "")
@@ -192,7 +241,7 @@ class KvEventSubscriber:
         """
         if not self.address.replay_endpoint:
             return None
-        first: int | None = None
+        first, end_s = None, time.monotonic() + _YIELD_S
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.connect(self.address.replay_endpoint)
@@ -206,7 +255,11 @@ class KvEventSubscriber:
                     continue
                 first = number if first is None else first
                 self.counts.replayed += 1
-                self._apply(number, parts[2])
+                if not self._apply(number, parts[2]):
+                    self._distrust()
+                if time.monotonic() >= end_s:
+                    await asyncio.sleep(0)
+                    end_s = time.monotonic() + _YIELD_S
         return first
 
     # States.

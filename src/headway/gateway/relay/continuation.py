@@ -9,11 +9,12 @@ import msgspec
 from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest
 from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Chunk, Delta
 from headway.gateway.upstream.dialects import Adapter
 
 _SAMPLING_OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "user",
-    "skip_special_tokens", "priority",
+    "skip_special_tokens", "priority", "cache_salt", "vllm_xargs",
 )  # fmt: skip
 _CHAT_OPTIONS = frozenset((
     "messages", "chat_template_kwargs", "reasoning_format", "max_completion_tokens", "stream", "stream_options",
@@ -56,7 +57,7 @@ class PartialResponse:
         self.tool_calls: list[str] = []
         """Deltas of tool calls, as JSON."""
 
-    def add(self, chunk: sse.Chunk, tokens: int) -> None:
+    def add(self, chunk: Chunk, tokens: int) -> None:
         """Add an engine's chunk, which has this many tokens."""
         if not self.head and chunk.id is not None:
             self.head = {"id": chunk.id, "created": chunk.created, "model": chunk.model}
@@ -180,12 +181,12 @@ class ResumedStream:
         """The start of what may be the end tag of reasoning."""
         self._deltas: list[dict[str, str]] = []
 
-    def convert(self, chunk: sse.Chunk) -> None:
+    def convert(self, chunk: Chunk) -> None:
         """Convert a completion's chunk to a chat's, before it is metered."""
         if self._is_converted:
             self._deltas = [self._delta(each.text or "", each.finish_reason is not None) for each in chunk.choices]
             for choice, delta in zip(chunk.choices, self._deltas, strict=True):
-                choice.text, choice.delta = None, sse.Delta(**delta)
+                choice.text, choice.delta = None, Delta(**delta)
 
     def rewrite(self, value: dict[str, Any]) -> bool:
         """Rewrite the same chunk in full, after it was metered. False: it has nothing for the client."""

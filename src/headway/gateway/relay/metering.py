@@ -15,6 +15,7 @@ from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.errors import InvalidAnswerError
 
 _SLACK_TOKENS = 16
@@ -34,6 +35,8 @@ class ResponseMeter:
     is_beyond_limit = False
     """The engine has generated more than it may."""
     _limit: float = inf
+    _counted_before = 0
+    """`tokens_before` of the last attempt whose start was counted."""
     _is_in_think_tags = False
 
     def __init__(
@@ -55,7 +58,7 @@ class ResponseMeter:
     def limit(self, max_tokens: int, is_exact: bool) -> None:
         """Set how many tokens the answer may have in all. Where chunks are counted, a token may be several of them."""
         if self._request.is_single and not self._request.body.get("echo"):
-            self._limit = max_tokens if is_exact else _CHUNKS_PER_TOKEN * max_tokens + _SLACK_TOKENS
+            self._limit = float(max_tokens if is_exact else _CHUNKS_PER_TOKEN * max_tokens + _SLACK_TOKENS)
 
     def restore(self, part: StreamPart) -> None:
         """Go on after a stream that was sent to the client before it retried."""
@@ -67,7 +70,7 @@ class ResponseMeter:
         else:
             live.phase = Phase.REASONING
 
-    def measure(self, chunk: sse.Chunk) -> None:
+    def measure(self, chunk: Chunk) -> None:
         """Count a chunk's tokens, and set the request's phase by their kind."""
         partial = self.partial
         tokens, has_reasoning, has_answer = 0, False, False
@@ -91,6 +94,9 @@ class ResponseMeter:
         timings = chunk.timings
         if timings is not None and timings.predicted_n:  # tokens may have no text, and chunks several tokens
             tokens = max(self.tokens_before + timings.predicted_n - self._live.generated_tokens, 0)
+            if not self.tokens_before:
+                self._live.cached_tokens = max(timings.cache_n, 0)
+            self._count_continued(timings.prompt_n, timings.cache_n)
         partial.add(chunk, tokens)
         if tokens:
             self._count_tokens(tokens, has_reasoning, has_answer)
@@ -98,7 +104,17 @@ class ResponseMeter:
             partial.has_usage = True
             partial.prompt_tokens = max(chunk.usage.prompt_tokens - self.tokens_before, 0)
             self.set_prompt_tokens(partial.prompt_tokens)
+            if not self.tokens_before and chunk.usage.prompt_tokens_details is not None:
+                self._live.cached_tokens = chunk.usage.cached_tokens
+            self._count_continued(chunk.usage.prompt_tokens - chunk.usage.cached_tokens, chunk.usage.cached_tokens)
             self._count_tokens(self.tokens_before + chunk.usage.completion_tokens - self._live.generated_tokens)
+
+    def _count_continued(self, computed: int, cached: int) -> None:
+        """Count once for each attempt that continues the answer what its engine had to compute anew."""
+        if self._counted_before != self.tokens_before:
+            self._counted_before = self.tokens_before
+            before = self._in_flight.continued_tokens
+            self._in_flight.continued_tokens = before[0] + max(computed, 0), before[1] + max(cached, 0)
 
     def measure_passthrough(self, meter: passthrough.Passthrough, payload: bytes) -> None:
         """Count the tokens of an event that is passed on unchanged."""
@@ -107,6 +123,7 @@ class ResponseMeter:
             self._count_tokens(tokens, is_reasoning, not is_reasoning)
         if meter.prompt_tokens:
             self.set_prompt_tokens(meter.prompt_tokens)
+            self._live.cached_tokens = meter.cached_tokens
         if meter.generated_tokens:
             self._count_tokens(meter.generated_tokens - self._live.generated_tokens)
 
@@ -130,9 +147,11 @@ class ResponseMeter:
             if self.confidence is not None:
                 for choice in chunk.choices:
                     self.confidence.observe(choice)
-            usage = None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+            told = chunk.usage
+            usage = None if told is None else (told.prompt_tokens, told.completion_tokens, told.cached_tokens)
         if usage is not None:
             self.set_prompt_tokens(usage[0])
+            self._live.cached_tokens = usage[2]
             self._count_tokens(usage[1])
 
     def _is_in_think(self, text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS, ApiError
-from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Count, PromptDetails
 
 _LAST_EVENTS = frozenset(
     ("response.completed", "response.incomplete", "response.failed", "message_stop", "transcript.text.done")
@@ -20,10 +20,27 @@ _TRANSCRIPTION = "transcription.chunk"
 
 
 class _TokenCounts(msgspec.Struct):
-    input_tokens: sse.Count = 0
-    output_tokens: sse.Count = 0
-    prompt_tokens: sse.Count = 0
-    completion_tokens: sse.Count = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    input_tokens_details: PromptDetails | None = None
+    """Of /v1/responses."""
+    cache_read_input_tokens: Count | None = None
+    """Of /v1/messages, whose `input_tokens` do not count them."""
+    cache_creation_input_tokens: Count | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not say."""
+        details = self.input_tokens_details
+        return self.cache_read_input_tokens or (0 if details is None else details.cached_tokens or 0)
+
+    @property
+    def all_input_tokens(self) -> int:
+        """Tokens of the prompt; 0: not reported."""
+        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return self.input_tokens + cached if self.input_tokens else self.prompt_tokens
 
 
 class _Answer(msgspec.Struct):
@@ -48,7 +65,7 @@ class Passthrough:
     def __init__(self) -> None:
         self.has_ended = False
         """The last event has come."""
-        self.prompt_tokens = self.generated_tokens = 0
+        self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
         """The engine's own counts; 0: not reported so far."""
 
     def measure(self, payload: bytes) -> tuple[int, bool]:
@@ -61,7 +78,8 @@ class Passthrough:
         for answer in (event, event.response, event.message):
             if answer is not None and answer.usage is not None:
                 usage = answer.usage
-                self.prompt_tokens = usage.input_tokens or usage.prompt_tokens or self.prompt_tokens
+                self.prompt_tokens = usage.all_input_tokens or self.prompt_tokens
+                self.cached_tokens = usage.cached_tokens or self.cached_tokens
                 self.generated_tokens = usage.output_tokens or usage.completion_tokens or self.generated_tokens
         is_delta = event.type.endswith((".delta", "_delta")) and event.type != "message_delta"
         is_delta |= event.object == _TRANSCRIPTION and event.usage is None
@@ -69,15 +87,15 @@ class Passthrough:
         return int(is_delta), is_delta and is_reasoning
 
 
-def usage_of(data: bytes) -> tuple[int, int] | None:
-    """Prompt and generated tokens of an answer that was not streamed; None: not reported."""
+def usage_of(data: bytes) -> tuple[int, int, int] | None:
+    """Prompt, generated and cached tokens of an answer that was not streamed; None: not reported."""
     try:
         usage = _decode_answer(data).usage
     except DECODE_ERRORS:
         return None
     if usage is None:
         return None
-    return usage.input_tokens or usage.prompt_tokens, usage.output_tokens or usage.completion_tokens
+    return usage.all_input_tokens, usage.output_tokens or usage.completion_tokens, usage.cached_tokens
 
 
 def error_event(error: ApiError) -> bytes:

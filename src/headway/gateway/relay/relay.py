@@ -13,10 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from mypy_extensions import mypyc_attr
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import ApiError, rejected_error
 from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
 from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
@@ -46,6 +47,7 @@ from headway.gateway.upstream.errors import (
     openai_error,
 )
 from headway.gateway.upstream.health import HealthReports
+from headway.gateway.upstream.hints import add_order
 from headway.gateway.upstream.kv_snapshot import KvSnapshot
 
 log = logging.getLogger("headway.gateway")
@@ -61,6 +63,7 @@ _TAIL_S = 1.0
 """The time from [DONE] to the end of the response, after which its connection is not kept."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Relay:
     """One client request on its way to engines, and the response on its way back."""
 
@@ -68,7 +71,9 @@ class Relay:
     _broken: BrokenEngines | None = None
     _error: EngineError | None = None
     """The last attempt's failure."""
-    _num_failures = _tokens_at_failure = _escalated_tokens = 0
+    _num_failures = 0
+    _tokens_at_failure = 0
+    _escalated_tokens = 0
     _is_cut_off = False
     _rendering: asyncio.Task[None] | None = None
     """Has an engine render the chat."""
@@ -84,8 +89,10 @@ class Relay:
     _is_prefill = False
     """The present attempt computes the prompt for another replica."""
     _kv_params: vllm_disaggregation.Params | None = None
-    _has_begun = _is_complete = False
-    """The response was started; its last byte was written."""
+    _has_begun = False
+    """The response was started."""
+    _is_complete = False
+    """The response's last byte was written."""
 
     def __init__(
         self,
@@ -205,8 +212,7 @@ class Relay:
         in_flight, live, meter = self.in_flight, self._live, self._meter
         tokens = live.prompt_tokens + live.generated_tokens
         score = await self._scheduler.score(in_flight, self._request.text, meter.partial.answer(), meter.confidence)
-        if in_flight.outcome is not None:
-            raise RequestEndedError(in_flight.outcome)
+        in_flight.raise_if_ended()
         await self._scheduler.accept_or_escalate(in_flight, score)
         if in_flight.outcome is None:
             self._escalated_tokens += tokens
@@ -230,7 +236,7 @@ class Relay:
     async def _attempt(self, replica: EngineEndpoint) -> None:
         """Send the request to a replica and relay its response. EngineError if the replica fails."""
         request = self._request
-        if replica.adapter.template is not None and request.is_chat:
+        if replica.adapter.template is not None and request.is_chat and self._meter.partial.prompt is None:
             await self._learn_prompt(replica)
         path, body = self._engine_request(replica)
         if body is None:
@@ -248,8 +254,6 @@ class Relay:
         """Have an engine without token ids render the chat: begin when the chat is sent, as the engine may be gone
         or busy when the prompt is needed; wait only then."""
         partial, request = self._meter.partial, self._request
-        if partial.prompt is not None:
-            return
         if not partial.tokens:
             if request.stream and request.can_resume and self._rendering is None:
                 self._rendering = asyncio.create_task(self._render(replica))
@@ -286,9 +290,8 @@ class Relay:
         reservation = self.in_flight.reservation
         if reservation is not None and reservation.slot is not None:
             body["id_slot"] = reservation.slot
-        body.pop("priority", None)
-        if self._sends_priority and adapter.priority_sign is not None:
-            body["priority"] = adapter.priority_sign * self._live.tier
+        if self._sends_priority or replica.engine_ordering or "priority" in body:
+            add_order(body, request, self._live, replica, self._sends_priority, partial.tokens, self._scheduler.now)
         if self._meter.confidence is not None and path == request.path:
             body["logprobs"] = body.get("logprobs") or (True if request.is_chat else 1)
         if request.stream and not request.is_passthrough:
@@ -543,8 +546,7 @@ class Relay:
     def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         """Release the request after a failed attempt, to be placed again. ApiError if it must not be retried."""
         in_flight, scheduler = self.in_flight, self._scheduler
-        if in_flight.outcome is not None:
-            raise RequestEndedError(in_flight.outcome)
+        in_flight.raise_if_ended()
         if in_flight.move_target is not None:
             scheduler.release(in_flight, ReleaseReason.MOVED)
             return
@@ -623,8 +625,7 @@ class Relay:
         if outcome is Outcome.REJECTED:
             if self._error is not None:
                 return self._failure()
-            message = "no replica of the model can take the request now"
-            return ApiError(503, message, "no_capacity", retry_after_s=self.in_flight.retry_after_s)
+            return rejected_error(self.in_flight.is_shed, self.in_flight.retry_after_s)
         if self._is_cut_off:
             return ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         return ApiError(504, "the request took too long", "timeout")

@@ -1,17 +1,14 @@
-"""Clients' requests, checked as far as the gateway reads them, and no further."""
+"""One request of a client, and what control reads of it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from headway.control import token_blocks
 from headway.core.request import Segment
-from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.relay import json_body
 from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.json_body import Fields
@@ -26,8 +23,6 @@ FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 PATHS = (
     CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, SPEECH, IMAGES, *FORMS,
 )  # fmt: skip
-_STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
-"""Other endpoints answer as a whole, whatever `stream` says."""
 BLOCK_BYTES = 1024
 """Prompts whose first N blocks are equal share N segments."""
 _BLOCK_TOKENS = BLOCK_BYTES // 4
@@ -37,25 +32,8 @@ MAX_NAME_CHARS = 512
 """Of a model's name; of a session's, so many are read."""
 MAX_TIER = (1 << 15) - 1
 MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
-_STATEFUL_OPTIONS = frozenset((
-    "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of",
-))  # fmt: skip
-"""Options that depend on all tokens so far, or on a parser's state: the answer cannot continue on another engine."""
 _UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
 """Options that need the prompt's own computation, or several sequences."""
-_FORWARDED_HEADERS = frozenset((
-    "authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta",
-))  # fmt: skip
-_SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
-_JSON_TYPES = {
-    "model": "string", "prompt_cache_key": "string", "stream": "boolean", "stream_options": "object",
-}  # fmt: skip
-"""Types of the checked fields; the others are integers."""
-_SLO_HEADERS = frozenset(f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot"))
-Prompt = tuple[str, list[int] | None]
-"""The prompt's text, and its token ids if it was given as such."""
 
 
 _OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE))
@@ -84,6 +62,8 @@ class Features(Struct, array_like=True, gc=False):
     """The prompt may have tokens that are not of its text."""
     keeps_model: bool = False
     """The answer means something only with those of the same model."""
+    is_flex: bool = False
+    """Of the service tier `flex`: it may wait until a deadline."""
 
 
 class ClientRequest(Struct):
@@ -127,6 +107,8 @@ class ClientRequest(Struct):
     form: Form | None = None
     """The body, if it is a form; `body` has the fields that the gateway uses."""
     content_type: str = "application/json"
+    is_flex: bool = False
+    """`service_tier: flex`: the request may wait until a deadline."""
     has_media: bool = False
     """The prompt may have images, audio or files, whose tokens only the engine knows."""
     received_s: float | None = None
@@ -164,6 +146,7 @@ class ClientRequest(Struct):
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix(),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
+            self.is_flex,
         )  # fmt: skip
 
     def prefix(self) -> tuple[Segment, ...]:
@@ -191,7 +174,7 @@ def _number(digest: bytes) -> int:
     return int.from_bytes(digest[:8]) >> 1
 
 
-class _Fields(Struct):
+class RequestFields(Struct):
     """The fields of a body that the gateway uses, except the prompt."""
 
     model: str | None = None
@@ -204,233 +187,3 @@ class _Fields(Struct):
     priority: int | float | None = None
     service_tier: Any = None
     prompt_cache_key: str | None = None
-
-
-def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
-    """Read a request's body and headers (names in lower case). ApiError if they are invalid."""
-    if path in FORMS:
-        return _read_form(path, raw, headers)
-    try:
-        body, sent_fields = json_body.decode(raw)
-    except DECODE_ERRORS as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object", "invalid_type")
-    try:
-        fields = msgspec.convert(body, _Fields)
-    except msgspec.ValidationError as error:
-        name = str(error).rpartition("$.")[2].rstrip("`")
-        raise _wrong_type(name, _JSON_TYPES.get(name, "integer")) from None
-    if fields.model is None:
-        raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
-    if len(fields.model) > MAX_NAME_CHARS:
-        raise ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
-    if fields.n is not None:
-        _whole("n", fields.n)
-    text, prompt_ids = _PROMPT_READERS[path](body)
-    has_slo = not _SLO_HEADERS.isdisjoint(headers)
-    engine_headers, is_chat = "", path == CHAT
-    if not _FORWARDED_HEADERS.isdisjoint(headers):
-        forwarded = _FORWARDED_HEADERS.intersection(headers)
-        engine_headers = "".join([f"{name}: {headers[name]}\r\n" for name in sorted(forwarded)])
-    has_media = b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw
-    request = ClientRequest(  # by position, as names take msgspec four times as long
-        path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
-        sent_fields, fields.model, fields.stream is True and path in _STREAMED_PATHS,
-        fields.stream_options is not None and bool(fields.stream_options.get("include_usage")),
-        _max_tokens(fields), text, prompt_ids, _tier(fields, headers),
-        _slo_s(headers, "ttft") if has_slo else None, _slo_s(headers, "tpot") if has_slo else None,
-        headers.get("x-session-id") or fields.prompt_cache_key, headers.get("x-headway-region", ""), engine_headers,
-        headers.get("x-headway-explain") == "1",
-    )  # fmt: skip
-    if has_media:  # or only a text about it, from which nothing is learnt about the length of tokens
-        request.has_media = True
-    return request
-
-
-def _read_form(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
-    """Read a form as if its fields had come as JSON."""
-    content_type = headers.get("content-type", "")
-    form = Form(raw, content_type)
-    body: dict[str, Any] = {name: form.fields[name] for name in ("model", "prompt") if name in form.fields}
-    body["stream"] = form.fields.get("stream", "").lower() in ("true", "1")
-    request = read_request(SPEECH, msgspec.json.encode({"input": body.get("prompt", ""), **body}), headers)
-    request.path, request.body, request.raw, request.sent_fields = path, body, raw, None
-    request.form, request.content_type, request.stream, request.has_media = form, content_type, body["stream"], True
-    return request
-
-
-def _wrong_type(name: str, kind: str) -> ApiError:
-    return ApiError(400, f"{name!r} must be of type {kind}", "invalid_type", name)
-
-
-def _whole(name: str, value: float) -> int:
-    """A whole number, which may be written as 3.0 in JSON."""
-    if value != value // 1:
-        raise _wrong_type(name, "integer")
-    return int(value)
-
-
-def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -> bool:
-    """Whether the answer is one sequence that depends on its tokens only."""
-    if path not in (CHAT, COMPLETIONS) or body.get("n") not in (None, 1):
-        return False
-    if path == COMPLETIONS and not isinstance(body["prompt"], str) and not prompt_ids:
-        return False
-    return _STATEFUL_OPTIONS.isdisjoint(body) or not any(map(body.get, _STATEFUL_OPTIONS))
-
-
-def _max_tokens(fields: _Fields) -> int | None:
-    if (value := fields.max_completion_tokens) is not None:
-        name = "max_completion_tokens"
-    elif (value := fields.max_tokens) is not None:
-        name = "max_tokens"
-    elif (value := fields.max_output_tokens) is not None:
-        name = "max_output_tokens"
-    else:
-        return None
-    tokens = value if type(value) is int else _whole(name, value)
-    if not 0 < tokens <= MAX_TOKENS:
-        raise ApiError(400, f"{name!r} must be 1 or more, not {tokens}", "invalid_value", name)
-    return tokens
-
-
-def _chat_prompt(body: dict[str, Any]) -> Prompt:
-    messages = body.get("messages")
-    if not isinstance(messages, list | None):
-        raise _wrong_type("messages", "array")
-    if not messages:
-        raise ApiError(400, "'messages' is missing or empty", "missing_required_parameter", "messages")
-    parts: list[str] = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise _wrong_type(f"messages[{i}]", "object")
-        parts.append(str(message.get("role", "")))
-        content = message.get("content")
-        if isinstance(content, str):
-            parts.append(content)
-        else:
-            parts += _texts(content)
-    return "\n".join(parts), None
-
-
-def _texts(content: object) -> list[str]:
-    """The text parts of a message's content."""
-    if isinstance(content, str):
-        return [content]
-    parts = content if isinstance(content, list) else []
-    return [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
-
-
-def _messages_prompt(body: dict[str, Any]) -> Prompt:
-    """The prompt of /v1/messages, whose system prompt is a field of its own."""
-    text, _ = _chat_prompt(body)
-    return "\n".join([*_texts(body.get("system")), text]), None
-
-
-def _input_prompt(body: dict[str, Any]) -> Prompt:
-    """The prompt of /v1/embeddings and /v1/responses."""
-    value, instructions = body.get("input"), _texts(body.get("instructions"))
-    if isinstance(value, str):
-        return "\n".join([*instructions, value]), None
-    if isinstance(value, list) and value:
-        if (ids := _token_ids(value)) is not None:
-            return "", ids
-        items = [[item] if isinstance(item, str) else _texts(item.get("content")) if isinstance(item, dict) else []
-                 for item in value]  # fmt: skip
-        return "\n".join([*instructions, *(text for item in items for text in item)]), None
-    if value is None:
-        raise ApiError(400, "'input' is missing", "missing_required_parameter", "input")
-    raise ApiError(400, "'input' must be a string or an array that is not empty", "invalid_type", "input")
-
-
-def _token_ids(values: list[Any]) -> list[int] | None:
-    """The values as token ids; None if some value is no integer."""
-    if all(type(value) is int for value in values):
-        return values
-    are_integers = all(type(value) is int or (isinstance(value, float) and value.is_integer()) for value in values)
-    return [int(value) for value in values] if are_integers else None
-
-
-def _completion_prompt(body: dict[str, Any]) -> Prompt:
-    prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return prompt, None
-    if isinstance(prompt, list) and prompt:
-        if (ids := _token_ids(prompt)) is not None:
-            return "", ids
-        if all(isinstance(text, str) for text in prompt):
-            return "\n".join(prompt), None
-        if all(isinstance(ids, list) for ids in prompt):
-            return "", None
-    if prompt is None:
-        raise ApiError(400, "'prompt' is missing", "missing_required_parameter", "prompt")
-    raise ApiError(400, "'prompt' must be a string, or an array of strings or of token ids", "invalid_type", "prompt")
-
-
-def _fields_prompt(*names: str) -> Callable[[dict[str, Any]], Prompt]:
-    """Reads the texts of fields, each a text or an array of texts."""
-
-    def read(body: dict[str, Any]) -> Prompt:
-        parts: list[str] = []
-        for name in names:
-            value = body.get(name)
-            if value is None:
-                raise ApiError(400, f"{name!r} is missing", "missing_required_parameter", name)
-            texts = [value] if isinstance(value, str) else value
-            if not isinstance(texts, list):
-                raise ApiError(400, f"{name!r} must be a string or an array", "invalid_type", name)
-            parts += [text for text in texts if isinstance(text, str)]
-        return "\n".join(parts), None
-
-    return read
-
-
-def _tokenized_prompt(body: dict[str, Any]) -> Prompt:
-    """The prompt of /tokenize: a text or a chat."""
-    return _chat_prompt(body) if body.get("prompt") is None else _fields_prompt("prompt")(body)
-
-
-def _no_prompt(body: dict[str, Any]) -> Prompt:
-    """/detokenize computes no prompt; the engine checks the tokens."""
-    return "", None
-
-
-_PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
-    CHAT: _chat_prompt, COMPLETIONS: _completion_prompt, EMBEDDINGS: _input_prompt, RESPONSES: _input_prompt,
-    MESSAGES: _messages_prompt, TOKENIZE: _tokenized_prompt, DETOKENIZE: _no_prompt,
-    **dict.fromkeys(RERANK, _fields_prompt("query", "documents")),
-    **dict.fromkeys(SCORE, _fields_prompt("text_1", "text_2")),
-    SPEECH: _fields_prompt("input"), IMAGES: _fields_prompt("prompt"),
-}  # fmt: skip
-
-
-def _tier(fields: _Fields, headers: Mapping[str, str]) -> int:
-    """The body's `priority`, else the header's tier, else OpenAI's `service_tier`; 0 is the most urgent."""
-    if fields.priority is not None:
-        tier = _whole("priority", fields.priority)
-    elif "x-headway-tier" in headers:
-        try:
-            tier = int(headers["x-headway-tier"])
-        except ValueError:
-            raise ApiError(400, "x-headway-tier must be a whole number", "invalid_value", "x-headway-tier") from None
-    else:
-        return _SERVICE_TIERS.get(str(fields.service_tier), 0)
-    if not 0 <= tier <= MAX_TIER:
-        raise ApiError(400, f"a tier is 0 (most urgent) or more, not {tier}", "invalid_value", "priority")
-    return tier
-
-
-def _slo_s(headers: Mapping[str, str], metric: str) -> float | None:
-    """An SLO in seconds, from llm-d's header in milliseconds."""
-    for name in (f"x-llm-d-slo-{metric}-ms", f"x-slo-{metric}-ms"):
-        if name in headers:
-            try:
-                value = float(headers[name])
-            except ValueError:
-                value = 0.0
-            if not MIN_SLO_MS <= value <= MAX_SLO_MS:
-                message = f"{name} must be milliseconds, {MIN_SLO_MS:g} to {MAX_SLO_MS:g}"
-                raise ApiError(400, message, "invalid_value", name)
-            return value / 1e3
-    return None

@@ -49,6 +49,11 @@ class LiveControl(Control):
         super().__init__(*args, **kwargs)
         self._releasing: set[Service] = set()
 
+    def num_kept(self, service: Service) -> int:
+        """Requests that the service's admission policy holds."""
+        admissions = self.admissions.get(service)
+        return 0 if admissions is None else len(admissions.held)
+
     def change_policies(
         self,
         before: Policies,
@@ -70,7 +75,7 @@ class LiveControl(Control):
             self.migrations.pop(service, None)
             self.admissions.pop(service, None)
             self._add_parts(service, new.migrations, new.admissions)
-            self._add_preemptions(service, after)
+            self._add_limits(service, after)
             self._add_learners(service)
             if service.sent is not None:
                 for live in in_flight:
@@ -84,6 +89,8 @@ class LiveControl(Control):
                 for live in list(kept.held):
                     if new.admissions is None or not new.admissions.hold(live):
                         service.hold_queue.push(live, now)
+        self.use_slo(after)
+        self.max_hold_s = after.max_hold_s
         self.note_parts()
         for service in self.services:
             self.release_held(service, now)
@@ -142,15 +149,14 @@ class LiveControl(Control):
             self.place(live, now, jumps_queue=True)
         elif service.is_served_without(failed):
             self.place(live, now, jumps_queue=True, exclude=failed)
-        elif not self.fall_back(live, now):
-            self.end(live, now, Outcome.REJECTED)
+        else:
+            self._refuse(live, now)
 
     def exhausted(self, live: Live, now: float) -> None:
         """Have a fallback answer a request at which all attempts of its model have failed, or reject it."""
         live.attempt += 1
         live.enter(HELD)
-        if not self.fall_back(live, now):
-            self.end(live, now, Outcome.REJECTED)
+        self._refuse(live, now)
 
     def reassign_decode(self, live: Live, prefilled_by: int, now: float) -> bool:
         """Hand over to another decode replica than the present one. False if the combo has none."""

@@ -16,6 +16,7 @@ from headway.control.service import Member, Service
 from headway.core.fleet import Fallbacks, Role
 from headway.core.record import Cause, Outcome
 from headway.core.request import Phase
+from headway.core.view import ReplicaView
 from headway.gateway.clock import Clock, Deadlines
 from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headway.gateway")
 FINISHED = ReleaseReason.FINISHED
 _CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
+_MOMENT_S = 0.02
 _UNRESPONSIVE, _REMOVED = "does not answer any more", "was removed"
 
 
@@ -56,18 +58,20 @@ class Driver:
         on_ended: Callable[[InFlightRequest, Outcome, float], None],
         on_role: Callable[[int, Role, float], None],
         fallbacks: Fallbacks | None = None,
+        view: Callable[[LiveReplica], ReplicaView] = lambda replica: replica,
     ) -> None:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
-        `on_role(replica, role, now)` are called after the fact."""
-        self._clock, self._scorer = clock, scorer
+        `on_role(replica, role, now)` are called after the fact. `view` gives a replica as policies see it."""
+        self._clock, self._scorer, self._view = clock, scorer, view
         self.hold_s = hold_s
         """Longest wait for a replica while none is up."""
         self._seed, self._decisions = seed, decisions
-        self.charge: Callable[[str, str, int, int], Charge] | None = None
-        """The charge for tokens by model and pool, where keys have budgets."""
+        self.charge: Callable[[str, str, int, int, int], Charge] | None = None
+        """The charge by model and pool for input, output and cached input tokens, where keys have budgets."""
         self._recorder, self._metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
         self.replicas = list(replicas)
+        self._places_pairs_at_once = False
         self._has_prompt_window = policies.prompt_window is not None
         for replica in self.replicas:
             self._watch_prompts(replica)
@@ -89,6 +93,13 @@ class Driver:
     @property
     def now(self) -> float:
         return self._clock.now
+
+    def place_pairs_at_once(self) -> None:
+        """Reserve both replicas of a pair that prefills and decodes when a request is placed: where a proxy sends the
+        request to one of them, and the engines hand the KV cache over by themselves."""
+        self._places_pairs_at_once = True
+        for replica in self.replicas:
+            self._watch_prompts(replica)
 
     def start_ticking(self) -> None:
         """Call periodic policies from now on. Later calls begin with those that are new."""
@@ -137,11 +148,21 @@ class Driver:
             self.arm_hold_timeout(request)
 
     def arm_hold_timeout(self, request: InFlightRequest) -> None:
-        """Start the hold timeout if no replica is up."""
-        if request.live.stage is HELD and request.outcome is None and not self.services[request.live.model].any_up:
+        """Start the hold timeout if no replica is up: a moment before the client's own, which would not say why."""
+        live = request.live
+        if live.stage is HELD and request.outcome is None and not self.services[live.model].any_up:
             if request.hold_timeout is not None:
                 request.hold_timeout.cancel()
-            request.hold_timeout = self._clock.at(self.now + self.hold_s, self._hold_expired, request)
+            end_s = self.now + self.hold_s
+            if live.timeout_s is not None:
+                end_s = min(end_s, live.arrival_s + live.timeout_s - _MOMENT_S)
+            request.hold_timeout = self._clock.at(end_s, self._hold_expired, request)
+
+    def _limit_holds(self, service: Service) -> None:
+        """Start the hold timeouts of all that a service holds, if no replica of it is up any more."""
+        if not service.any_up:
+            for live in service.hold_queue.requests():
+                self.arm_hold_timeout(self.requests[live.id])
 
     def _hold_expired(self, now: float, request: InFlightRequest) -> None:
         if request.live.stage is HELD and not self.services[request.live.model].any_up:
@@ -330,7 +351,7 @@ class Driver:
         request.awaits_score = False
         request.prefilled_by = None
         stage, model = live.stage_index, live.model
-        used = request.replica, live.prompt_tokens, live.generated_tokens
+        used = request.replica, live.prompt_tokens, live.generated_tokens, live.cached_tokens
         live.lengths += ((model, live.generated_tokens),)
         if score is None:
             self.control.unscored(live, self._scorer.accepts_unscored, self.now)
@@ -340,6 +361,7 @@ class Driver:
         escalated = live.stage_index != stage
         self._metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")
         if escalated:
+            live.cached_tokens = 0
             if self.charge is not None and used[0] is not None:
                 request.earlier_charges += (self.charge(model, used[0].pool, *used[1:]),)
             self.arm_hold_timeout(request)
@@ -353,7 +375,8 @@ class Driver:
     def _watch_prompts(self, replica: LiveReplica) -> None:
         """Report computed prompts to control if it limits the prompts at a replica."""
         # A pair of single-phase replicas computes a prompt at the one and counts it as computed at the other.
-        is_watched = self._has_prompt_window and not replica.is_single_phase
+        is_pair = replica.is_single_phase or (self._places_pairs_at_once and replica.role != "mixed")
+        is_watched = self._has_prompt_window and not is_pair
         replica.on_prompt = self._prompt_computed if is_watched else None
 
     def _prompt_computed(self, live: Live) -> None:
@@ -387,6 +410,7 @@ class Driver:
     def replica_down(self, replica: EngineEndpoint) -> None:
         """Place no requests at a replica. Its streams continue as long as they last."""
         self.control.on_crashed(replica.id, [], self.now)
+        self._limit_holds(self.services[replica.model])
 
     def start_slowly(self, replica: LiveReplica, duration_s: float) -> None:
         """Give a replica that was ejected a growing share of the requests."""
@@ -416,10 +440,9 @@ class Driver:
         service.refresh()
         self._find_adapters()
 
-    @staticmethod
-    def _member(replica: LiveReplica) -> Member:
+    def _member(self, replica: LiveReplica) -> Member:
         """Control's entry of a replica that is not up yet."""
-        member = Member(replica, replica.max_request_tokens, None, replica.deployment, replica.adapters)
+        member = Member(self._view(replica), replica.max_request_tokens, None, replica.deployment, replica.adapters)
         member.is_up, member.is_single_phase = False, replica.is_single_phase
         member.window = replica.most_concurrent
         return member
@@ -427,12 +450,10 @@ class Driver:
     def remove(self, replica: LiveReplica) -> None:
         """Remove a replica that is empty."""
         service = self.services[replica.model]
-        service.members = [member for member in service.members if member.view is not replica]
+        service.members = [member for member in service.members if member.view.id != replica.id]
         service.refresh()
         self._find_adapters()
-        if not service.any_up:
-            for live in service.hold_queue.requests():
-                self.arm_hold_timeout(self.requests[live.id])
+        self._limit_holds(service)
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
         """Place no requests at a replica while there are others, and move out those that can move; or undo it."""
@@ -454,7 +475,7 @@ class Driver:
 
     def start(self, live: Live, replica: int, now: float, has_stored_kv: bool = False) -> None:
         """Reserve a place at the replica, and wake the request's task, which sends it."""
-        if self.replicas[replica].is_single_phase:
+        if self.replicas[replica].is_single_phase or (self._places_pairs_at_once and live.decode_replica >= 0):
             self._start_dual_dispatch(live, replica, now)
             return
         request = self.requests[live.id]
@@ -482,6 +503,15 @@ class Driver:
         reservation.on_slot = request.wake
         request.wake()
 
+    def served_by(self, request: InFlightRequest, replica: LiveReplica) -> None:
+        """A proxy has sent the request to another replica than control had chosen."""
+        live = request.live
+        request.detach()
+        live.attempt += 1
+        live.decode_replica = -1
+        self.start(live, replica.id, self.now)
+        self.control.on_moved(live, self.now)
+
     def cancel(self, live: Live, now: float) -> None:
         """Abort the request at its engine."""
         request = self.requests[live.id]
@@ -502,9 +532,9 @@ class Driver:
     def pause(self, live: Live, now: float) -> None:
         """Abort the request at its replica, so that it is held and continues from the tokens so far."""
         request = self.requests.get(live.id)
-        if request is not None and request.move_target is None:
+        if request is not None and not request.is_moving:
             self.move(live, live.replica, None, now)
-            request.is_paused = request.move_target is not None
+            request.is_paused = request.is_moving
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
         """Continue the request at the replica that decodes, which fetches the KV cache if it is stored."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.scheduling.stream_copy import StreamCopy, StreamPart
@@ -118,12 +120,12 @@ class PrefillLeg:
             reservation.free()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InFlightRequest:
     """One request between its client and control."""
 
     # What a request starts with is set in the class: most requests leave most of it as it is.
     replica: EngineEndpoint | None = None
-    reservation: Reservation | None = None
     connection: Connection | None = None
     aborted_because: str | None = None
     """The replica was given up before a connection to it was open."""
@@ -150,11 +152,16 @@ class InFlightRequest:
     """The client reads slowly, and the engine's answer is not read meanwhile."""
     is_unstreamed: bool = False
     """All tokens came at once."""
+    continued_tokens: tuple[int, int] = (0, 0)
+    """Tokens of prompt and answer with which engines began that continue the answer: computed anew, and found in
+    their KV caches or loaded."""
     awaits_score: bool = False
     """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
     scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
     """The wait that a rejected client is advised."""
+    is_shed: bool = False
+    """Rejected, as its first token was expected too late."""
     on_settled: Callable[[int], None] | None = None
     """Called at the end with the number of tokens used, where the caller has limits."""
     budget_hold: BudgetHold | None = None
@@ -176,6 +183,12 @@ class InFlightRequest:
         `copy`: copies the stream for a retry of its client. `restored`: what the client was sent before it retried."""
         self.live, self.request_id, self.is_streamed = live, request_id, is_streamed
         self.copy, self.restored = copy, restored
+        self.reservation: Reservation | None = None
+
+    @property
+    def is_moving(self) -> bool:
+        """A move to another replica is under way."""
+        return self.move_target is not None
 
     @property
     def is_streaming(self) -> bool:
@@ -198,13 +211,21 @@ class InFlightRequest:
 
     async def wait_for_replica(self) -> EngineEndpoint:
         """Wait until the request is placed. RequestEndedError if it ends instead."""
-        while (self.reservation is None or self.reservation.waits_for_slot) and self.outcome is None:
+        while True:
+            if self.outcome is not None:
+                raise RequestEndedError(self.outcome)
+            if self.reservation is not None and not self.reservation.waits_for_slot:
+                break
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
-        if self.outcome is not None:
-            raise RequestEndedError(self.outcome)
         assert self.replica is not None
         return self.replica
+
+    def raise_if_ended(self) -> None:
+        """RequestEndedError if control has ended the request. Apart from what waits, so that the type checker, by
+        whose types the compiled code goes, does not take the outcome to be None from here on."""
+        if self.outcome is not None:
+            raise RequestEndedError(self.outcome)
 
     def wake(self) -> None:
         """Have `wait_for_replica` check the state again."""

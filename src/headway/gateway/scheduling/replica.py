@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -9,11 +10,11 @@ from contextlib import suppress
 from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
 from headway.control.recent_adapters import RecentAdapters
-from headway.core.fleet import Pool, Role
+from headway.core.fleet import Network, Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, QueuedOrdering
 from headway.core.record import ReplicaRecord
-from headway.core.view import RequestView
+from headway.core.view import EngineTimes, RequestView
 from headway.gateway.clock import Clock
 from headway.gateway.upstream.dialects import Adapter, Load
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -21,6 +22,8 @@ from headway.gateway.upstream.errors import EngineError
 from headway.perf.copies import kv_transfer_s
 from headway.sim.lifetime import Lifetime
 from headway.sim.replica_resources import host_memory
+
+log = logging.getLogger(__name__)
 
 
 def _ignore() -> None:
@@ -124,7 +127,9 @@ class LiveReplica(EngineEndpoint):
         stale_s: float,
         api_key: str = "",
         engine_model: str = "",
+        engine_ordering: str = "",
     ) -> None:
+        """`engine_ordering`: the ordering that the engine must run, with its arguments; empty: none is asked for."""
         context_tokens, is_hosted = pool.model.max_context_tokens, pool.hosted is not None
         super().__init__(
             id, pool.name, pool.model.name, url, adapter, context_tokens, api_key=api_key, is_hosted=is_hosted
@@ -142,6 +147,9 @@ class LiveReplica(EngineEndpoint):
         """Number of the replica's combo instance, and the name of its pool or combo."""
         self.is_of_combo = False
         self.goodput_rps: float | None = None
+        self.times: EngineTimes | None = None
+        self.latency_of: Callable[[str, str], float] = Network().latency_s
+        """Seconds between two regions, each way."""
         self.is_draining = self.is_removed = False
         self.has_served = False
         """The replica has been up."""
@@ -157,6 +165,8 @@ class LiveReplica(EngineEndpoint):
         self.num_in_flight = 0
         self.on_prompt: Callable[[Live], None] | None = None
         """Called when the prompt of a streamed request is computed. Others end then, which says the same."""
+        self.on_placed: Callable[[LiveReplica, Live], None] | None = None
+        """Called when a request is placed here, where other gateways are to know."""
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self.prefill_tokens_left = self.tokens_generated = self.expected_cached_tokens = 0
@@ -171,8 +181,11 @@ class LiveReplica(EngineEndpoint):
         self.on_adapters: Callable[[], None] = _ignore
         """Called when the engine has listed other LoRA adapters than before."""
         self.recent_loras = RecentAdapters(0 if pool.lora is None else pool.lora.max_loras)
-        self.cache_index = CacheIndex(self.block_size_tokens, kv_blocks, guesses=True)
+        self.cache_index = CacheIndex(self.block_size_tokens, kv_blocks, guesses=True, adds_placed=True)
         """What the engine's prefix cache holds. Until events feed it, a guess from the requests placed here."""
+        self.engine_ordering = engine_ordering
+        self._other_ordering: str | None = None
+        """What the engine said last that it runs."""
         self._load = Load()
         self.seen_s = float("-inf")
         """When the engine's load was read."""
@@ -192,6 +205,23 @@ class LiveReplica(EngineEndpoint):
             with suppress(EngineError):
                 self.num_slots = await self.read_num_slots(timeout_s)
 
+    async def read_load(self, timeout_s: float) -> Load | None:
+        """EngineError, too, if the engine has not been up and runs another ordering than it must.
+
+        An engine whose ordering changes while it serves goes on to serve.
+        """
+        load = await super().read_load(timeout_s)
+        if not self.engine_ordering:
+            return load
+        ordering = "an order of its own" if load is None or load.ordering is None else load.ordering
+        text = f"runs {ordering}, not the ordering {self.engine_ordering}"
+        if ordering not in (self.engine_ordering, self._other_ordering):
+            log.warning("%s at %s %s", self.name, self.url, text)
+        self._other_ordering = ordering
+        if ordering != self.engine_ordering and not self.has_served:
+            raise EngineError(f"{text}; expected vLLM with --scheduler-cls headway.vllm.Scheduler and this ordering")
+        return load
+
     @property
     def max_request_tokens(self) -> int:
         """Prompt and output tokens of the longest request that fits."""
@@ -207,6 +237,7 @@ class LiveReplica(EngineEndpoint):
             for_prefill=lifetime.with_role("prefill", now), for_decode=lifetime.with_role("decode", now),
             usd_per_million_input_tokens=pool.usd_per_million_input_tokens if is_hosted else 0.0,
             usd_per_million_output_tokens=pool.usd_per_million_output_tokens if is_hosted else 0.0,
+            usd_per_million_cached_tokens=pool.usd_per_million_cached_tokens if is_hosted else None,
         )  # fmt: skip
 
     # The gateway's own counts.
@@ -228,6 +259,8 @@ class LiveReplica(EngineEndpoint):
             self.expected_cached_tokens += reservation.expected_cached
         if self._pool.engine.prefix_caching:
             self.cache_index.placed(live)
+            if self.on_placed is not None:
+                self.on_placed(self, live)
         if self.slots is not None:
             self.slots.enter(reservation)
         return reservation
@@ -268,6 +301,11 @@ class LiveReplica(EngineEndpoint):
 
     # The prefix cache.
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """The engine keeps prompts in a prefix cache, by the pool's profile."""
+        return self._pool.engine.prefix_caching
+
     def cached_tokens(self, request: RequestView, /) -> int:
         tokens = self.cache_index.cached_tokens(request)
         self._asked_for, self._asked_cached, self._asked_loadable = request.id, tokens, 0
@@ -286,6 +324,9 @@ class LiveReplica(EngineEndpoint):
 
     def kv_transfer_s(self, num_tokens: int, /) -> float:
         return kv_transfer_s(self._pool, num_tokens)
+
+    def latency_s(self, region: str, /) -> float:
+        return self.latency_of(region, self.region)
 
     # LoRA adapters.
 
@@ -369,7 +410,13 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def head_demand_blocks(self) -> int:
-        """Blocks of our first request that waits at the engine: of those without a token, the last `num_waiting`."""
+        """Blocks of the first request that waits at the engine, as scraped.
+
+        If unknown, of our first one: of those without a token, the last `num_waiting`.
+        """
+        head_share = self.load.head_share
+        if head_share is not None:
+            return round(head_share * self.kv_blocks_total)
         num_waiting = self.num_waiting
         if not num_waiting:
             return 0

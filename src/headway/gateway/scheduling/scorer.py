@@ -16,6 +16,7 @@ from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.settings import Judge
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Choice
 from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.errors import EngineError
 
@@ -51,7 +52,7 @@ class ConfidenceMeter:
         self._sum = 0.0
         self._num = 0
 
-    def observe(self, choice: sse.Choice) -> None:
+    def observe(self, choice: Choice) -> None:
         """Add the tokens of one chunk. Log probabilities in an unknown form are ignored."""
         with suppress(*DECODE_ERRORS):
             for value in msgspec.convert(choice.logprobs, _Logprobs).values():

@@ -19,10 +19,10 @@ from typing import Protocol
 
 from headway.control.live import Live
 from headway.gateway.scheduling.in_flight import InFlightRequest
-from headway.gateway.scheduling.pace import ExpectedPace
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.settings import TimeLimits
 from headway.gateway.upstream.outliers import OutlierDetector
+from headway.perf.engine_times import PoolTimes
 
 PERIOD_S = 0.25
 _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
@@ -89,12 +89,12 @@ class StallWatch:
         limits: TimeLimits,
         outliers: OutlierDetector,
         health: Suspicions,
-        pace_of: Callable[[LiveReplica], ExpectedPace],
+        times_of: Callable[[LiveReplica], PoolTimes],
         has_other: Callable[[InFlightRequest, int], bool],
     ) -> None:
         """`has_other(request, replica)`: another replica than this one could serve the request."""
         self._limits, self._outliers, self._health = limits, outliers, health
-        self._pace_of, self._has_other = pace_of, has_other
+        self._times_of, self._has_other = times_of, has_other
         self._stays: dict[int, _Stay] = {}
         self._silent_s: dict[int, float] = {}
         """By replica with requests, the time since the last sign of life."""
@@ -214,7 +214,7 @@ class StallWatch:
             self._silent_s[replica.id] = 0.0
         if stay is not None and stay.has_begun:
             self._streams_silent_s.pop(replica.id, None)
-        expected_s = self._pace_of(replica).prefill_s(live.prompt_tokens) + self._step_s(replica)
+        expected_s = self._times_of(replica).prefill_s(live.prompt_tokens) + self._step_s(replica)
         if request.is_unstreamed:
             self._learn(replica, (now - live.enqueued_s) / (expected_s + self._answer_s(replica, live)))
         elif live.first_token_s > live.enqueued_s and (stay is None or stay.tokens == stay.start_tokens):
@@ -254,13 +254,13 @@ class StallWatch:
 
     def _expected_first_s(self, replica: LiveReplica) -> float:
         """Expected time to the first token of a request that comes now, after all prompts at the replica."""
-        return self._pace_of(replica).prefill_s(replica.prefill_tokens_left) + self._step_s(replica)
+        return self._times_of(replica).prefill_s(replica.prefill_tokens_left) + self._step_s(replica)
 
     def _step_s(self, replica: LiveReplica) -> float:
         step_s = self._steps_s.get(replica.id)
         if step_s is None:
             tokens = replica.kv_blocks_used * replica.block_size_tokens
-            step_s = self._steps_s[replica.id] = self._pace_of(replica).step_s(replica.num_in_flight, tokens)
+            step_s = self._steps_s[replica.id] = self._times_of(replica).step_s(replica.num_in_flight, tokens)
         return step_s
 
     def _answer_s(self, replica: LiveReplica, live: Live) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -51,6 +51,22 @@ class StreamPart(Struct, array_like=True, gc=False):
     prompt_ids: list[int] | None
 
 
+class CopyListener(Protocol):
+    """Whoever is told what becomes of one copy."""
+
+    def added(self, part: StreamPart) -> None:
+        """The client is sent this."""
+
+    def kept(self) -> None:
+        """The stream has ended, and a retry may continue it."""
+
+    def resumed(self) -> None:
+        """A retry continues it."""
+
+    def dropped(self) -> None:
+        """No retry can continue it any more."""
+
+
 class StreamCopy:
     """What the client was sent of one stream; at a worker, those parts of it that were not taken out yet."""
 
@@ -64,6 +80,7 @@ class StreamCopy:
         self._num_ids = 0
         """Ids of the answer that were added."""
         self.is_usable = True
+        self.listener: CopyListener | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -88,6 +105,8 @@ class StreamCopy:
             self.token_ids = None
         else:
             self.token_ids += part.token_ids
+        if self.listener is not None:
+            self.listener.added(part)
         if self._copies is not None:
             self._copies.count(self, self.num_bytes - before)
         elif self.num_bytes > MAX_STREAM_BYTES:
@@ -113,6 +132,9 @@ class StreamCopy:
         """Free the memory; no retry can continue the stream."""
         self.data.clear()
         self.is_usable, self.token_ids, self.prompt_ids = False, None, None
+        if self.listener is not None:
+            self.listener.dropped()
+            self.listener = None
 
 
 class StreamCopies:
@@ -123,6 +145,8 @@ class StreamCopies:
         self.num_bytes = 0
         self._ended: OrderedDict[bytes, tuple[StreamCopy, float]] = OrderedDict()
         """By key, the copies of streams that have ended, and until when they are kept; in that order."""
+        self.listen: Callable[[bytes], CopyListener] | None = None
+        """Gives the listener of each new copy, by its key's digest."""
 
     def count(self, copy: StreamCopy, num_bytes: int) -> None:
         """A copy has grown by so much. It is given up if there is no room for it."""
@@ -143,8 +167,13 @@ class StreamCopies:
         self._forget_old()
         found = self._ended.pop(key.digest, None)
         if found is None:
-            return StreamCopy(self), None
+            copy = StreamCopy(self)
+            if self.listen is not None:
+                copy.listener = self.listen(key.digest)
+            return copy, None
         copy = found[0]
+        if copy.listener is not None:
+            copy.listener.resumed()
         copy.go_on_after(part := copy.as_part())
         return copy, part
 
@@ -158,6 +187,25 @@ class StreamCopies:
             return
         self._forget(key.digest)
         self._ended[key.digest] = copy, self._clock() + KEEP_S
+        if copy.listener is not None:
+            copy.listener.kept()
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a retry of this stream would continue it."""
+        return digest in self._ended
+
+    def adopt(self, digest: bytes, parts: Sequence[StreamPart]) -> None:
+        """Keep a stream that another gateway has sent, and does not go on with."""
+        self._forget(digest)
+        copy = StreamCopy(self)
+        for part in parts:
+            copy.extend(part)
+        if not copy.is_usable or not copy.tokens:
+            self._discard(copy)
+            return
+        if self.listen is not None:
+            copy.listener = self.listen(digest)
+        self._ended[digest] = copy, self._clock() + KEEP_S
 
     def _forget(self, digest: bytes) -> None:
         if (found := self._ended.pop(digest, None)) is not None:

@@ -11,7 +11,15 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.server.bodies import read_json
 from headway.gateway.server.routes import Access, Endpoint, path_id, query
-from headway.gateway.server.schema import EngineLoad, FailedPool, NewRole, NewWorker, ReplicaList, ReplicaState
+from headway.gateway.server.schema import (
+    EngineLoad,
+    FailedPool,
+    NewRole,
+    NewWorker,
+    PrefixCacheState,
+    ReplicaList,
+    ReplicaState,
+)
 from headway.gateway.telemetry.reloads import Reload
 
 _BODY_TIMEOUT_S = 10.0
@@ -30,7 +38,16 @@ def replica_state(gateway: Gateway, replica: LiveReplica) -> ReplicaState:
         role=replica.role, in_flight=replica.num_in_flight, empty=replica.num_in_flight == 0,
         engine=EngineLoad(running=load.running, waiting=load.waiting, kv_share=load.kv_share),
         why=gateway.ejections.get(replica.id), prediction=gateway.drift.ratio(replica.id),
+        prefix_cache=_prefix_cache(gateway, replica),
     )  # fmt: skip
+
+
+def _prefix_cache(gateway: Gateway, replica: LiveReplica) -> PrefixCacheState | None:
+    feeds, blocks = gateway.cache_feeds, len(replica.cache_index.gpu)
+    if feeds is not None and (reader := feeds.subscribers.get(replica.id)) is not None:
+        counts = reader.counts
+        return PrefixCacheState(reader.state, reader.why, blocks, counts.gaps, counts.lost, reader.age_s)
+    return PrefixCacheState("guess", "", blocks, 0, 0, None) if replica.caches_prefixes else None
 
 
 async def _list(request: Request, gateway: Gateway) -> ReplicaList:

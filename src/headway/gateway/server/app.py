@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import msgspec
 from msgspec import UNSET, structs
@@ -49,6 +49,8 @@ class Application(Starlette):
     completions: CompletionsApp
     gateway: Callable[[], Gateway]
     """The gateway, once the application has started."""
+    relays = True
+    """The application has the engines' endpoints."""
     description: bytes | None = None
     """The description of the API, once it was asked for."""
 
@@ -58,14 +60,22 @@ class Application(Starlette):
         await self.completions.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS and self.relays:
             await self.completions(scope, receive, send, writer)
         else:
             await super().__call__(scope, receive, send)
 
 
-def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None]) -> Application:
-    """The application. `make` is called in its event loop at the start, and `stopped` at the end."""
+def application(
+    make: Callable[[], Gateway],
+    stopped: Callable[[Gateway], None],
+    beside: Callable[[Gateway], AbstractAsyncContextManager[object]] | None = None,
+) -> Application:
+    """The application. `make` is called in its event loop at the start, and `stopped` at the end.
+
+    `beside` serves the engines' endpoints in its own way, from the gateway's start to its end; then the application has
+    none of them.
+    """
     gateway: Gateway | None = None
 
     def running() -> Gateway:
@@ -77,7 +87,8 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
         nonlocal gateway
         gateway = make()
         gateway.start()
-        yield
+        async with nullcontext() if beside is None else beside(gateway):
+            yield
         await gateway.stop()
         stopped(gateway)
 
@@ -85,13 +96,14 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
     routes = [
         Route(each.path, completions, methods=[each.method]) if each.handler is None else each.route(running)
         for each in endpoints()
+        if each.handler is not None or beside is None
     ]
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         HTTPException: _http_error, ClientDisconnect: _disconnected, Exception: _internal_error,
     }  # fmt: skip
     app = Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirect would name the host that the client sent
-    app.completions, app.gateway = completions, running
+    app.completions, app.gateway, app.relays = completions, running, beside is None
     return app
 
 
@@ -116,9 +128,11 @@ def _described(name: str, gateway: Gateway) -> schema.ModelObject:
 
 async def _health(request: Request, gateway: Gateway) -> Response:
     num_up, num = gateway.num_up, len(gateway.fleet.present())
-    if num_up > 0 and not gateway.is_closing:
-        return json_response(schema.HealthStatus(status="ok", up=num_up, replicas=num))
-    return json_response(schema.HealthStatus(status="unavailable", up=num_up, replicas=num), 503)
+    is_ok, peers = num_up > 0 and not gateway.is_closing, gateway.peers
+    status = schema.HealthStatus(status="ok" if is_ok else "unavailable", up=num_up, replicas=num)
+    if peers is not None:
+        status.peers, status.peer_store = len(peers.loads.peers), "up" if peers.is_up else "away"
+    return json_response(status, 200 if is_ok else 503)
 
 
 async def _metrics(request: Request, gateway: Gateway) -> Response:

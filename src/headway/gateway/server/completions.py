@@ -20,7 +20,8 @@ from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, internal_error, policy_error
 from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
-from headway.gateway.relay.request import ClientRequest, read_request
+from headway.gateway.relay.request import ClientRequest
+from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, HookedWriter, ResponseWriter, write_error
 from headway.gateway.scheduling.stream_copy import stream_key
 from headway.gateway.server.access_log import ENTRY, AccessEntry

@@ -9,7 +9,6 @@ Requests of one connection are parsed one at a time: what follows a request wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -21,16 +20,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from headway.gateway.errors import ApiError
 from headway.gateway.server.framing import END, HEAD, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
+from headway.gateway.server.transport_writer import TransportWriter, begin_response
 
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _MAX_HEADERS = 256
-_HEADER_LINE = b"%b: %b\r\n"
 _HEAD_TIMEOUT_S = 30.0
-_NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 _SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
 """Two of them are refused: a proxy in front may have read the other one."""
-_LAST_STATUSES = frozenset((408, 413))
-"""Of answers after which more of a refused body may come: the connection is closed."""
 _LINGER_S = 5.0
 _LINGER_BYTES = 64 << 20
 """After the last answer on a connection, so much of the request's rest is read and dropped. A connection that is closed
@@ -46,103 +42,8 @@ class _Cycle(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
-            self.begin_response(message["status"])
+            begin_response(self, message["status"])
         await super().send(message)
-
-    def begin_response(self, status: int) -> None:
-        if self.more_body or self.body or status in _LAST_STATUSES:
-            self.keep_alive = False
-
-
-class TransportWriter:
-    """Writes a response to the connection directly, in place of ASGI's `send`. Satisfies `ClientWriter`."""
-
-    def __init__(self, protocol: LimitedHttpProtocol, cycle: _Cycle) -> None:
-        self._protocol, self._cycle = protocol, cycle
-        self._head = b""
-        self._is_chunked = self._is_gone = False
-        self._on_disconnect: Callable[[], None] | None = None
-
-    def take_body(self) -> bytes | None:
-        """The request's body, if all of it has come; otherwise None, and ASGI's `receive` returns it."""
-        cycle = self._cycle
-        if cycle.more_body or cycle.waiting_for_100_continue:
-            return None
-        flow = self._protocol.flow
-        if flow.read_paused:
-            flow.resume_reading()  # stopped by a long body; a disconnect would go unseen
-        body, cycle.body = bytes(cycle.body), bytearray()
-        return body
-
-    @property
-    def has_begun(self) -> bool:
-        return self._cycle.response_started
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client reads too slowly; `drain` waits for it."""
-        return self._protocol.flow.write_paused and not self._is_gone
-
-    async def drain(self) -> None:
-        """Wait until the client has read, or has disconnected."""
-        if self.is_full:
-            await self._protocol.flow.drain()
-
-    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Set status and headers, which go out with the first part of the body; chunked without a content-length."""
-        cycle = self._cycle
-        lines = [*cycle.default_headers, *headers]
-        self._is_chunked = b"content-length" not in dict(headers)
-        if self._is_chunked:
-            lines.append((b"transfer-encoding", b"chunked"))
-        cycle.begin_response(status)
-        if not cycle.keep_alive:
-            lines.append((b"connection", b"close"))
-        head = b"".join(map(_HEADER_LINE.__mod__, lines))
-        is_text = len(head.translate(None, _NOT_IN_HEADERS)) == len(head)
-        if not is_text or not head.count(b"\n") == head.count(b"\r") == len(lines):
-            raise ValueError("a response header is not a line of text")
-        cycle.response_started = True
-        self._head = STATUS_LINE[status] + head + b"\r\n"
-
-    def write(self, body: bytes, more: bool = False) -> None:
-        """Write a part of the body; without `more`, it is the last part."""
-        if self._is_gone:
-            return
-        if self._is_chunked:
-            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            body = body if more else body + b"0\r\n\r\n"
-        head, self._head = self._head, b""
-        self._protocol.transport.write(head + body)
-        if not more:
-            self._end()
-
-    def _end(self) -> None:
-        """Complete the response, with uvicorn's own bookkeeping."""
-        cycle = self._cycle
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
-
-    def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` if the client disconnects before its response is complete."""
-        self._on_disconnect = gone
-        flow = self._protocol.flow
-        if flow.read_paused:
-            flow.resume_reading()  # stopped by the end of a long body
-        if self._is_gone:
-            gone()
-
-    def close(self) -> None:
-        self._on_disconnect = None
-
-    def disconnected(self) -> None:
-        """The client has closed the connection, or its request is refused."""
-        self._is_gone = self._cycle.disconnected = True
-        if self._on_disconnect is not None and not self._cycle.response_complete:
-            self._on_disconnect()
 
 
 class _CycleTransport:
@@ -352,7 +253,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: _Cycle, app: Any) -> None:  # type: ignore[override]  # this class makes them
         if self._takes_writer:
-            self._writer = TransportWriter(self, cycle)
+            self._writer = TransportWriter(self.transport, self.flow, cycle)
             app = partial(app, writer=self._writer)
         self.tasks.add(self.loop.create_task(self._run(cycle, app)))
 

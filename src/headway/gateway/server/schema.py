@@ -12,7 +12,7 @@ from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER, MAX_TOKENS
 from headway.gateway.telemetry.drift import PredictionRatio
 from headway.gateway.telemetry.reloads import Reload
 from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
-from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Chunk
 
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 _Object = dict[str, Any]
@@ -59,7 +59,7 @@ class EngineRequest(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=0, le=MAX_TIER)] | None = None
     """The tier; 0 is the most urgent."""
     service_tier: Any = None
-    """`flex` is tier 1."""
+    """`flex` is tier 1, and may wait until its deadline."""
     prompt_cache_key: str | None = None
     """The id of a session."""
 
@@ -140,7 +140,7 @@ class MessagesRequest(EngineRequest, kw_only=True):
     system: Any = None
 
 
-Completion = sse.Chunk
+Completion = Chunk
 
 
 # Models, health and version.
@@ -170,6 +170,10 @@ class HealthStatus(Struct, forbid_unknown_fields=True):
     status: Literal["ok", "unavailable"]
     up: Num
     replicas: Num
+    peers: Num | UnsetType = UNSET
+    """Other gateways of this fleet, where there may be any."""
+    peer_store: Literal["up", "away"] | UnsetType = UNSET
+    """Whether the store that they share can be used. While it cannot, each goes on alone."""
 
 
 class VersionInfo(Struct, forbid_unknown_fields=True):
@@ -202,6 +206,23 @@ class EngineLoad(Struct, forbid_unknown_fields=True):
     kv_share: float | None
 
 
+class PrefixCacheState(Struct, forbid_unknown_fields=True):
+    """What the gateway knows of a replica's prefix cache."""
+
+    state: Literal["guess", "connecting", "live", "incomplete", "degraded"]
+    """`guess`: no events are read; prompts that were placed there are assumed to be cached."""
+    why: str
+    """The reason of the state; empty while all is well."""
+    blocks: Num
+    """KV blocks that it holds on the GPU, as far as is known."""
+    gaps: Num
+    """Times that batches of events were missing."""
+    lost: Num
+    """Batches of events that no replay had, either."""
+    age_s: float | None
+    """Since the last batch of events; null: none has come."""
+
+
 class ReplicaState(Struct, forbid_unknown_fields=True):
     """The present state of a replica."""
 
@@ -220,6 +241,8 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     """Why the replica is ejected."""
     prediction: PredictionRatio | None
     """Null: its GPU is not known, or too few requests have ended."""
+    prefix_cache: PrefixCacheState | None
+    """Null: its engine has none, by the pool's profile."""
 
 
 class FailedPool(Struct, forbid_unknown_fields=True):

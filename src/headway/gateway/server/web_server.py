@@ -47,6 +47,17 @@ class Tls(Struct, frozen=True):
             raise HeadwayError(f"{where}: not a certificate and its key: {reason}") from None
 
 
+def tls_of(certfile: Path | None, keyfile: Path | None) -> Tls | None:
+    """The certificate, after a check; None without one. HeadwayError if it cannot be used."""
+    if certfile is None:
+        if keyfile is not None:
+            raise HeadwayError("--keyfile: needs --certfile")
+        return None
+    tls = Tls(certfile, keyfile)
+    tls.check()
+    return tls
+
+
 def _no_password() -> str:
     raise ValueError("the key has a password; expected one without")
 
@@ -63,6 +74,16 @@ def listen(host: str, port: int) -> socket.socket:
         return _listener(family, address)
     except OSError as error:
         raise HeadwayError(f"{host}:{port}: cannot listen: {error.strerror or error}") from None
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that keeps this port for servers that share it; 0 for a free port. HeadwayError if the port is taken."""
+    with listen(host, port) as exclusive:  # fails if the port is taken, as sockets with SO_REUSEPORT do not
+        family, where = exclusive.family, exclusive.getsockname()
+    reserved = socket.socket(family, socket.SOCK_STREAM, _TCP)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(where)
+    return reserved
 
 
 def _listener(family: int, address: Any, *options: int) -> socket.socket:

@@ -29,6 +29,8 @@ _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
 _INTER_TOKEN, _OVERHEAD = "inter_token_seconds", ("gateway_overhead_seconds", "")
 _COUNTERS = {
     "tokens_total": ("kind", "Tokens of requests that have ended"),
+    "cached_tokens_total": ("pool", "Tokens of their prompts that were in a prefix cache, by the engines' own counts"),
+    "continued_tokens_total": ("kv", "Tokens with which engines began that continue an answer, computed or cached"),
     "judgements_total": ("outcome", "Answers of a cascade's models, by the judgement on them"),
     "ejections_total": ("reason", "Replicas that were taken out of service though they pass their health checks"),
     "fallbacks_total": ("reason", "Requests that a fallback of their model was to answer, by the model asked for"),
@@ -71,6 +73,8 @@ class MeasuredRequest(Protocol):
     def replica(self) -> _Pooled | None: ...
     @property
     def is_unstreamed(self) -> bool: ...
+    @property
+    def continued_tokens(self) -> tuple[int, int]: ...
 
 
 class _Series:
@@ -116,6 +120,11 @@ class PrometheusMetrics:
         series.num_by_outcome[_OUTCOMES[outcome]] += 1
         series.input_tokens += live.prompt_tokens
         series.output_tokens += live.generated_tokens
+        if live.cached_tokens and request.replica is not None:
+            self._by_model["cached_tokens_total"][live.model, request.replica.pool] += live.cached_tokens
+        for kv, tokens in zip(("computed", "cached"), request.continued_tokens, strict=True):
+            if tokens:
+                self._by_model["continued_tokens_total"][live.model, kv] += tokens
         if live.tenant:
             tenant = self._tenant(live.tenant)
             self._by_model["tenant_requests_total"][live.model, tenant] += 1

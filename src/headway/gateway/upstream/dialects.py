@@ -30,6 +30,10 @@ class Adapter(Struct, frozen=True):
     """A metric whose labels are the LoRA adapters that run and wait, and whose value is the time at which they did."""
     lists_adapters: bool = False
     """/v1/models lists all LoRA adapters that the engine serves, each with its model as `parent`."""
+    ordering: str = ""
+    """A metric whose label `ordering` names the ordering that the engine runs: vLLM's with `headway.vllm.Scheduler`."""
+    kv_blocks: tuple[str, str] | None = None
+    """Metrics of engines with that scheduler: the KV blocks that the first waiting request needs, and all blocks."""
     priority_sign: int | None = None
     """A tier (0 = most urgent) times this is the body's `priority`; None: the engine has no such field."""
     token_options: dict[str, bool] = {}
@@ -60,6 +64,8 @@ ADAPTERS: dict[Api, Adapter] = {
         host_share=("vllm:cpu_cache_usage_perc",),
         loras="vllm:lora_requests_info",
         lists_adapters=True,
+        ordering="headway:ordering_info",
+        kv_blocks=("headway:kv_blocks_demanded", "headway:kv_blocks_total"),
         priority_sign=1,
         token_options={"return_token_ids": True},
         token_fields=("token_ids", "prompt_token_ids", "prompt_text"),
@@ -116,6 +122,10 @@ class Load(Struct, frozen=True):
     """LoRA adapters of waiting requests."""
     max_loras: int | None = None
     host_share: float | None = None
+    ordering: str | None = None
+    """Ordering that the engine runs, with its arguments; None: it does not say."""
+    head_share: float | None = None
+    """Share of the KV cache that the first waiting request needs; 0 = no request waits."""
 
 
 def parse_load(adapter: Adapter, page: str) -> Load:
@@ -128,6 +138,8 @@ def parse_load(adapter: Adapter, page: str) -> Load:
         _share(adapter.kv_share, page),
         *loras,
         _share(adapter.host_share, page) if adapter.host_share else None,
+        _ordering(adapter.ordering, page) if adapter.ordering else None,
+        None if adapter.kv_blocks is None else _part(*adapter.kv_blocks, page),
     )
 
 
@@ -149,6 +161,18 @@ def _adapters(metric: str, page: str) -> tuple[tuple[str, ...], tuple[str, ...],
     )
     slots = labels.get("max_lora", "")
     return running, waiting, int(slots) if slots.isdecimal() and len(slots) < 7 else None
+
+
+def _part(part: str, whole: str, page: str) -> float | None:
+    parts, wholes = _samples((part,), page), _samples((whole,), page)
+    return sum(parts) / sum(wholes) if parts and sum(wholes) else None
+
+
+def _ordering(metric: str, page: str) -> str | None:
+    """The label of the sample that is 1; where several engines of one address differ, the first."""
+    label = r'ordering="((?:[^"\\]|\\.)*)"'
+    found = re.search(rf"^{re.escape(metric)}\{{.*?{label}.*\}}\s+1(?:\.0*)?$", page, re.MULTILINE)
+    return found and found[1].replace('\\"', '"')
 
 
 def _samples(names: tuple[str, ...], page: str) -> list[float]:

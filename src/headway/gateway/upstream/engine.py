@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import Adapter, Load, parse_load
 from headway.gateway.upstream.errors import EngineError, NoAnswerError, RefusedError
+from headway.gateway.upstream.reports import LlamaProps, Models, RenderedPrompt, SglangInfo, Tokens
 
 _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 60.0
@@ -23,44 +24,12 @@ _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_s
 """The fields of a request on which the number of its prompt's tokens depends."""
 
 
-class _Models(msgspec.Struct):
-    data: list[_ListedModel]
-
-
-class _ListedModel(msgspec.Struct):
-    id: str
-    max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    root: str | None = None
-    """What the engine loaded: entries with one root are names of one model."""
-    parent: str | None = None
-    """Of a LoRA adapter: its model."""
-
-
-class _LlamaProps(msgspec.Struct):
-    total_slots: int
-
-
-class _Prompt(msgspec.Struct):
-    prompt: str
-
-
-class _Tokens(msgspec.Struct):
-    """vLLM counts the tokens, llama.cpp lists them."""
-
-    count: int | None = None
-    tokens: list[Any] | None = None
-
-
-class _SglangInfo(msgspec.Struct):
-    disaggregation_mode: str = ""
-    disaggregation_bootstrap_port: int | None = None
-
-
 class EngineEndpoint:
     """One engine's address and client."""
 
     is_single_phase = False
     """The engine was started for prefill or for decode only (SGLang)."""
+    is_shared = False
 
     def __init__(
         self, id: int, pool: str, model: str, url: str, adapter: Adapter, max_context_tokens: int,
@@ -85,8 +54,12 @@ class EngineEndpoint:
         """The LoRA adapters that the engine lists; None: it has listed nothing so far."""
         self.event_block_tokens = 0
         """Tokens of a KV block, if the engine's KV cache events are read, which name blocks by their tokens; else 0."""
+        self.tokenizer = ""
+        """Path of the files that tokenize prompts as the engine does; empty: the engine is asked."""
         self.kv_folder: Path | None = None
         """The shared folder for saved KV caches (llama.cpp)."""
+        self.engine_ordering = ""
+        """The ordering of Headway's that the engine must run, with its arguments; empty: none is asked for."""
         self.bootstrap_port = 0
         """The port for KV transfers of a prefill engine (SGLang)."""
 
@@ -109,7 +82,7 @@ class EngineEndpoint:
         if status != 200:
             return
         try:
-            models = msgspec.json.decode(data, type=_Models).data
+            models = msgspec.json.decode(data, type=Models).data
         except DECODE_ERRORS:
             return
         if not models:
@@ -157,7 +130,7 @@ class EngineEndpoint:
         if status != 200:
             return None
         try:
-            return msgspec.json.decode(data, type=_Prompt).prompt
+            return msgspec.json.decode(data, type=RenderedPrompt).prompt
         except msgspec.MsgspecError:
             raise EngineError("rendered no prompt of a chat") from None
 
@@ -175,7 +148,7 @@ class EngineEndpoint:
         ids = None if told is None else told.tokens
         return ids if ids and all(type(id) is int for id in ids) else None
 
-    async def _tokenize(self, body: dict[str, Any]) -> _Tokens | None:
+    async def _tokenize(self, body: dict[str, Any]) -> Tokens | None:
         if self.adapter.tokenize is None:
             return None
         asked = {name: body[name] for name in _COUNTED_FIELDS if name in body}
@@ -188,7 +161,7 @@ class EngineEndpoint:
             asked["model"] = self.reported_model or self.model
             path, sent = self.adapter.tokenize, msgspec.json.encode(asked)
             status, data = await self.client.fetch(path, _COUNT_TIMEOUT_S, sent)
-            return msgspec.json.decode(data, type=_Tokens) if status == 200 else None
+            return msgspec.json.decode(data, type=Tokens) if status == 200 else None
         except (EngineError, *DECODE_ERRORS):
             return None
 
@@ -196,7 +169,7 @@ class EngineEndpoint:
         """The number of llama.cpp's slots. EngineError if the server does not report it."""
         status, data = await self.client.fetch("/props", timeout_s)
         try:
-            num_slots = msgspec.json.decode(data, type=_LlamaProps).total_slots if status == 200 else 0
+            num_slots = msgspec.json.decode(data, type=LlamaProps).total_slots if status == 200 else 0
         except msgspec.MsgspecError:
             num_slots = 0
         if num_slots < 1:
@@ -209,7 +182,7 @@ class EngineEndpoint:
         if status != 200:
             return
         try:
-            info = msgspec.json.decode(data, type=_SglangInfo)
+            info = msgspec.json.decode(data, type=SglangInfo)
         except DECODE_ERRORS:
             return
         if info.disaggregation_mode and info.disaggregation_mode != role:

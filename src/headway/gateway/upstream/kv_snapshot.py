@@ -43,6 +43,10 @@ class _Text(msgspec.Struct):
     content: str
 
 
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
 class KvSnapshot:
     """The KV cache of one request that moves between servers: a file, locked from `save` to `delete`.
 
@@ -68,6 +72,8 @@ class KvSnapshot:
                 with suppress(OSError):  # not every file system has locks
                     fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 tokens = await asyncio.to_thread(tokens_of, file)
+                if len(tokens) == seen_tokens - 1:
+                    tokens += await _token_of(engine, last_text)
                 if 0 < seen_tokens <= len(tokens):
                     tail = tokens[max(seen_tokens - _CHECKED_TOKENS, 0) : seen_tokens]
                     if await _ends_with(engine, tail, last_text):
@@ -100,6 +106,20 @@ async def _post(engine: EngineEndpoint, slot: int, action: str, file: Path) -> b
     if status != 200:
         log.warning("%s: %s answered %d: %s", engine.name, path, status, data[:300].decode(errors="replace"))
     return status == 200
+
+
+async def _token_of(engine: EngineEndpoint, text: str) -> list[int]:
+    """The token that this text is; empty if it is none or several.
+
+    A server streams a token before its slot holds it. The slot of a stream that is aborted in between lacks the token.
+    """
+    asked = msgspec.json.encode({"content": text, "add_special": False, "parse_special": True})
+    status, data = await engine.client.fetch("/tokenize", _TIMEOUT_S, asked)
+    try:
+        tokens = msgspec.json.decode(data, type=_Tokens).tokens if status == 200 else []
+    except msgspec.MsgspecError:
+        return []
+    return tokens if len(tokens) == 1 else []
 
 
 async def _ends_with(engine: EngineEndpoint, tokens: list[int], text: str) -> bool:

@@ -1,15 +1,15 @@
-"""The format of engines' answers: server-sent events, and the fields of a completion that Headway reads."""
+"""The format of engines' answers: server-sent events with completion chunks in JSON."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct, field
 
 from headway.gateway.errors import DECODE_ERRORS
+from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.errors import EngineError, InvalidAnswerError
 
 DONE = b"data: [DONE]\n\n"
@@ -36,60 +36,6 @@ class EventSplitter:
         if len(self._rest) > _MAX_EVENT_BYTES:
             raise EngineError("streamed an event without end")
         return [event + b"\n\n" for event in events if event]
-
-
-class Delta(Struct):
-    """New text of a chat's message, or a whole message."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: Any = None
-
-
-class Choice(Struct):
-    """One of the answers to a request."""
-
-    index: int = 0
-    delta: Delta | None = None
-    message: Delta | None = None
-    """Set in answers that are not streamed."""
-    text: str | None = None
-    logprobs: Any = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    finish_reason: str | None = None
-
-
-Count = Annotated[int, Meta(ge=0, le=1 << 30)]
-
-
-class Usage(Struct):
-    """Token counts by the engine."""
-
-    prompt_tokens: Count = 0
-    completion_tokens: Count = 0
-
-
-class Timings(Struct):
-    """llama.cpp's token counts so far: prompt tokens computed, prompt tokens found in its cache, tokens generated."""
-
-    prompt_n: int = 0
-    cache_n: int = 0
-    predicted_n: int = 0
-
-
-class Chunk(Struct):
-    """One event of a completion stream, or an answer that is not streamed."""
-
-    id: str | None = None
-    created: int | None = None
-    model: str | None = None
-    choices: list[Choice] = field(default_factory=list)
-    usage: Usage | None = None
-    timings: Timings | None = None
-    prompt_token_ids: list[int] | None = None
-    error: Any = None
 
 
 def reported(error: object) -> EngineError:

@@ -70,7 +70,8 @@ class PendingRequest(InFlightRequest):
         live = self.live
         return Progress(
             live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
-            live.answer_s, live.reasoning_end_s, self.waits_for_client, live.keeps_model,
+            live.answer_s, live.reasoning_end_s, self.waits_for_client, live.keeps_model, live.cached_tokens,
+            self.continued_tokens,
         )  # fmt: skip
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
@@ -78,11 +79,12 @@ class PendingRequest(InFlightRequest):
         self.slot, self.has_peer, self.has_fallback = state.slot, state.has_peer, state.has_fallback
         live = self.live
         if state.stage_index != live.stage_index:
-            live.generated_tokens = live.reasoning_tokens = 0
+            live.generated_tokens = live.reasoning_tokens = live.cached_tokens = 0
             live.first_token_s = live.answer_s = live.reasoning_end_s = NEVER
             live.prompt_tokens, live.phase = state.prompt_tokens, state.phase
             live.arrival_s, live.model, live.lora = state.arrival_s, state.model, state.lora
             live.stage_index, self.needs_score = state.stage_index, state.needs_score
+            live.deadline_s = state.deadline_s
         elif state.model != live.model:
             live.model, live.prompt_tokens = state.model, state.prompt_tokens
         if state.fallback is None:
@@ -341,7 +343,7 @@ class RemoteScheduler:
         ))  # fmt: skip
 
     def _ended(self, request: PendingRequest, message: protocol.RequestEnded) -> None:
-        request.retry_after_s = message.retry_after_s
+        request.retry_after_s, request.is_shed = message.retry_after_s, message.is_shed
         self._end(request, message.outcome, ReleaseReason.ACKNOWLEDGED)
 
     def _abort(self, request: PendingRequest, message: protocol.AbortRequest) -> None:
@@ -364,8 +366,10 @@ class RemoteScheduler:
             replica.kv_folder = None if info.kv_folder is None else Path(info.kv_folder)
             self._replicas[info.id] = replica
         replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens
-        replica.bootstrap_port = info.bootstrap_port
+        replica.bootstrap_port, replica.engine_ordering = info.bootstrap_port, info.engine_ordering
         replica.event_block_tokens, replica.listed_loras = info.event_block_tokens, frozenset(info.loras)
+        replica.tokenizer = info.tokenizer
+        self._prompt_blocks.prepare(replica)
 
     def _remove_replica(self, message: protocol.ReplicaRemoved) -> None:
         if (replica := self._replicas.pop(message.id, None)) is not None:

@@ -65,6 +65,9 @@ class Progress(Struct, array_like=True, gc=False):
     reasoning_end_s: float
     waits_for_client: bool = False
     keeps_model: bool = False
+    cached_tokens: int = 0
+    """Tokens of the prompt that were in a prefix cache, by the engine's count."""
+    continued_tokens: tuple[int, int] = (0, 0)
 
 
 class RequestArrived(Struct, array_like=True, tag=0, gc=False):
@@ -198,6 +201,7 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     has_fallback: bool = False
     fallback: tuple[str, FallbackReason] | None = None
     """The model that was asked for and why another one is to answer; None: it answers itself."""
+    deadline_s: float | None = None
 
 
 class RequestRefused(Struct, array_like=True, tag=1, gc=False):
@@ -215,6 +219,7 @@ class RequestEnded(Struct, array_like=True, tag=2, gc=False):
     number: int
     outcome: Outcome
     retry_after_s: int = 1
+    is_shed: bool = False
 
 
 class AbortRequest(Struct, array_like=True, tag=3, gc=False):
@@ -245,6 +250,8 @@ class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
     event_block_tokens: int = 0
     loras: tuple[str, ...] = ()
     """The LoRA adapters that the engine lists, if the events of its KV cache are read."""
+    engine_ordering: str = ""
+    tokenizer: str = ""
 
 
 class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):

@@ -6,6 +6,7 @@ connection is closed, or is gone itself.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -95,13 +96,16 @@ class WorkerSession:
         self.why_not_started = ""
         """The worker's reason for not starting."""
         self._requests: dict[int, RemoteRequest] = {}
+        self._arriving: dict[int, asyncio.Task[None]] = {}
+        """Requests of streams that clients have named, while the store of the gateways is asked for them."""
         self._sent_replicas: dict[int, protocol.ReplicaInfo] = {}
         """By replica, what the worker was last sent."""
         gateway.fleet.on_removed.append(self._replica_removed)
+        gateway.on_replica_up.append(self._replica_up)
         gateway.on_reconfigured.append(self._reconfigured)
         gateway.quarantine.listeners.append(self._quarantined)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            protocol.RequestArrived: self._arrived,
+            protocol.RequestArrived: self._take_arrival,
             protocol.RequestFailed: self._failed,
             protocol.RequestSucceeded: self._succeeded,
             protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts),
@@ -143,9 +147,9 @@ class WorkerSession:
 
     def send_end(self, request: RemoteRequest) -> None:
         assert request.outcome is not None
-        is_rejected = request.outcome is Outcome.REJECTED
-        retry_after_s = self._gateway.scaling.expected_s(request.live.model) if is_rejected else 1
-        self.link.send(protocol.RequestEnded(request.number, request.outcome, retry_after_s))
+        live = request.live
+        retry_after_s = self._gateway.scaling.retry_after_s(live) if request.outcome is Outcome.REJECTED else 1
+        self.link.send(protocol.RequestEnded(request.number, request.outcome, retry_after_s, live.shed_s > 0))
 
     def send_replica(self, replica: EngineEndpoint) -> None:
         """Send a replica's data if the worker does not have them."""
@@ -153,7 +157,8 @@ class WorkerSession:
             replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, replica.reported_model,
             replica.max_context_tokens, None if replica.kv_folder is None else str(replica.kv_folder),
             replica.bootstrap_port, replica.api_key, replica.is_hosted, replica.event_block_tokens,
-            tuple(sorted(replica.listed_loras or ())) if replica.event_block_tokens else (),
+            tuple(sorted(replica.listed_loras or ())) if replica.event_block_tokens else (), replica.engine_ordering,
+            replica.tokenizer,
         )  # fmt: skip
         if self._sent_replicas.get(replica.id) != info:
             self._sent_replicas[replica.id] = info
@@ -167,6 +172,11 @@ class WorkerSession:
     def _quarantined(self, digest: bytes, until_s: float) -> None:
         self.link.send(protocol.BodyQuarantined(digest, until_s))
 
+    def _replica_up(self, replica: LiveReplica) -> None:
+        """Tell the worker how prompts are named before the first of them comes, if the engine's events are read."""
+        if replica.event_block_tokens:
+            self.send_replica(replica)
+
     def _replica_removed(self, replica: LiveReplica) -> None:
         if self._sent_replicas.pop(replica.id, None) is not None:
             self.link.send(protocol.ReplicaRemoved(replica.id))
@@ -179,6 +189,7 @@ class WorkerSession:
             live.stage_index, request.needs_score, request.is_prefill_only, request.has_stored_kv, live.attempt,
             live.moves, live.placed_s, live.enqueued_s, lora=live.lora,
             fallback=None if live.fallback is None else (live.fallback.model, live.fallback.why),
+            deadline_s=live.deadline_s,
         )  # fmt: skip
 
     def _send_limits(self, caller: Caller) -> None:
@@ -192,6 +203,8 @@ class WorkerSession:
             self.has_started = True
             for held in self._gateway.quarantine.held():
                 self._quarantined(*held)
+            for replica in self._gateway.fleet.present():
+                self._replica_up(replica)
 
     def _take_failure(self, message: protocol.StartFailed) -> None:
         self.why_not_started = message.why
@@ -203,6 +216,22 @@ class WorkerSession:
                     handle(message)
                 elif (request := self._requests.get(message.number)) is not None:
                     self._request_handlers[type(message)](request, message)
+                elif (arriving := self._arriving.pop(message.number, None)) is not None:
+                    arriving.cancel()  # its client has left
+
+    def _take_arrival(self, message: protocol.RequestArrived) -> None:
+        if message.stream_key is None or self._gateway.peers is None:
+            self._arrived(message)
+        else:
+            self._arriving[message.number] = asyncio.create_task(self._restore_first(message))
+
+    async def _restore_first(self, message: protocol.RequestArrived) -> None:
+        assert self._gateway.peers is not None
+        with logged("peers: a stream could not be read from the store"):
+            await self._gateway.peers.restore(message.stream_key)
+        del self._arriving[message.number]
+        with logged("a worker's RequestArrived message could not be handled"):
+            self._arrived(message)
 
     def _arrived(self, message: protocol.RequestArrived) -> None:
         number, gateway = message.number, self._gateway
@@ -250,6 +279,7 @@ class WorkerSession:
         if progress.prompt_tokens not in (0, live.prompt_tokens):
             request.counted_prompt_tokens = progress.prompt_tokens
             live.prompt_tokens = progress.prompt_tokens
+        live.cached_tokens, request.continued_tokens = progress.cached_tokens, progress.continued_tokens
         tokens = progress.generated_tokens - live.generated_tokens
         has_changed = tokens != 0 or progress.phase is not live.phase
         live.first_token_s = progress.first_token_s
@@ -331,8 +361,11 @@ class WorkerSession:
     def _lost(self) -> None:
         """The worker is gone with all its connections: cancel its requests."""
         self._gateway.fleet.on_removed.remove(self._replica_removed)
+        self._gateway.on_replica_up.remove(self._replica_up)
         self._gateway.on_reconfigured.remove(self._reconfigured)
         self._gateway.quarantine.listeners.remove(self._quarantined)
+        for arriving in self._arriving.values():
+            arriving.cancel()
         # Held requests first, so that none of them is placed in the room that the others leave.
         requests = sorted(self._requests.values(), key=lambda request: request.reservation is not None)
         self._requests = {}

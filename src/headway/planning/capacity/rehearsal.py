@@ -134,7 +134,7 @@ class CapacityRehearsal:
 
     def scenario(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> Scenario:
         document = fleet_document(self.document, candidate, replicas, self.regions)
-        document["workload"] = _with_load(document["workload"], situation.load)
+        document["workload"] = with_load(document["workload"], situation.load)
         in_regions = sum(_shares(replicas, len(self.regions))[: situation.lost_regions])
         lost = range(min(replicas, max(situation.lost_replicas, in_regions)))
         at_s = self.span_s / 2 / (situation.load if "trace" in document["workload"] else 1.0)
@@ -192,7 +192,7 @@ def _catalog_name(gpu: str) -> str | None:
         return None
 
 
-def _with_load(workload: Mapping[str, Any], load: float) -> dict[str, Any]:
+def with_load(workload: Mapping[str, Any], load: float) -> dict[str, Any]:
     """A workload section with `load` times as many requests per second of the same kind."""
     changed = dict(workload)
     if load == 1:

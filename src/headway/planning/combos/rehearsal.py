@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from threading import Lock
@@ -152,14 +153,18 @@ class GoodputProfiler:
         if most <= 0:
             return 0.0
 
-        def strains_at(rate: float) -> Strains:
-            scenario = assemble(self._document(chosen, combo, rate, longer), Places(), chosen.base_dir)
-            task = RateTask(scenario, service.slo, self.attainment, growth, self.simulator)
-            with self._lock:
-                self.num_simulated += 1
-            return task.strains() if self.pool is None else self.pool.submit(RateTask.strains, task).result()
-
+        strains_at = partial(self.strains, chosen, combo, longer=longer, growth=growth)
         return highest(strains_at, short_rps or START * most, LOWEST * most, HIGHEST * most, PRECISION)
+
+    def strains(
+        self, chosen: ServiceScenario, combo: GpuCombo, rate: float, longer: int = 1, growth: float = GROWTH
+    ) -> Strains:
+        """How near a rate is to the limit: a simulation of a profile with `longer` times the requests."""
+        scenario = assemble(self._document(chosen, combo, rate, longer), Places(), chosen.base_dir)
+        task = RateTask(scenario, chosen.service.slo, self.attainment, growth, self.simulator)
+        with self._lock:
+            self.num_simulated += 1
+        return task.strains() if self.pool is None else self.pool.submit(RateTask.strains, task).result()
 
     def _document(self, chosen: ServiceScenario, combo: GpuCombo, rate: float, longer: int = 1) -> dict[str, Any]:
         num = min(max(round(rate * span_s(chosen.service)), FEWEST_REQUESTS), self.num_requests) * longer
@@ -192,7 +197,9 @@ def strains(measured: Sample, end_s: float, attainment: float, most_growth: floa
     quarter = len(waits_s) // 4
     grown_s = float(np.nanmedian(waits_s[-quarter:]) - np.nanmedian(waits_s[quarter : 2 * quarter]))
     growth = (grown_s - NEGLIGIBLE_S) / (end_s * (1 - 1 / LIVES) / 2)
-    return (*late, SLOPE * GROWTH * (growth / most_growth - 1))
+    excess = growth - most_growth
+    # Above the limit, growth says by which share the rate is too high; below it, little.
+    return (*late, SLOPE * excess if excess > 0 else SLOPE * GROWTH * excess / most_growth)
 
 
 def _log_ratio(values_s: Floats, limits_s: Floats) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -45,8 +44,8 @@ Progress = Callable[[int, int], None]
 """Called with the number of steps done, and the number expected in all."""
 ROUTINGS: tuple[str, ...] = ("least-loaded", "least-kv", "headway")
 ATTAINMENT = 0.99
-SEEDS, SLOW_SEEDS, QUICK_S = 5, 3, 2.0
-"""Seeds by default, and where one run of the whole fleet takes longer than `QUICK_S`."""
+SEEDS, FEWER_SEEDS, FEW_REQUESTS = 5, 3, 20_000
+"""Seeds by default, and of more than so many requests; not by time, so that a busy machine plans the same."""
 DROPPED = ("fleet", "combos", "policies", "variants", "faults", "roles", "cascade", "gateway", "provisioning",
            "gpu_limits")  # fmt: skip
 """Sections of the scenario that a plan does without while it rehearses."""
@@ -130,13 +129,10 @@ class FleetPlanner:
             worst[0] >= self.options.attainment,
         )  # fmt: skip
 
-    def choose_seeds(self, parts: Parts) -> None:
-        """The number of seeds, after one run of the whole fleet."""
-        self.seeds = self.options.seeds or SEEDS
-        began = time.perf_counter()
-        list(self._runs([self._task(parts, {"routing": self.options.routings[0]}, self.requests.file())]))
-        if self.options.seeds is None and time.perf_counter() - began > QUICK_S:
-            self.seeds = SLOW_SEEDS
+    def choose_seeds(self) -> None:
+        """The number of seeds of every whole fleet."""
+        default = SEEDS if len(self.requests.table()) <= FEW_REQUESTS else FEWER_SEEDS
+        self.seeds = self.options.seeds or default
 
     def with_best_router(self, parts: Parts) -> tuple[FleetPoint, list[FleetPoint]]:
         """The fleet with the best router, and with the others.
@@ -258,7 +254,7 @@ def _compared(
     planner: FleetPlanner, common: FleetPlan, sized: Sequence[SizedOption], parts: Parts, without: Parts
 ) -> FleetPlan:
     """The plan among the fleets that are near it, all rehearsed whole."""
-    planner.choose_seeds(parts)
+    planner.choose_seeds()
     best, routers = planner.with_best_router(parts)
     fewer = planner.trimmed(parts, best.router)
     if fewer != parts:

@@ -15,7 +15,8 @@ class HeadwayMigration:
 
     The first part is PASCAL's Algorithm 2 with `host_counts`. The second part is the pairing of `llumnix` with headroom
     for `num_tiers` tiers, restricted to sources that drain or that lack KV blocks or sequences for their first waiting
-    request. Between replicas with room, a request gains nothing from a move.
+    request, the latter to targets without waiting requests. Between replicas with room, a request gains nothing from a
+    move; between replicas without, it undoes what the router decided.
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:
@@ -27,8 +28,13 @@ class HeadwayMigration:
         pressed = [replica for replica in view.replicas if replica.is_draining or _is_full(replica)]
         if not pressed or len(view.replicas) == 1:
             return ()
+        leaving = {request.id for replica in pressed if replica.is_draining for request in replica.requests}
         theirs = {request.id for replica in pressed for request in replica.requests}
-        return [move for move in self._tiers.moves(view) if move.request in theirs]
+        has_room = {replica.id for replica in view.replicas if not replica.num_waiting}
+        return [
+            move for move in self._tiers.moves(view)
+            if move.request in leaving or (move.request in theirs and move.target in has_room)
+        ]  # fmt: skip
 
     def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
         return self._phases.at_phase(request, view)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway.core.record import Ended
 from headway.core.view import RequestView
-from headway.policies.arguments import require_above, require_at_least
+from headway.policies.ordering.shares import Charges, InFlight, Share, check_room, checked_weights
 
 _MAX_SHARES = 100_000
 """Tenants or programs whose service is remembered. Of more, the one served longest ago is forgotten."""
@@ -16,41 +16,55 @@ _MAX_SHARES = 100_000
 
 @dataclass(slots=True)
 class _Attained:
-    """The service of one share, in tokens."""
+    """The service of one share, in tokens over its weight."""
 
     tokens: float = 0.0
-    num_in_flight: int = 0
 
 
 class VtcOrdering:
     """By tier, and within a tier the tenant with the smallest virtual token counter; by arrival within a tenant.
 
-    A tenant's counter grows by `prompt_weight` for each prompt token when a request starts, and by `output_weight` for
-    each output token when it ends. A tenant that comes back with no request in flight is lifted to the smallest counter
-    of those that have some, so that it has no credit for the time without; at equal counters, the one that was lifted
-    goes first. Source: virtual token counter (Sheng et
-    al., OSDI 2024), which counts output tokens as they are generated; `fair` charges a mean beforehand, limits how
-    far a tenant may be ahead, and is meant for production.
+    A tenant's counter grows by the service of its requests over its weight in `weights` (1 if it has none there):
+    `prompt_weight` for each prompt token and `output_weight` for each output token. A tenant that comes back with no
+    request in flight is lifted to the smallest counter of those that have some, so that it has no credit for the time
+    without; at equal counters, the one that was lifted goes first.
+
+    Source: virtual token counter (Sheng et al., OSDI 2024), weighted and with length prediction: the mean of the
+    tenant's last answers is counted when a request starts, and the difference when it has ended. `fair` limits how far
+    a tenant may be ahead, lets a tenant be ahead by a burst, and is meant for production.
+
+    While two tenants of a tier wait, their services over their weights differ by no more than two requests of each,
+    and the errors of the predictions for their requests in flight. While the head of a tenant's line waits, each other
+    tenant starts requests until its counter has reached that tenant's, and none further. So none starves. Tiers are
+    strict. `headroom` and `prompt_window` are as in `fair`.
 
     It orders the gateway's queue only.
     """
 
     quantum: int | None = None
     preemptive = False
-    headroom = 0.0
-    prompt_window: int | None = None
 
-    def __init__(self, prompt_weight: float = 1.0, output_weight: float = 2.0) -> None:
-        require_above(0, prompt_weight=prompt_weight)
-        require_at_least(0, output_weight=output_weight)
-        self._prompt_weight, self._output_weight = prompt_weight, output_weight
-        self._attained: OrderedDict[Hashable, _Attained] = OrderedDict()
-        self._started: dict[int, Hashable] = {}
-        """By request in flight, its share."""
-        self._busy: dict[int, dict[Hashable, _Attained]] = {}
+    def __init__(
+        self,
+        weights: Mapping[str, float] | None = None,
+        prompt_weight: float = 1.0,
+        output_weight: float = 2.0,
+        headroom: float = 1 / 16,
+        prompt_window: int | None = None,
+    ) -> None:
+        check_room(headroom, prompt_window)
+        self._weights = checked_weights(weights)
+        self._charges, self._in_flight = Charges(prompt_weight, output_weight), InFlight()
+        self.headroom, self.prompt_window = headroom, prompt_window
+        self._attained: OrderedDict[Share, _Attained] = OrderedDict()
+        self._busy: dict[int, dict[Share, _Attained]] = {}
         """By tier, the shares with requests in flight."""
 
-    def share(self, request: RequestView) -> Hashable:
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Use these weights for the tenants that have one here, from the next request on."""
+        self._weights |= checked_weights(weights)
+
+    def share(self, request: RequestView) -> Share:
         return request.tier, request.tenant
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float, float, float]:
@@ -60,39 +74,41 @@ class VtcOrdering:
 
     def _counter(self, request: RequestView) -> float:
         """The counter with which the request's share would start now."""
-        attained = self._attained.get(self.share(request))
+        share = self.share(request)
+        attained = self._attained.get(share)
         tokens = 0.0 if attained is None else attained.tokens
         busy = self._busy.get(request.tier)
-        if busy and (attained is None or not attained.num_in_flight):
+        if busy and share not in busy:
             return max(tokens, min(each.tokens for each in busy.values()))
         return tokens
 
     def is_below_share(self, request: RequestView) -> bool:
-        return True
+        return self._in_flight.is_below(self.share(request))
 
     def started(self, request: RequestView, now: float) -> None:
-        if request.id in self._started:
+        if request.id in self._in_flight:
             return  # placed again
         share = self.share(request)
-        lifted = self._counter(request)
+        weight, charge, lifted = self._weight(share), self._charges.at_start(request, share), self._counter(request)
         attained = self._attained.setdefault(share, _Attained())
-        attained.tokens = lifted + self._prompt_weight * request.prompt_tokens
-        attained.num_in_flight += 1
-        self._started[request.id] = share
+        attained.tokens = lifted + charge / weight
+        self._in_flight.start(request.id, share, weight, charge)
         self._busy.setdefault(request.tier, {})[share] = attained
         self._attained.move_to_end(share)
         if len(self._attained) > _MAX_SHARES:
             self._attained.popitem(last=False)
 
+    def _weight(self, share: Share) -> float:
+        return self._weights.get(str(share[1]), 1.0)
+
     def learn(self, record: Ended | RequestView) -> None:
-        share = self._started.pop(record.id, None)
-        if share is None:
+        found = self._in_flight.end(record.id)
+        if found is None:
             return  # it never started
-        busy = self._busy[record.tier]
-        attained = busy[share]
-        attained.tokens += self._output_weight * record.generated_tokens
-        attained.num_in_flight -= 1
-        if not attained.num_in_flight:
+        share, charged = found
+        busy = self._busy[share[0]]
+        busy[share].tokens += self._charges.at_end(record, share, charged) / self._weight(share)
+        if not self._in_flight.num(share):
             del busy[share]
 
     ended = learn
@@ -110,7 +126,14 @@ class LeastAttainedServiceOrdering(VtcOrdering):
     It orders the gateway's queue only.
     """
 
-    def share(self, request: RequestView) -> Hashable:
+    def __init__(self, prompt_weight: float = 1.0, output_weight: float = 2.0) -> None:
+        super().__init__(None, prompt_weight, output_weight, headroom=0.0)
+        self._charges = Charges(prompt_weight, output_weight, predicts=False)
+
+    def is_below_share(self, request: RequestView) -> bool:
+        return True
+
+    def share(self, request: RequestView) -> Share:
         session = request.session_id
         return request.tier, request.tenant if session is None else session
 

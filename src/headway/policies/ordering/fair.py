@@ -14,6 +14,8 @@ MAX_IDLE = 4096
 """Tenants without a request in flight whose service is remembered. Of more, the one idle for longest is forgotten."""
 _MEAN_OVER = 100
 """Requests over which the mean of output tokens is taken."""
+_MOST_AT_ONCE = 65_536.0
+"""Service by another scheduler in one message that is held against a tenant. More was given while it was not heard."""
 _Share = tuple[int, str]
 """Tier and tenant."""
 
@@ -29,6 +31,8 @@ class _Tenant:
     finish: float = 0.0
     """Where the tenant's service so far ends in virtual time."""
     num_in_flight: int = 0
+    given: float = 0.0
+    """The service that was given here."""
 
 
 class FairOrdering:
@@ -94,6 +98,8 @@ class FairOrdering:
         self._weight_in_flight = 0.0
         """The weights of all tenants with requests in flight."""
         self._mean_output_tokens, self._num_ended = 0.0, 0
+        self._newly_given: set[_Share] = set()
+        """Shares whose `given` has changed since it was last reported."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Use these weights for the tenants that have one here, from the next request on."""
@@ -139,6 +145,29 @@ class FairOrdering:
         charge = self._prompt_weight * request.prompt_tokens + self._output_weight * self._mean_output_tokens
         tenant.finish = (finish if finish > start else start) + charge / tenant.weight
         charged[id] = tenant, charge
+        tenant.given += charge
+        self._newly_given.add(tenant.share)
+
+    def given(self) -> Mapping[_Share, float]:
+        """See `core.policy.PeerOrdering`."""
+        changed, self._newly_given = self._newly_given, set()
+        return {share: self._tenants[share].given for share in sorted(changed)}
+
+    def given_elsewhere(self, share: _Share, service: float, /) -> None:
+        """See `core.policy.PeerOrdering`: the share is charged as if its requests had started here."""
+        tenant = self._tenants.get(share)
+        if tenant is None:
+            tenant = self._add(*share)
+        if service > 0:
+            # As with requests that started one after the other: what came before the last ones is in the past.
+            past = max(service - _MOST_AT_ONCE, 0.0) / tenant.weight
+            start = self._virtual[share[0]] = max(self._virtual[share[0]], tenant.finish + past - tenant.burst)
+            tenant.finish = max(tenant.finish, start - past)
+        tenant.finish += service / tenant.weight
+        if not tenant.num_in_flight:
+            self._idle[share] = None
+            self._idle.move_to_end(share)
+            self._forget_idle()
 
     def _add(self, tier: int, name: str) -> _Tenant:
         self._virtual.setdefault(tier, 0.0)
@@ -154,6 +183,8 @@ class FairOrdering:
         output_tokens = record.generated_tokens
         service = self._prompt_weight * record.prompt_tokens + self._output_weight * output_tokens
         tenant.finish += (service - charge) / tenant.weight
+        tenant.given += service - charge
+        self._newly_given.add(tenant.share)
         num_ended = self._num_ended
         if num_ended < _MEAN_OVER:
             self._num_ended = num_ended = num_ended + 1
@@ -164,6 +195,13 @@ class FairOrdering:
         self._weight_in_flight = self._weight_in_flight - tenant.weight if self._charged else 0.0
         self._idle[tenant.share] = None
         if len(self._idle) > MAX_IDLE:
-            del self._tenants[self._idle.popitem(last=False)[0]]
+            self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        """Forget the tenants that are idle for longest, of more than are remembered."""
+        while len(self._idle) > MAX_IDLE:
+            forgotten = self._idle.popitem(last=False)[0]
+            del self._tenants[forgotten]
+            self._newly_given.discard(forgotten)
 
     ended = learn

@@ -96,11 +96,15 @@ class CauchyRouter:
         return self._within == "opportunistic"
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        index = next((i for i, each in enumerate(self._classes) if each.matches(request)), -1)
-        combos = by_combo(self._reserved(index, view.replicas) if self._classes else view.replicas)
-        # A combo that cannot compute prompts now stands back while another can.
-        able = {id: combo for id, combo in combos.items() if any(replica.role != "decode" for replica in combo)}
-        combo = self._combo(index, able or combos)
+        index, replicas = -1, view.replicas
+        if self._classes:
+            index = next((i for i, each in enumerate(self._classes) if each.matches(request)), -1)
+            replicas = self._reserved(index, replicas)
+        combos: Mapping[int, Combo] = by_combo(replicas)
+        if len(combos) > 1:  # one that cannot compute prompts now stands back while another can
+            able = {id: combo for id, combo in combos.items() if any([each.role != "decode" for each in combo])}
+            combos = able or combos
+        combo = self._combo(index, combos)
         return self._strict(combo) if self._within == "strict" else self._opportunistic(combo)
 
     def _reserved(self, index: int, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
@@ -114,8 +118,12 @@ class CauchyRouter:
     def _combo(self, index: int, combos: Mapping[int, Combo]) -> Combo:
         if self._between == "tokens":
             return max(combos.items(), key=lambda item: (tokens_left(item[1]), -item[0]))[1]
-        equal = 1.0 / len(combos)
-        weights = goodput_weights(combos) if self._between == "goodput" else dict.fromkeys(combos, equal)
+        if len(combos) == 1:
+            weights = dict.fromkeys(combos, 1.0)
+        elif self._between == "goodput":
+            weights = goodput_weights(combos)
+        else:
+            weights = dict.fromkeys(combos, 1.0 / len(combos))
         return combos[self._turns.setdefault(index, WeightedRoundRobin()).next(weights)]
 
     def _strict(self, combo: Combo) -> Placement:
@@ -130,31 +138,35 @@ class CauchyRouter:
         return next(replica for replica in able if replica.id == chosen)
 
     def _opportunistic(self, combo: Combo) -> Placement:
-        first = min(
-            _prefill(combo), key=lambda each: (not _is_idle(each), each.prefill_tokens_left, _load(each), each.id)
-        )
+        pending = []  # ids differ, so that what stands behind them is not compared
+        for each in _prefill(combo):
+            load = _load(each)
+            pending.append((load > 0, each.prefill_tokens_left, load, each.id, each))
+        _, _, load, _, first = min(pending)
         decode = _decode(combo)
         if not decode:
             return Placement(first.id)
-        last = min(decode, key=lambda replica: self._fewest(replica, combo))
-        if _is_idle(last) and not _is_idle(first):
+        sent = [self._sent[each.id].pending(each.num_in_flight) for each in combo if each.id in self._sent]
+        coming = []
+        for each in decode:
+            num = in_flight = _load(each)
+            for counts in sent:
+                num += counts.get(each.id, 0)
+            coming.append((in_flight > 0, num, each.id, in_flight, each))
+        _, _, _, last_load, last = min(coming)
+        if load and not last_load:
             return Placement(last.id)
-        if first.role != "prefill" or self._has_room(first, last):
+        if first.role != "prefill" or self._has_room(first, load, last_load):
             return Placement(first.id)
-        self._sent.setdefault(first.id, DecodeTargets()).add(last.id)
+        if first.id not in self._sent:
+            self._sent[first.id] = DecodeTargets()
+        self._sent[first.id].add(last.id)
         return Placement(first.id, last.id)
 
-    def _has_room(self, first: ReplicaView, last: ReplicaView) -> bool:
-        if _is_idle(first):
-            return not _is_idle(last)
-        busy = first.prefill_tokens_left > 0 or first.num_waiting > 0
-        return not busy and _load(first) < self._in_place * _load(last)
-
-    def _fewest(self, replica: ReplicaView, combo: Combo) -> tuple[bool, int, int]:
-        """Sort key: idle first, then by the requests that the replica has or will get from prefill."""
-        sent = [(each.num_in_flight, self._sent[each.id]) for each in combo if each.id in self._sent]
-        coming = sum(one.pending(num_in_flight)[replica.id] for num_in_flight, one in sent)
-        return not _is_idle(replica), _load(replica) + coming, replica.id
+    def _has_room(self, first: ReplicaView, load: int, last_load: int) -> bool:
+        if not load:
+            return last_load > 0
+        return not (first.prefill_tokens_left > 0 or first.num_waiting > 0) and load < self._in_place * last_load
 
 
 class DecodeTargets:
@@ -189,8 +201,5 @@ def _decode(combo: Combo) -> Combo:
 
 
 def _load(replica: ReplicaView) -> int:
-    return max(replica.num_in_flight, replica.num_waiting + replica.num_running)
-
-
-def _is_idle(replica: ReplicaView) -> bool:
-    return _load(replica) == 0
+    load, seen = replica.num_in_flight, replica.num_waiting + replica.num_running
+    return load if load > seen else seen

@@ -13,6 +13,7 @@ from headway.core.view import ReplicaView
 from headway.policies.endpoints import grouped
 
 T = TypeVar("T")
+_COMBO = attrgetter("combo")
 _LITTLE = 1e-9
 
 
@@ -31,7 +32,8 @@ class NarrowedView:
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:
     """Replicas by combo, combos in ascending order."""
-    return dict(sorted(grouped(replicas, attrgetter("combo")).items()))
+    groups = grouped(replicas, _COMBO)
+    return groups if len(groups) == 1 else dict(sorted(groups.items()))
 
 
 def goodput_weights(combos: Mapping[int, Sequence[ReplicaView]]) -> dict[int, float]:
@@ -67,6 +69,8 @@ class WeightedRoundRobin:
     def next(self, weights: Mapping[int, float]) -> int:
         """The id whose turn it is; `weights` sum to 1."""
         before = self._credits
+        if len(weights) == 1 and before == dict.fromkeys(weights, 0.0):
+            return next(iter(weights))  # it would be credited with a whole turn, and pay it
         owed = 1.0 - sum(before.get(one, 0.0) for one in weights)
         credits = {one: before.get(one, 0.0) + owed * weight for one, weight in weights.items()}
         due = [one for one, credit in credits.items() if credit > _LITTLE] or list(weights)

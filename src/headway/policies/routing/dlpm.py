@@ -26,7 +26,7 @@ class DlpmRouter:
 
     This is the dispatcher of D2LPM, the distributed form of deficit longest prefix match (Cao et al., 2025, arXiv
     2501.14312). Its part at a replica, where requests of a tenant without service left wait, is left to the ordering of
-    the hold queue: `vtc` or `fair`.
+    the hold queue: `drr`, which completes D2LPM, `vtc` or `fair`.
     """
 
     def __init__(self, quantum_tokens: float = 32_768.0, output_weight: float = 2.0) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
@@ -22,14 +21,14 @@ class LeastLoadedRouter:
 
 def least_loaded(replicas: Sequence[ReplicaView]) -> int:
     chosen = replicas[0].id
-    least = inf
+    least = -1
     for replica in replicas:
         load = replica.num_in_flight
-        if load < least:  # the other counts can only add to it, and cost more to read
+        if load < least or least < 0:  # the other counts can only add to it, and cost more to read
             seen = replica.num_waiting + replica.num_running
             if seen > load:
                 load = seen
-            if load < least:
+            if load < least or least < 0:
                 chosen = replica.id
                 if not load:
                     break

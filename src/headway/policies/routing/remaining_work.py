@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from headway.core.decision import Placement
 from headway.core.record import Ended
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import FleetView, OracleReplicaView, OracleRequestView, ReplicaView, RequestView
 from headway.policies.arguments import require_above, require_at_least
 from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
 
@@ -30,12 +32,25 @@ class RemainingWorkRouter:
         return Placement(min(scores)[1], scores=tuple((id, work) for work, id in scores))
 
     def _work(self, request: RequestView, replica: ReplicaView, is_profiled: bool) -> float:
-        in_flight = replica.num_in_flight
-        to_generate = max(in_flight * self._output.tokens - replica.tokens_generated, in_flight)
         prefill = pending_tokens(replica) + uncached_tokens(request, replica)
-        work = prefill + self._decode_weight * (to_generate + self._output.tokens)
+        work = prefill + self._decode_weight * self._to_generate(request, replica)
         capacity = replica.goodput_rps if is_profiled else replica.kv_blocks_total
         return work / (capacity or 1)
 
+    def _to_generate(self, request: RequestView, replica: ReplicaView) -> float:
+        """Output tokens of the request, and those that the replica has still to generate."""
+        in_flight, mean = replica.num_in_flight, self._output.tokens
+        return max(in_flight * mean - replica.tokens_generated, in_flight) + mean
+
     def learn(self, record: Ended) -> None:
         self._output.learn(record)
+
+
+class RemainingWorkOracleRouter(RemainingWorkRouter):
+    """`remaining-work` with the true output lengths, which only an oracle knows: what their prediction can gain."""
+
+    oracle = True
+
+    def _to_generate(self, request: RequestView, replica: ReplicaView) -> float:
+        known = cast("OracleRequestView", request).output_tokens - request.generated_tokens
+        return cast("OracleReplicaView", replica).output_tokens_left + known

@@ -3,6 +3,58 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from headway.core.past_demand import PastDemand
+from headway.core.view import PoolsView
+
+Cell = tuple[str, str]
+"""(model, region)."""
+
+
+def arrived_by_cell(view: PoolsView) -> Iterator[tuple[Cell, int, int, int]]:
+    """(cell, tier, requests, prompt tokens) since the start."""
+    cell_of = _cells(view)
+    for (model, region, tier), (requests, tokens) in view.arrived.items():
+        yield cell_of(model, region), tier, requests, tokens
+
+
+def _cells(view: PoolsView) -> Callable[[str, str], Cell]:
+    """The cell of a request's model and region.
+
+    Of one model, or one region, requests may go by another name, or by none: they count for the only one.
+    """
+    models = {pool.model for pool in view.pools}
+    regions = {pool.region for pool in view.pools}
+    model_of_all = next(iter(models)) if len(models) == 1 else None
+    region_of_all = next(iter(regions)) if len(regions) == 1 else None
+    return lambda model, region: (
+        model if model_of_all is None else model_of_all,
+        region if region_of_all is None else region_of_all,
+    )
+
+
+def past_by_cell(
+    past: PastDemand, view: PoolsView, step_s: float, is_counted: Callable[[int], bool], whole_s: float | None = None
+) -> dict[Cell, list[float]]:
+    """Rates in steps of `step_s` up to the start of the run, of the tiers that are counted.
+
+    As many steps as fill a multiple of `whole_s` (None: of `step_s`); what is older is left out.
+    """
+    cell_of, whole_s = _cells(view), step_s if whole_s is None else whole_s
+    num = int(past.length_s / whole_s + 1e-9) * round(whole_s / step_s)
+    found: dict[Cell, np.ndarray] = {}
+    edges_s = past.length_s - step_s * np.arange(num, -1, -1)
+    ends_s = past.step_s * np.arange(past.num_steps + 1)
+    for (model, region, tier), tps in past.tps.items():
+        if is_counted(tier):
+            tokens = np.concatenate([[0.0], np.cumsum(tps) * past.step_s])
+            rates = np.diff(np.interp(edges_s, ends_s, tokens)) / step_s
+            cell = cell_of(model, region)
+            found[cell] = found[cell] + rates if cell in found else rates
+    return {cell: rates.tolist() for cell, rates in found.items()}
 
 
 class ArrivalCounts:
@@ -32,22 +84,31 @@ class ArrivalCounts:
 class StepRates:
     """Mean rates over equal time steps, from cumulative counts since the start.
 
-    Between two counts the growth is taken to be linear.
+    Between two counts the growth is taken to be linear. `most`: keep the last so many steps; None: all of them.
     """
 
-    def __init__(self, step_s: float, nothing_until_s: float = 0.0) -> None:
+    def __init__(
+        self, step_s: float, nothing_until_s: float = 0.0, most: int | None = None, past: Sequence[float] = ()
+    ) -> None:
+        """`past`: rates of the steps before the start."""
         self.step_s = step_s
-        self.rates: list[float] = []
+        self.rates: list[float] = list(past)
         """Per second, of each completed step."""
+        self.num_steps = 0
+        """Steps completed since the start, those that are not kept included."""
+        self._most = most
         self._seen_s, self._count = 0.0, 0.0
         self._count_at_step = 0.0
         self.push(nothing_until_s, 0)
 
     def push(self, now: float, count: float) -> None:
         """Record the count since the start."""
-        while (end_s := (len(self.rates) + 1) * self.step_s) <= now:
+        while (end_s := (self.num_steps + 1) * self.step_s) <= now:
             share = (end_s - self._seen_s) / (now - self._seen_s) if now > self._seen_s else 1.0
             at_end = self._count + share * (count - self._count)
             self.rates.append((at_end - self._count_at_step) / self.step_s)
             self._count_at_step = at_end
+            self.num_steps += 1
+        if self._most is not None and len(self.rates) > self._most + self._most // 8:
+            del self.rates[: -self._most]
         self._seen_s, self._count = now, count

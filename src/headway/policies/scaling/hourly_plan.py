@@ -10,16 +10,15 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from headway.core.past_demand import PastDemand
 from headway.core.policy import Floats, Forecaster, InstancePlanner, MakeForecaster
 from headway.core.task import InlineTask, TaskFactory
 from headway.core.view import PoolCounts, PoolsView, PoolView
 from headway.policies.scaling.cover import HOUR_S, GreedyCover
-from headway.policies.scaling.demand import ArrivalCounts, StepRates
+from headway.policies.scaling.demand import ArrivalCounts, Cell, StepRates, arrived_by_cell, past_by_cell
 
 DAY_S = 86_400.0
 _LITTLE = 1e-6
-Cell = tuple[str, str]
-"""(model, region)."""
 
 
 class Planning(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,11 +108,20 @@ class HourlyPlanner:
         )
         self._is_planning = False
         self._cells: dict[Cell, _Cell] = {}
+        self._past: PastDemand | None = None
+        """Until the first view, which has the names of models and regions."""
+        self._num_past_steps = 0
         self._seen_s = 0.0
         self._until_s = config.step_s
         """The end of the present plan's period."""
         self.targets: Mapping[str, int] = {}
         """Planned replicas by pool."""
+
+    def remember(self, past: PastDemand) -> None:
+        """Take demand from before the start as seen; the first plan is then made at once."""
+        self._past = past
+        if past.length_s >= self._config.step_s:
+            self._until_s = 0.0
 
     def update(self, view: PoolsView) -> bool:
         """Record the arrivals so far, and start or finish a plan. True if there is a new plan."""
@@ -145,31 +153,49 @@ class HourlyPlanner:
         expected_tps = cell.expected_tps[step]
         return cell.recent.rate_rps(self._config.recent_s) / expected_tps if expected_tps > 0 else None
 
+    def _recall(self, past: PastDemand, view: PoolsView) -> None:
+        """Make the cells of the past demand."""
+        config = self._config
+        interactive = past_by_cell(past, view, config.window_s, lambda tier: tier < config.batch_tier, config.step_s)
+        batch = past_by_cell(past, view, config.step_s, lambda tier: tier >= config.batch_tier)
+        self._num_past_steps = int(past.length_s / config.step_s + 1e-9)
+        for cell in dict.fromkeys((*interactive, *batch)):
+            self._cells[cell] = self._cell(0.0, interactive.get(cell), batch.get(cell))
+
+    def _cell(
+        self, nothing_until_s: float, interactive: Sequence[float] | None = None, batch: Sequence[float] | None = None
+    ) -> _Cell:
+        """A cell with its rates before the start; None: there was no demand."""
+        num, per_step = self._num_past_steps, round(self._config.step_s / self._config.window_s)
+        return _Cell(self._config, nothing_until_s, interactive or [0.0] * (num * per_step), batch or [0.0] * num)
+
     def _count(self, view: PoolsView) -> None:
+        if self._past is not None:
+            self._recall(self._past, view)
+            self._past = None
         counts: dict[Cell, list[int]] = {}
-        models = {pool.model for pool in view.pools}
-        regions = {pool.region for pool in view.pools}
-        for (model, region, tier), (_, tokens) in view.arrived.items():
-            # Of one model, or one region, requests may go by another name, or by none.
-            cell = (next(iter(models)) if len(models) == 1 else model,
-                    next(iter(regions)) if len(regions) == 1 else region)  # fmt: skip
+        for cell, tier, _, tokens in arrived_by_cell(view):
             counts.setdefault(cell, [0, 0])[tier >= self._config.batch_tier] += tokens
         for cell, (interactive, batch) in counts.items():
             if cell not in self._cells:
-                self._cells[cell] = _Cell(self._config, self._seen_s)
+                self._cells[cell] = self._cell(self._seen_s)
             self._cells[cell].push(view.now, interactive, batch)
 
     def _history(self, cell: _Cell) -> _History:
         steps = round(self._config.period_s / self._config.step_s)
         lately, rates = cell.batch.rates[-steps:], self._config.by_step(np.array(cell.interactive.rates))
         beta_tps = self._config.buffer * sum(lately) / len(lately)
-        return _History(rates, beta_tps, len(rates) * self._config.step_s)
+        return _History(rates, beta_tps, len(rates) * self._config.step_s - cell.past_s)
 
 
 class _Cell:
-    def __init__(self, config: Planning, nothing_until_s: float) -> None:
-        self.interactive = StepRates(config.window_s, nothing_until_s)
-        self.batch = StepRates(config.step_s, nothing_until_s)
+    def __init__(
+        self, config: Planning, nothing_until_s: float, interactive: Sequence[float], batch: Sequence[float]
+    ) -> None:
+        """`interactive` and `batch`: rates before the start, of as many whole steps."""
+        self.interactive = StepRates(config.window_s, nothing_until_s, past=interactive)
+        self.batch = StepRates(config.step_s, nothing_until_s, past=batch)
+        self.past_s = len(batch) * config.step_s
         self.recent = ArrivalCounts(config.recent_s)
         self.recent.push(nothing_until_s, 0)
         self.expected_from_s = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headway.core.past_demand import PastDemand
 from headway.core.policy import InstancePlanner, MakeForecaster
 from headway.core.task import TaskFactory
 from headway.core.view import PoolsView, PoolView
@@ -41,6 +42,9 @@ class LongTermImmediateScaler:
         require_callable("tasks", tasks)
         self.interval_s = interval_s
         self._hourly = HourlyPlanner(plan, forecaster, planner, tasks)
+
+    def remember(self, past: PastDemand) -> None:
+        self._hourly.remember(past)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         self._hourly.update(view)

@@ -79,8 +79,8 @@ def rate(cascade: str, trace: int, lengths: AnswerLengths) -> Measurement:
 
 
 def _lone(case: PlanningRequest) -> PlanningRequest:
-    """Requests so far apart that none waits for another."""
-    return with_rate(case, 0.002)
+    """Requests 200 s apart, so that hardly one meets another; all of them within the 30 days of `_check_makespan`."""
+    return with_rate(case, 0.005)
 
 
 def measure(

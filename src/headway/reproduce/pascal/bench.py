@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
-from headway.reproduce.pascal import load, validation
+from headway.calibration.replay import replay
+from headway.calibration.serving import read
+from headway.calibration.validation import compare, validation
+from headway.reproduce.pascal import load
 from headway.reproduce.pascal.runs import FCFS, Document, measure, measure_phase, served
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement, SimulationTask
@@ -20,6 +24,7 @@ FILE = "servegen_reasoning_requests.csv.gz"
 """Of --data: ServeGen's requests to a production DeepSeek-R1, a day of them."""
 MEASURED = "vllm015_serving_train.csv"
 """Of --data: twelve serving experiments on H100."""
+ERRORS = ("e2e_mean", "ttft_mean", "tpot_mean")
 LEVELS = ("low", "medium", "high")
 
 
@@ -46,7 +51,7 @@ class Bench:
         path = self.runner.file(MEASURED)
         if path is None:
             return None
-        return self.runner.repeat("simulator", validation.errors, {"path": str(path)})
+        return self.runner.repeat("simulator", replay_errors, {"path": str(path)})
 
     def _size(self, key: str) -> tuple[str, int, int]:
         """Name or file, number of requests, replicas; with --quick, half of the latter two."""
@@ -102,3 +107,15 @@ class Bench:
         )
         by_system = {system: [measured[name, system, seed] for seed in self.seeds] for system in systems}
         return per_s, list(free.values()), by_system
+
+
+def replay_errors(path: str, seed: int) -> Measurement:
+    """The simulator's mean absolute errors on measured serving, as shares (V-A): of all, and E2E of dense models alone.
+
+    Experiments whose measurement contradicts itself are left out. Raises HeadwayError for a file with a bad row.
+    """
+    experiments = [one for one in read(Path(path))[0] if one.contradiction is None]
+    compared = [compare(one, replay(one, [seed]), calibrated=True) for one in experiments]
+    dense = [errors for one, errors in zip(experiments, compared, strict=True) if one.model.moe is None]
+    found: Measurement = {key: validation(compared).overall[key] / 100 for key in ERRORS}
+    return found | {"num_experiments": len(experiments), "e2e_dense": validation(dense).overall["e2e_mean"] / 100}

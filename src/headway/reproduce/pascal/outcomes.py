@@ -149,7 +149,7 @@ def migration(bench: Bench) -> Outcomes:
             _values(pinned, "blocking_p99_s"),
             f"{waits} It depends on the reading of turns: in a circle, answers that begin queue behind all others.",
         ),
-        "blocking": Finding(_values(pascal, "blocking_p99_s"), waits),
+        "blocking": Finding(_values(pascal, "blocking_p99_s"), f"{waits} {_blocking_at_lower_rates(bench)}"),
         "no-migration-slo": Finding(_differences(pascal, pinned, "violations"), missed),
         "non-adaptive-ttft": Finding(_changes(pascal, moved, "ttft_p50_s"), "Median TTFT."),
         "non-adaptive-slo": Finding(_differences(pascal, moved, "violations"), both),
@@ -158,6 +158,15 @@ def migration(bench: Bench) -> Outcomes:
             _changes(pascal, moved, "e2e_p99_s"), f"{ends} The longest requests set P99; they migrate once, late."
         ),
     }
+
+
+def _blocking_at_lower_rates(bench: Bench) -> str:
+    """Whether it is the rate that blocks answers."""
+    texts = []
+    for level in ("medium", "low"):
+        (pascal,) = bench.runs(ALPACA, level, PASCAL)
+        texts.append(f"{_mean(pascal, 'blocking_p99_s'):.2f} s at {bench.rate(ALPACA, level):.3g} requests/s")
+    return f"The rate decides: with migration it is {', '.join(texts)}."
 
 
 def heavy(bench: Bench) -> Outcomes:
@@ -172,11 +181,16 @@ def heavy(bench: Bench) -> Outcomes:
             from_fcfs.most(), f"{bench.rate(HEAVY, 'high'):.3g} requests/s. {from_fcfs.summary(FCFS)}"
         ),
         "heavy-worse-fcfs": _worst(from_fcfs, FCFS),
-        "heavy-tail-rr": Finding(from_rr.most(), f"{from_rr.summary(RR)} {BINS}"),
+        "heavy-tail-rr": Finding(from_rr.most(), f"{from_rr.summary(RR)} {BINS} {_by_chance(from_rr)}"),
         "heavy-worse-rr": _worst(from_rr, RR),
         "heavy-slo-rr": Finding(_differences(rr, pascal, "violations"), f"Missed: {shares}."),
         "heavy-slo-fcfs": Finding(_differences(pascal, fcfs, "violations"), f"Missed: {shares}."),
     }
+
+
+def _by_chance(tails: Tails) -> str:
+    """What a seed's own best bin would show, beside one that the other seeds choose."""
+    return f"In the bin in which a seed itself gains most, its tail falls by {fmean(tails.most_of_own()):.1%}."
 
 
 def oracle(bench: Bench, key: str, name: str) -> Outcomes:

@@ -52,6 +52,10 @@ class Tails:
         """By seed: the same in seconds."""
         return self._chosen(max, lambda each: each.cut_s, lambda each: each.cut_s)
 
+    def most_of_own(self) -> list[float]:
+        """By seed: the cut in the bin in which the seed itself has the largest, which is positive for equal systems."""
+        return [max(each.cut for each in bins.values()) for bins in self.seeds if bins]
+
     def worst(self) -> list[float | None]:
         """By seed: by which share the tail rises in the bin in which those of the other seeds rise most."""
         return self._chosen(min, lambda each: each.cut, lambda each: -each.cut)

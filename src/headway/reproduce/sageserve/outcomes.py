@@ -11,8 +11,19 @@ from headway.reproduce.claims import Value
 from headway.reproduce.findings import Finding
 from headway.reproduce.results import increases, listed_means, ratios, reductions
 from headway.reproduce.sageserve import runs, scenes, speed
-from headway.reproduce.sageserve.measures import CAUSES
-from headway.reproduce.sageserve.runs import DAY, FASTER, FLEET, LONG_TERM, PEAK, SCOUT, SLOWER, SPEED, planned_at
+from headway.reproduce.sageserve.measures import BIN_S, CAUSES, SPOT_WEIGHT
+from headway.reproduce.sageserve.runs import (
+    DAY,
+    FASTER,
+    FLEET,
+    LACKING,
+    LONG_TERM,
+    PEAK,
+    SCOUT,
+    SLOWER,
+    SPEED,
+    planned_at,
+)
 from headway.reproduce.sageserve.scenes import (
     BLOOM,
     CHIRON,
@@ -65,7 +76,14 @@ def _silos(results: SageServeRuns) -> FindingsById:
     hours = f"Instance-hours of all models: {results.means(PEAK, both, 'instance_hours', None)}."
     use = f"KV cache in use, all models: {results.means(PEAK, both, 'kv_use', None)}."
     spot = f"Hours of all models: {results.means(PEAK, both, 'spot_hours', None)}."
-    utility = f"Utility of all models: {results.means(PEAK, both, 'utility', None)}."
+    of_spots = {
+        name: [SPOT_WEIGHT * 3600 / BIN_S * hours for hours in results.of_all(PEAK, name, "spot_hours")]
+        for name in both
+    }
+    utility = (
+        f"Utility of all models: {results.means(PEAK, both, 'utility', None)}; of spot instances, by the artifact's "
+        f"weights: {listed_means(of_spots)}. The rest is requests in time, as many on both sides."
+    )
     keys = ("instance_hours", "kv_use", "spot_hours", "utility")
     pair = {key: [results.of_all(PEAK, name, key) for name in both] for key in keys}
     return {
@@ -230,7 +248,8 @@ def _fleet(results: SageServeRuns) -> FindingsById:
         "fleet-guarded": Finding(reductions(hours[LT_I], hours[GUARDED]), why),
         "fleet-redeploys": Finding(
             reductions(waits[LT_I], waits[REACTIVE]),
-            f"Instance-hours in which Bloom is redeployed: {listed_means(waits)}. {_sources(results)}",
+            f"Instance-hours in which Bloom is redeployed: {listed_means(waits)}. {_sources(results)} "
+            f"{_lacking(results)}",
         ),
     }
 
@@ -248,6 +267,18 @@ def _sources(results: SageServeRuns) -> str:
         }
         texts.append(f"{name}: " + ", ".join(f"{hours:.3g} {cause}" for cause, hours in by_source.items()))
     return f"Of all models: {'; '.join(texts)}."
+
+
+def _lacking(results: SageServeRuns) -> str:
+    """Starts in a region that begins without Llama-2's weights."""
+    texts = []
+    for name in (REACTIVE, LT_I):
+        measured = results.first(LACKING, name)
+        first_s, later_s = (None if each is None else f"{each:,.0f} s" for each in measured["first_s"])
+        sources = ", ".join(f"{num} {source}" for source, num in sorted(measured["sources"].items()))
+        seconds = f"the first takes {first_s or 'forever'}" + (f", the next {later_s}" if later_s else "")
+        texts.append(f"{name}: {sources}; {seconds}")
+    return f"In five hours of a region that begins without Llama-2, {'; '.join(texts)}."
 
 
 def _waste(results: SageServeRuns) -> FindingsById:

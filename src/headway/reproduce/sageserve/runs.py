@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.reproduce.claims import Claim, read_claims
 from headway.reproduce.runner import Runner
-from headway.reproduce.sageserve import bounds, measures, orderings, published, scenes, speed
+from headway.reproduce.sageserve import bounds, measures, orderings, published, scenes, speed, weights
 from headway.reproduce.sageserve.published import DELAYS_S, Day
 from headway.reproduce.sageserve.scenes import (
     CHIRON,
@@ -34,6 +34,9 @@ BOTH = (REACTIVE, LT_UA)
 PEAK, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = "peak", "november", "h100", "mix 9:1", "mix 1:1", "scout"
 BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
 FLEET = "fleet"
+LACKING = "a region without the model"
+LACKING_HOURS = 5.0
+"""Enough for the two hours until the weights are there, and for later starts."""
 SPEED = "speed"
 FASTER, DAY, SLOWER = (f"thursday, starts of {start_s:g} s" for start_s in DELAYS_S)
 THETA_SHARE = 0.5
@@ -141,11 +144,24 @@ def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, 
         (*key, seed): RecordsTask(document, seed, measures.measure)
         for key, document in documents.items() for seed in runner.seeds
     }  # fmt: skip
+    if runner.wants(*_GROUPS["fleet"]):
+        tasks |= _lacking(runner, served[scenes.A100], has_series)
     if runner.claims is None:
         first = {"document": documents[DAY, REACTIVE], "seed": runner.seeds[0], "data": str(runner.data or "")}
         tasks[BOUND, DAY, runner.seeds[0]] = Call(bounds.bound, first)
         tasks[KNOWS, DAY, runner.seeds[0]] = Call(bounds.best, {**first, "tps": served[scenes.A100]["tps"]})
     return tasks
+
+
+def _lacking(runner: Runner, served: Measurement, has_series: bool) -> dict[tuple[str, str, int], Call]:
+    """Hours of Thursday in which the last region begins without Llama-2, with the first seed."""
+    half, seed = theta(served, THETA_SHARE), runner.seeds[0]
+    day = Day(theta=half, half=half, from_hour=6.0, hours=LACKING_HOURS, has_series=has_series)
+    arguments = {"region": scenes.REGIONS[-1], "seed": seed, "data": str(runner.data or "")}
+    return {
+        (LACKING, name, seed): Call(weights.lacking, {"document": published.document(day, name), **arguments})
+        for name in (REACTIVE, LT_I)
+    }
 
 
 def thursdays(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:

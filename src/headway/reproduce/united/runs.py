@@ -11,8 +11,7 @@ from headway.metrics.latency import Distribution
 from headway.report.run import Run
 from headway.scenario.presets import builtin
 
-PLACED = {"routing": "headway", "migration": "headway"}
-REASONING = {**PLACED, "ordering": {"name": "tiers-and-phases", "by_quanta": True}}
+PRESET = {"preset": "headway"}
 PARTS = ("pascal", "ktier burst", "ktier steady", "cauchy", "sageserve", "cascadia", "all")
 QUICK = 4
 """--quick divides the number of requests, or the rate, by this."""
@@ -27,20 +26,20 @@ def documents(part: str, quick: bool) -> Mapping[str, dict[str, Any]]:
 def _full_documents(part: str) -> Mapping[str, dict[str, Any]]:
     if part == "pascal":
         own = _variant("pascal", "pascal")
-        return {"headway": _with(own, REASONING), "pascal": own}
+        return {"headway": _preset_on(own), "pascal": own}
     if part.startswith("ktier"):
         own = _variant("ktier", "k-tier")
         own = _workload(own, arrivals=1250 if part == "ktier burst" else 150)
-        return {"headway": _with(own, PLACED), "k-tier": own}
+        return {"headway": _preset_on(own), "k-tier": own}
     if part == "cauchy":
         own = _workload(_variant("cauchy", "cauchy"), arrivals=55)
-        return {"headway": _with(own, {"routing": "headway"}), "cauchy": own}
+        return {"headway": _preset_on(own), "cauchy": own}
     if part == "sageserve":
         own = _variant("sageserve", "LT-UA")
-        return {"headway": _with(own, {"routing": "headway"}), "sageserve": own}
+        return {"headway": _preset_on(own), "sageserve": own}
     if part == "cascadia":
         own = _with(_preset("cascadia"), {"routing": "least-loaded"})
-        return {"headway": _with(own, {"routing": "headway"}), "least loaded": own}
+        return {"headway": _preset_on(own), "least loaded": own}
     return {name: _variant("headway", name) for name in _names("headway")}
 
 
@@ -66,6 +65,11 @@ def _variant(preset: str, name: str) -> dict[str, Any]:
 
 def _with(document: Mapping[str, Any], policies: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "policies": {**document.get("policies", {}), **policies}}
+
+
+def _preset_on(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same fleet and workload with the one preset of policies, and nothing else."""
+    return {**document, "policies": PRESET}
 
 
 def _workload(document: Mapping[str, Any], **fields: Any) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from headway.core.errors import unknown
 
-_FOLDER = Path(__file__).parent
+_FILES = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+BUILTINS = tuple(_FILES)
+"""Names of the built-in scenarios."""
 
 
 def builtin(name: str) -> Path:
     """The file of a built-in scenario. HeadwayError for an unknown name."""
-    files = {path.stem: path for path in _FOLDER.glob("*.yaml")}
-    if name not in files:
-        raise unknown("built-in scenario", name, files)
-    return files[name]
+    if name not in _FILES:
+        raise unknown("built-in scenario", name, _FILES)
+    return _FILES[name]

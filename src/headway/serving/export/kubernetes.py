@@ -1,4 +1,8 @@
-"""Manifests: a workload and a Service for every pool, and the gateway with its fleet file in front of them."""
+"""Manifests: a workload and a Service for every pool, and the gateway with its fleet file in front of them.
+
+With `inference_pool`, each pool is an InferencePool of the Gateway API, and an endpoint picker takes the gateway's
+place.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,14 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
 from headway.gateway.upstream.dialects import api_of
 from headway.scenario.policies import policies_of
+from headway.serving import picker
 from headway.serving.export.engines import CONTAINERS, PORT, drain_command, option_of, with_own_arguments
 from headway.serving.pools import DeclaredPool, declared_pools, uses_engine_priority
 
 Manifest = dict[str, Any]
 Kind = Literal["Deployment", "StatefulSet"]
 GATEWAY, GATEWAY_PORT = "headway", 8080
+PICKER_PORT, PICKER_HTTP_PORT = 9002, 9090
 SECRET = "headway-keys"
 _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
@@ -35,7 +41,9 @@ _NOTICE_S = 5
 _GRACE_S = 15
 """Time for a process to end, besides the drain of its streams."""
 _SERVING_KEYS = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
-_DROPPED_POOL_KEYS = ("endpoints", "processes", "kubernetes", "coefficients", "image", "engine_args")
+_DROPPED_POOL_KEYS = (
+    "endpoints", "endpoints_file", "processes", "kubernetes", "inference_pool", "coefficients", "image", "engine_args",
+)  # fmt: skip
 """Where the pool was before, what only its engines need, and files that the gateway's pod does not have."""
 _OWN_OPTIONS = {
     "model": "hf_id", "model-path": "hf_id", "served-model-name": "served_name", "tensor-parallel-size": "tp",
@@ -64,6 +72,8 @@ class ExportOptions(Struct, frozen=True):
     """vLLM's connector that transfers KV caches."""
     autoscale: bool = False
     """Add a HorizontalPodAutoscaler for every pool with `max_replicas`."""
+    inference_pool: bool = False
+    """Make every pool an InferencePool, whose endpoints `headway epp` picks for a gateway of the Gateway API."""
     waiting_target: str = "5"
     """The autoscaler's target: waiting requests of an engine, on average."""
 
@@ -114,14 +124,20 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
     if options.autoscale and scales:
         what = "the gateway scales by this policy already; drop the policy, or --autoscale"
         raise scenario.places.error(("policies", "scaling"), what)
-    kind: Kind = options.kind or ("Deployment" if scales or options.autoscale else "StatefulSet")
+    kind: Kind = options.kind or (
+        "Deployment" if scales or options.autoscale or options.inference_pool else "StatefulSet"
+    )
     policies_of(scenario)  # refuses a scenario with variants
+    if options.inference_pool:
+        _check_inference_pools(scenario, scales)
     by_priority, drain_s = uses_engine_priority(scenario.spec), scenario.spec.gateway.drain_s
     files: dict[str, list[Manifest]] = {}
     for each in _pools(scenario):
         with scenario.places.at(*each.at):
             _check(each)
             files[f"{each.pool.name}.yaml"] = _of_pool(each, kind, by_priority, drain_s, options)
+            if options.inference_pool:
+                files[f"{each.pool.name}.yaml"].append(_inference_pool(each.pool.name))
     files["gateway.yaml"] = _gateway(scenario, kind, options)
     files["kustomization.yaml"] = [{
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
@@ -185,6 +201,17 @@ def _check(each: DeclaredPool) -> None:
         raise HeadwayError(f"name {name!r}: {what}")
 
 
+def _check_inference_pools(scenario: Scenario, scales: bool) -> None:
+    """HeadwayError for what a picker of InferencePools cannot do."""
+    picker.check(scenario)
+    if scenario.fleet.combos:
+        what = "an InferencePool has replicas of one role; expected pools in `fleet`, or no --inference-pool"
+        raise scenario.places.error(("combos",), what)
+    if scales:
+        what = "the pods of an InferencePool are scaled by Kubernetes; drop the policy, and use --autoscale"
+        raise scenario.places.error(("policies", "scaling"), what)
+
+
 # A pool.
 
 
@@ -199,7 +226,10 @@ def _of_pool(
     spec: Manifest = {"replicas": pool.replicas, "selector": selector, "template": template}
     if kind == "StatefulSet":
         spec = {"serviceName": pool.name, "podManagementPolicy": "Parallel", **spec}
-    documents = [_manifest("apps/v1", kind, pool.name, spec), _service(pool.name, PORT, kind == "StatefulSet")]
+    documents = [
+        _manifest("apps/v1", kind, pool.name, spec),
+        _service(pool.name, {"http": PORT}, kind == "StatefulSet"),
+    ]
     if options.autoscale and pool.max_replicas is not None:
         documents.append(_autoscaler(pool, kind, options))
     return documents
@@ -259,54 +289,75 @@ def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
     })  # fmt: skip
 
 
+def _inference_pool(name: str) -> Manifest:
+    """The pods of a pool, and the picker that a gateway asks for one of them."""
+    picker = {"kind": "Service", "name": GATEWAY, "port": {"number": PICKER_PORT}, "failureMode": "FailClose"}
+    return _manifest("inference.networking.k8s.io/v1", "InferencePool", name, {
+        "selector": {"matchLabels": _labels(name)}, "targetPorts": [{"number": PORT}], "endpointPickerRef": picker,
+    })  # fmt: skip
+
+
 # The gateway.
 
 
 def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Manifest]:
     scales = scenario.spec.policies.scaling is not None
     # Only the cluster knows the pods of a Deployment, and those that an autoscaler adds.
-    asks = kind == "Deployment" or scales or options.autoscale
-    text, configs = _fleet_file(scenario, kind, options.namespace, asks), _model_configs(scenario)
+    asks = kind == "Deployment" or scales or options.autoscale or options.inference_pool
+    text, configs = _fleet_file(scenario, kind, options, asks), _model_configs(scenario)
     environment = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": name}}} for name in secrets(scenario)
     ]
     config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text, **configs}}
     account = _manifest("v1", "ServiceAccount", GATEWAY, None)
     rights = _rights(scenario, kind, scales, options) if asks else []
+    ports, arguments = {"http": GATEWAY_PORT}, ["--port", str(GATEWAY_PORT)]
+    if options.inference_pool:
+        ports = {"grpc": PICKER_PORT, "http": PICKER_HTTP_PORT}
+        arguments = ["--port", str(PICKER_PORT), "--http-port", str(PICKER_HTTP_PORT)]
     pod = {
         "serviceAccountName": GATEWAY, "automountServiceAccountToken": asks,
         "terminationGracePeriodSeconds": _grace_s(scenario.spec.gateway.drain_s),
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},
         "containers": [{
-            "name": GATEWAY, "image": options.gateway_image, "command": ["headway", "serve"],
-            "args": [f"{_CONFIG_AT}/fleet.yaml", "--host", "0.0.0.0", "--port", str(GATEWAY_PORT)],
+            "name": GATEWAY, "image": options.gateway_image,
+            "command": ["headway", "epp" if options.inference_pool else "serve"],
+            "args": [f"{_CONFIG_AT}/fleet.yaml", "--host", "0.0.0.0", *arguments],
             **({"env": environment} if environment else {}),
-            "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
+            "securityContext": {
+                "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True,
+            },
             "readinessProbe": _probe(), "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": _PERIOD_S},
             "lifecycle": _before_stop(["python3", "-c", f"import time; time.sleep({_NOTICE_S})"]),
-            "volumeMounts": [{"name": "fleet", "mountPath": _CONFIG_AT, "readOnly": True}],
+            "volumeMounts": [
+                {"name": "fleet", "mountPath": _CONFIG_AT, "readOnly": True}, {"name": "tmp", "mountPath": "/tmp"},
+            ],
         }],
-        "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}],
+        # The processes of a gateway meet at sockets in /tmp, the only folder that they write to.
+        "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}, {"name": "tmp", "emptyDir": {}}],
     }  # fmt: skip
     # The hash changes the template with the fleet, so that Kubernetes restarts the gateway.
     annotations = {"headway/fleet-sha256": hashlib.sha256("".join([text, *configs.values()]).encode()).hexdigest()}
     template = {"metadata": {"labels": _labels(GATEWAY), "annotations": annotations}, "spec": pod}
-    # Recreate: of two gateways that scale at the same time, each would undo the other's changes.
+    # Recreate: of two gateways that scale at the same time, each would undo the other's changes, unless one leads.
+    peers = scenario.spec.gateway.peers
     spec = {
-        "replicas": 1, **({"strategy": {"type": "Recreate"}} if scales else {}),
+        "replicas": 1 if peers is None else 2,
+        **({"strategy": {"type": "Recreate"}} if scales and peers is None else {}),
         "selector": {"matchLabels": _labels(GATEWAY)}, "template": template,
     }  # fmt: skip
     gateway = _manifest("apps/v1", "Deployment", GATEWAY, spec)
-    return [config, account, *rights, gateway, _service(GATEWAY, GATEWAY_PORT, headless=False)]
+    return [config, account, *rights, gateway, _service(GATEWAY, ports, headless=False)]
 
 
-def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: bool) -> str:
-    """The file's text. Pools name the endpoints of their pods or, with `asks_cluster`, their Kubernetes workloads.
+def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, asks_cluster: bool) -> str:
+    """The file's text. Pools name the endpoints of their pods or, with `asks_cluster`, their Kubernetes objects.
 
     HeadwayError if the gateway needs a disk, which its pod does not have.
     """
-    for name in ("batches", "key_store"):
+    namespace = options.namespace
+    for name in ("batches", "key_store", "peers"):
         setting = getattr(scenario.spec.gateway, name)
         if setting is not None and "://" not in setting.store:
             what = (
@@ -321,6 +372,8 @@ def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: boo
         kept |= {"name": pool.name, "replicas": pool.replicas, "api": api_of(pool.engine.name)}
         if isinstance(kept["model"], dict):
             kept |= {"model": {"config": _config_name(pool)}, "hf_id": pool.model.hf_id}
+        if options.inference_pool:
+            return kept | {"inference_pool": {"name": pool.name, "namespace": namespace}}
         if asks_cluster:
             return kept | {"kubernetes": {"name": pool.name, "kind": kind, "namespace": namespace, "port": PORT}}
         host = f"{pool.name}.{namespace}.svc"
@@ -360,12 +413,24 @@ def _model_configs(scenario: Scenario) -> dict[str, str]:
 def _rights(scenario: Scenario, kind: Kind, scales: bool, options: ExportOptions) -> list[Manifest]:
     """Rights to see pods and, if the gateway scales, to set their number and which of them go first."""
     names = [pool.name for pool in scenario.fleet.all_pools if pool.hosted is None]
+    if options.inference_pool:
+        pools = {"apiGroups": ["inference.networking.k8s.io"], "resources": ["inferencepools"], "resourceNames": names}
+        pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+        return _bound_role([{**pools, "verbs": ["get"]}, pods], options)
     resource = f"{kind.lower()}s/scale"
     verbs = ["get", "patch"] if scales else ["get"]
     rules = [
         {"apiGroups": ["apps"], "resources": [resource], "resourceNames": names, "verbs": verbs},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"] if scales else ["list"]},
     ]
+    peers = scenario.spec.gateway.peers
+    if scales and peers is not None and peers.leader == "kubernetes":
+        verbs = ["create", "get", "update"]
+        rules.append({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs})
+    return _bound_role(rules, options)
+
+
+def _bound_role(rules: list[Manifest], options: ExportOptions) -> list[Manifest]:
     role = _manifest("rbac.authorization.k8s.io/v1", "Role", GATEWAY, None) | {"rules": rules}
     binding = _manifest("rbac.authorization.k8s.io/v1", "RoleBinding", GATEWAY, None) | {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": GATEWAY},
@@ -388,11 +453,14 @@ def _labels(name: str) -> dict[str, str]:
     return {f"app.kubernetes.io/{key}": value for key, value in labels.items()}
 
 
-def _service(name: str, port: int, headless: bool) -> Manifest:
+def _service(name: str, ports: dict[str, int], headless: bool) -> Manifest:
     """A Service; in a headless one, every pod has a name of its own, also before it is ready."""
-    ports = [{"name": "http", "port": port, "targetPort": "http"}]
+    protocols = {"grpc": {"appProtocol": "kubernetes.io/h2c"}}
+    listed = [
+        {"name": each, "port": port, "targetPort": each, **protocols.get(each, {})} for each, port in ports.items()
+    ]
     own = {"clusterIP": "None", "publishNotReadyAddresses": True} if headless else {}
-    return _manifest("v1", "Service", name, {**own, "selector": _labels(name), "ports": ports})
+    return _manifest("v1", "Service", name, {**own, "selector": _labels(name), "ports": listed})
 
 
 def _grace_s(drain_s: float) -> int:

@@ -1,6 +1,8 @@
-"""Mooncake traces, JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}.
+"""Mooncake traces, JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}, and Bailian's.
 
 A hash id identifies a block of 512 prompt tokens together with all tokens before it. Source: kvcache-ai/Mooncake.
+Traces of Alibaba's Bailian have seconds, blocks of 16 tokens, and `chat_id` and `parent_chat_id`, which tie the turns
+of a chat. Source: alibaba-edu/qwen-bailian-usagetraces-anon.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from headway.core.errors import HeadwayError
 from headway.workload.readers.shared import ReadOptions, blocks, normalised, without_failures
 from headway.workload.table import MAX_TOKENS, Longs, Prefix, Workload
 
-BLOCK_TOKENS = 512
+BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 
 
 class MooncakeRequest(msgspec.Struct, gc=False):
@@ -25,6 +27,18 @@ class MooncakeRequest(msgspec.Struct, gc=False):
     input_length: int
     output_length: int
     hash_ids: list[int] = []
+    chat_id: int = -1
+    parent_chat_id: int = -1
+    """-1: the chat's first turn."""
+
+
+def matches_bailian(line: str) -> bool:
+    return matches(line) and '"chat_id"' in line
+
+
+def read_bailian(path: Path, options: ReadOptions) -> Workload:
+    """Read arrivals, lengths, chats as sessions, and hash blocks as prefix segments."""
+    return _read(path, options, 1.0, BAILIAN_BLOCK_TOKENS)
 
 
 def matches(line: str) -> bool:
@@ -33,24 +47,34 @@ def matches(line: str) -> bool:
 
 def read(path: Path, options: ReadOptions) -> Workload:
     """Read arrivals, lengths, and hash blocks as prefix segments."""
-    arrival_ms, prompt, output = array("d"), array("i"), array("i")
+    return _read(path, options, 1e3, BLOCK_TOKENS)
+
+
+def _read(path: Path, options: ReadOptions, per_s: float, block_tokens: int) -> Workload:
+    arrivals, prompt, output = array("d"), array("i"), array("i")
     ids, counts = array("q"), array("i")
+    chats, sessions = dict[int, int](), array("q")
     bad: list[str] = []
     for line in _lines(path, options, bad):
-        arrival_ms.append(line.timestamp)
+        arrivals.append(line.timestamp)
         prompt.append(line.input_length)
         output.append(line.output_length)
         ids.extend(line.hash_ids)
         counts.append(len(line.hash_ids))
-    if not arrival_ms:
+        session = chats.get(line.parent_chat_id, line.chat_id)
+        chats[line.chat_id] = session
+        sessions.append(session)
+    if not arrivals:
         raise HeadwayError(f"{path}: no requests in the file")
     prompt_tokens = np.array(prompt, "i4")
     columns = {
-        "arrival_s": np.array(arrival_ms) / 1e3,
+        "arrival_s": np.array(arrivals) / per_s,
         "prompt_tokens": prompt_tokens,
         "output_tokens": np.array(output),
     }
-    prefix = _prefix(np.array(ids, "i8"), np.array(counts, "i8"), prompt_tokens.astype("i8"))
+    if max(sessions) >= 0:
+        columns["session_id"] = np.array(sessions)
+    prefix = hash_prefix(np.array(ids, "i8"), np.array(counts, "i8"), prompt_tokens.astype("i8"), block_tokens)
     notes = (f"{len(bad)} bad lines skipped; the first: {bad[0]}",) if bad else ()
     return normalised(without_failures(Workload(columns, prefix=prefix, notes=notes)), path, options)
 
@@ -89,7 +113,7 @@ def _lines(path: Path, options: ReadOptions, bad: list[str]) -> Iterator[Mooncak
 
 def _problem(line: MooncakeRequest) -> str:
     if not 0 <= line.timestamp < math.inf:
-        return f"timestamp: {line.timestamp}; expected milliseconds, 0 or more"
+        return f"timestamp: {line.timestamp}; expected a time of 0 or more"
     if not 0 <= line.input_length <= MAX_TOKENS:
         return f"input_length: {line.input_length}; expected 0 to {MAX_TOKENS:,}"
     if not 0 <= line.output_length <= MAX_TOKENS:
@@ -99,10 +123,13 @@ def _problem(line: MooncakeRequest) -> str:
     return ""
 
 
-def _prefix(ids: Longs, counts: Longs, prompt_tokens: Longs) -> Prefix:
-    """Blocks of 512 tokens, the last one shorter. Blocks after the end of the prompt are dropped."""
+def hash_prefix(ids: Longs, counts: Longs, prompt_tokens: Longs, block_tokens: int) -> Prefix:
+    """Hash blocks as segments, the last one shorter; row i owns `counts[i]` of the `ids`.
+
+    Blocks after the end of the prompt are dropped.
+    """
     place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    tokens = np.minimum(np.repeat(prompt_tokens, counts) - place * BLOCK_TOKENS, BLOCK_TOKENS)
+    tokens = np.minimum(np.repeat(prompt_tokens, counts) - place * block_tokens, block_tokens)
     inside = tokens > 0
     num_inside = np.bincount(np.repeat(np.arange(len(counts)), counts)[inside], minlength=len(counts))
     offsets = np.concatenate(([0], np.cumsum(num_inside))).astype("i8")

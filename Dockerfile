@@ -1,0 +1,20 @@
+# The gateway, the endpoint picker and the emulated engines, with their loops compiled:
+#   docker build -t headway .
+#   docker run --read-only --rm -p 8080:8080 -v "$PWD/fleet.yaml:/etc/headway/fleet.yaml:ro" headway \
+#       serve /etc/headway/fleet.yaml --host 0.0.0.0
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+COPY . /src
+RUN python3 -m venv /opt/headway \
+    && /opt/headway/bin/pip install --no-cache-dir -c /src/constraints.txt "/src[epp,gateway,kubernetes,otel,postgres]"
+
+FROM python:${PYTHON}-slim
+COPY --from=build /opt/headway /opt/headway
+# Python writes no bytecode, and nothing else writes but where the user asks for it: the root file system may be read-only.
+ENV PATH=/opt/headway/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+WORKDIR /tmp
+EXPOSE 8080
+ENTRYPOINT ["headway"]
+CMD ["--help"]

@@ -1,0 +1,17 @@
+"""The grids that are part of Headway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.core.errors import unknown
+
+_FOLDER = Path(__file__).parent
+
+
+def builtin(name: str) -> Path:
+    """The file of a built-in grid. HeadwayError for an unknown name."""
+    files = {path.stem: path for path in _FOLDER.glob("*.yaml")}
+    if name not in files:
+        raise unknown("built-in grid", name, files)
+    return files[name]

@@ -1,0 +1,99 @@
+"""Regret, and the ranking by it. Pure.
+
+All policies get the same requests with a seed, so a policy is compared with the best one of a cell seed by seed: the
+interval is of those differences, over the mean of the best one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import Literal
+
+from msgspec import Struct
+
+from headway.metrics.interval import interval
+from headway.metrics.seeds import Estimate
+
+Values = Mapping[str, Sequence[float]]
+"""Of one cell: a metric by policy, then by seed."""
+
+
+class Regret(Struct, frozen=True):
+    """What a policy loses in a cell against the best one, as a share of the best one's mean."""
+
+    mean: float
+    low: float | None
+    """The 95% interval; None with one seed."""
+    high: float | None
+    is_tied: bool
+    """The policy is the best one, or the interval holds 0."""
+    by_seed: tuple[float, ...]
+
+
+class Standing(Struct, frozen=True):
+    """A policy's place over all cells in which it could run."""
+
+    name: str
+    is_oracle: bool
+    num_cells: int
+    regret: Estimate | None
+    """Mean over its cells; the interval is over seeds. With one seed, `low` and `high` are the mean. None: no cell."""
+    worst: float | None
+    worst_cell: str | None
+    tied_share: float | None
+    """Share of its cells in which it is best, or tied with the best."""
+
+
+def best_of(values: Values, better: Literal["high", "low"], oracles: Collection[str] = ()) -> str | None:
+    """The policy with the best mean; of oracles only if there is no other."""
+    real = [name for name in values if name not in oracles] or list(values)
+    sign = -1 if better == "high" else 1
+    return min(real, key=lambda name: sign * fmean(values[name]), default=None)
+
+
+def regrets(values: Values, better: Literal["high", "low"], oracles: Collection[str] = ()) -> dict[str, Regret]:
+    """By policy. An oracle's may be negative: the gap that knowledge would close."""
+    best = best_of(values, better, oracles)
+    if best is None:
+        return {}
+    sign = 1 if better == "high" else -1
+    scale = abs(fmean(values[best]))
+    found = {}
+    for name, own in values.items():
+        losses = [sign * (a - b) for a, b in zip(values[best], own, strict=True)]
+        shares = tuple(_share(loss, scale) for loss in losses)
+        bounds = interval(shares)
+        low, high = bounds or (None, None)
+        mean = fmean(shares)
+        is_tied = name == best or mean == 0 or (low is not None and low <= 0)
+        found[name] = Regret(mean, low, high, is_tied, shares)
+    return found
+
+
+def _share(loss: float, scale: float) -> float:
+    """A loss of something where the best one has nothing is a whole one."""
+    if scale:
+        return loss / scale
+    return 0.0 if loss == 0 else (1.0 if loss > 0 else -1.0)
+
+
+def standings(
+    cells: Mapping[str, Mapping[str, Regret]], names: Sequence[str], oracles: Collection[str] = ()
+) -> list[Standing]:
+    """The policies by mean regret, those without a cell last."""
+    found = [_standing(name, cells, name in oracles) for name in names]
+    return sorted(found, key=lambda each: (each.regret is None, 0.0 if each.regret is None else each.regret.mean))
+
+
+def _standing(name: str, cells: Mapping[str, Mapping[str, Regret]], is_oracle: bool) -> Standing:
+    own = {cell: by_name[name] for cell, by_name in cells.items() if name in by_name}
+    if not own:
+        return Standing(name, is_oracle, 0, None, None, None, None)
+    by_seed = [fmean(seeds) for seeds in zip(*(each.by_seed for each in own.values()), strict=True)]
+    mean = fmean(by_seed)
+    worst_cell = max(own, key=lambda cell: own[cell].mean)
+    return Standing(
+        name, is_oracle, len(own), Estimate(mean, *(interval(by_seed) or (mean, mean))), own[worst_cell].mean,
+        worst_cell, fmean(each.is_tied for each in own.values()),
+    )  # fmt: skip

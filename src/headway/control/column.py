@@ -1,0 +1,94 @@
+"""A column of records that grows: in memory, and from some size on outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = bytearray | memoryview
+SPILL_BYTES = 1 << 21
+"""Size of a column from which its values are kept outside of memory."""
+_WIDENED_ROWS = 1 << 20
+"""Rows that are widened at a time."""
+
+
+class Spill(Protocol):
+    """Bytes outside of memory."""
+
+    def append(self, data: Bytes) -> None:
+        """HeadwayError where there is no room."""
+
+    def mapped(self) -> memoryview:
+        """All bytes, read as they are needed. No more can be appended."""
+
+
+MakeSpill = Callable[[], Spill]
+
+
+class Column:
+    """The values of one column. While all are equal, only their number is stored."""
+
+    def __init__(self, dtype: np.dtype[Any], make_spill: MakeSpill | None = None) -> None:
+        """`make_spill`: for columns of `SPILL_BYTES` and more; None: all stay in memory."""
+        self._dtype = dtype
+        self._value = np.empty(0, dtype)
+        self._num_same = 0
+        self._rows = bytearray()
+        """The values after those in `_spill`."""
+        self._make_spill = make_spill
+        self._spill: Spill | None = None
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        """Append values; the column's type becomes wider if they do not fit."""
+        if not len(values):
+            return
+        if values.dtype.itemsize > self._dtype.itemsize:
+            if not _fits(values, self._dtype):
+                self._widen(values.dtype)
+            values = values.astype(self._dtype)
+        if not self._rows and self._spill is None:
+            first = values[:1] if not self._num_same else self._value
+            if (_bits(values) == _bits(first)).all():
+                self._value, self._num_same = first.copy(), self._num_same + len(values)
+                return
+            self._rows += np.repeat(self._value, self._num_same).data
+        self._rows += values.data
+        if self._make_spill is not None and len(self._rows) >= SPILL_BYTES:
+            if self._spill is None:
+                self._spill = self._make_spill()
+            self._spill.append(self._rows)
+            self._rows = bytearray()
+
+    def _widen(self, dtype: np.dtype[Any]) -> None:
+        if self._spill is not None:
+            assert self._make_spill is not None
+            spilled, self._spill = np.frombuffer(self._spill.mapped(), self._dtype), self._make_spill()
+            for at in range(0, len(spilled), _WIDENED_ROWS):
+                self._spill.append(spilled[at : at + _WIDENED_ROWS].astype(dtype).data)
+        self._rows = bytearray(np.frombuffer(self._rows, self._dtype).astype(dtype).data)
+        self._value = self._value.astype(dtype)
+        self._dtype = dtype
+
+    def values(self) -> npt.NDArray[Any]:
+        """All values, read-only. No more can be appended."""
+        if self._num_same and not self._rows and self._spill is None:
+            return np.broadcast_to(self._value[0], self._num_same)
+        if self._spill is None:
+            return np.frombuffer(self._rows, self._dtype)
+        if self._rows:
+            self._spill.append(self._rows)
+            self._rows = bytearray()
+        return np.frombuffer(self._spill.mapped(), self._dtype)
+
+
+def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= values.min() and values.max() <= limits.max)
+
+
+def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values as integers, so that NaN equals NaN and 0 differs from -0."""
+    return values.view(f"i{values.dtype.itemsize}")

@@ -1,0 +1,290 @@
+"""What several schedulers of one fleet know of each other: each one's own counts, and those that others have told.
+
+Each scheduler places requests by its own router, and counts what it has placed at each replica. Those counts are
+exact, but those of the others are as old as their last message. A scheduler of which nothing was heard for a lease is
+gone: what it had at the replicas counts no more. The simulator and the gateway use the same classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from headway.core.fleet import Role
+from headway.core.policy import PeerOrdering
+from headway.core.view import EngineTimes, ReplicaView, RequestView
+
+
+class Load(Struct, array_like=True, gc=False):
+    """What one scheduler has at one replica."""
+
+    num_in_flight: int = 0
+    prefill_tokens_left: int = 0
+    tokens_generated: int = 0
+    expected_cached_tokens: int = 0
+    prompt_tokens: int = 0
+    """Of all its requests there."""
+    num_by_tier: dict[int, int] = field(default_factory=dict)
+    queue_lengths: list[int] = field(default_factory=list)
+
+    def add(self, other: Load, sign: int = 1) -> None:
+        """Add another load, or subtract it."""
+        self.num_in_flight += sign * other.num_in_flight
+        self.prefill_tokens_left += sign * other.prefill_tokens_left
+        self.tokens_generated += sign * other.tokens_generated
+        self.expected_cached_tokens += sign * other.expected_cached_tokens
+        self.prompt_tokens += sign * other.prompt_tokens
+        for tier, num in other.num_by_tier.items():
+            self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + sign * num
+        if len(self.queue_lengths) < len(other.queue_lengths):
+            self.queue_lengths += [0] * (len(other.queue_lengths) - len(self.queue_lengths))
+        for queue, num in enumerate(other.queue_lengths):
+            self.queue_lengths[queue] += sign * num
+
+
+class OwnCounts(Protocol):
+    """One scheduler's own counts at a replica, by the names of `core.view.ReplicaView`."""
+
+    @property
+    def num_in_flight(self) -> int: ...
+    @property
+    def prefill_tokens_left(self) -> int: ...
+    @property
+    def tokens_generated(self) -> int: ...
+    @property
+    def expected_cached_tokens(self) -> int: ...
+    @property
+    def num_by_tier(self) -> Mapping[int, int]: ...
+    @property
+    def queue_lengths(self) -> Sequence[int]: ...
+    @property
+    def requests(self) -> Sequence[Any]: ...
+
+
+def load_of(own: OwnCounts) -> Load:
+    """A scheduler's own load at a replica, to be told to the others."""
+    return Load(
+        own.num_in_flight, own.prefill_tokens_left, own.tokens_generated, own.expected_cached_tokens,
+        sum(live.prompt_tokens for live in own.requests),
+        {tier: num for tier, num in own.num_by_tier.items() if num}, list(own.queue_lengths),
+    )  # fmt: skip
+
+
+class PeerLoads:
+    """The loads that the other schedulers have told last, and their sums by replica."""
+
+    def __init__(self, on_change: Callable[[int, Load], None] | None = None) -> None:
+        """`on_change(replica, sum)` is called after the others' load at a replica has changed."""
+        self._told: dict[Hashable, dict[int, Load]] = {}
+        """By scheduler, its load by replica."""
+        self._heard_s: dict[Hashable, float] = {}
+        self._sums: dict[int, Load] = {}
+        self._on_change = on_change
+
+    @property
+    def peers(self) -> Collection[Hashable]:
+        """The schedulers that count."""
+        return self._heard_s.keys()
+
+    def at(self, replica: int) -> Load:
+        """What the others have at a replica. The same object from call to call, which is not to be changed."""
+        found = self._sums.get(replica)
+        if found is None:
+            found = self._sums[replica] = Load()
+        return found
+
+    def heard(self, peer: Hashable, now: float) -> None:
+        """A scheduler is alive."""
+        self._heard_s[peer] = now
+
+    def update(self, peer: Hashable, loads: Mapping[int, Load], now: float) -> None:
+        """A scheduler has told all of its loads; it has none at replicas that are not among them."""
+        self.heard(peer, now)
+        before = self._told.get(peer, {})
+        self._told[peer] = dict(loads)
+        self._replace(before, loads)
+
+    def _replace(self, before: Mapping[int, Load], after: Mapping[int, Load]) -> None:
+        for replica in sorted({*before, *after}):
+            total = self.at(replica)
+            if replica in before:
+                total.add(before[replica], -1)
+            if replica in after:
+                total.add(after[replica])
+            if self._on_change is not None:
+                self._on_change(replica, total)
+
+    def forget(self, peer: Hashable) -> None:
+        """A scheduler is gone, and with it what it had at the replicas."""
+        self._heard_s.pop(peer, None)
+        self._replace(self._told.pop(peer, {}), {})
+
+    def forget_silent(self, now: float, lease_s: float) -> list[Hashable]:
+        """Forget the schedulers that were silent for longer than their lease, and return them."""
+        silent = [peer for peer, heard_s in self._heard_s.items() if now - heard_s > lease_s]
+        for peer in silent:
+            self.forget(peer)
+        return silent
+
+
+class GivenElsewhere:
+    """The sums of service that the other schedulers have told, whose growth orderings are told."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[Hashable, str, tuple[int, str]], float] = {}
+        """By scheduler, model and share."""
+
+    def told(self, peer: Hashable, model: str, share: tuple[int, str], service: float, ordering: object) -> None:
+        """A scheduler has given a share so much service of a model since it started. `ordering` is that of the model's
+        hold queue."""
+        key = peer, model, share
+        before = self._sums.get(key, 0.0)
+        self._sums[key] = service
+        if isinstance(ordering, PeerOrdering):
+            ordering.given_elsewhere(share, service - before)
+
+    def forget(self, peer: Hashable) -> None:
+        """A scheduler starts anew."""
+        self._sums = {key: service for key, service in self._sums.items() if key[0] != peer}
+
+
+class SharedReplica:
+    """A replica as one of several schedulers sees it: with its own counts, and those that the others told last.
+
+    Satisfies `core.view.OracleReplicaView` where the replica does. Requests, and whether answers are on pace, are those
+    of this scheduler; engine metrics are those of the replica's own view.
+    """
+
+    def __init__(self, replica: ReplicaView, own: OwnCounts, others: Load, is_shared: bool = True) -> None:
+        """`others` is the sum that `PeerLoads.at` gives for the replica, which changes in place. `is_shared` is False
+        if nobody ever tells."""
+        self.is_shared = is_shared
+        self._replica, self._own, self._others = replica, own, others
+        self.id, self.pool, self.model = replica.id, replica.pool, replica.model
+        self.gpu, self.combo = replica.gpu, replica.combo
+        self.goodput_rps = replica.goodput_rps
+
+    # The sums.
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._own.num_in_flight + self._others.num_in_flight
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        return self._own.prefill_tokens_left + self._others.prefill_tokens_left
+
+    @property
+    def tokens_generated(self) -> int:
+        return self._own.tokens_generated + self._others.tokens_generated
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        return self._own.expected_cached_tokens + self._others.expected_cached_tokens
+
+    @property
+    def num_by_tier(self) -> Mapping[int, int]:
+        own, others = self._own.num_by_tier, self._others.num_by_tier
+        return {tier: own.get(tier, 0) + others.get(tier, 0) for tier in {**own, **others}}
+
+    @property
+    def queue_lengths(self) -> Sequence[int]:
+        own, others = self._own.queue_lengths, self._others.queue_lengths
+        return [num + (others[queue] if queue < len(others) else 0) for queue, num in enumerate(own)]
+
+    @property
+    def requests(self) -> Sequence[Any]:
+        return self._own.requests
+
+    # The replica's own.
+
+    @property
+    def region(self) -> str:
+        return self._replica.region
+
+    @property
+    def role(self) -> Role:
+        return self._replica.role
+
+    @property
+    def is_single_phase(self) -> bool:
+        return self._replica.is_single_phase
+
+    @property
+    def times(self) -> EngineTimes | None:
+        return self._replica.times
+
+    @property
+    def num_waiting(self) -> int:
+        return self._replica.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return self._replica.num_running
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._replica.max_num_seqs
+
+    @property
+    def kv_blocks_used(self) -> int:
+        return self._replica.kv_blocks_used
+
+    @property
+    def kv_blocks_total(self) -> int:
+        return self._replica.kv_blocks_total
+
+    @property
+    def block_size_tokens(self) -> int:
+        return self._replica.block_size_tokens
+
+    @property
+    def kv_blocks_host(self) -> int:
+        return self._replica.kv_blocks_host
+
+    @property
+    def head_demand_blocks(self) -> int:
+        return self._replica.head_demand_blocks
+
+    @property
+    def loras(self) -> Collection[str]:
+        return self._replica.loras
+
+    @property
+    def loras_waiting(self) -> Collection[str]:
+        return self._replica.loras_waiting
+
+    @property
+    def max_loras(self) -> int:
+        return self._replica.max_loras
+
+    @property
+    def answers_on_pace(self) -> bool:
+        return self._replica.answers_on_pace
+
+    @property
+    def num_arriving(self) -> int:
+        return self._replica.num_arriving
+
+    @property
+    def is_draining(self) -> bool:
+        return self._replica.is_draining
+
+    @property
+    def output_tokens_left(self) -> int:
+        tokens: int = self._replica.output_tokens_left  # type: ignore[attr-defined]
+        return tokens
+
+    def cached_tokens(self, request: RequestView, /) -> int:
+        return self._replica.cached_tokens(request)
+
+    def loadable_tokens(self, request: RequestView, /) -> int:
+        return self._replica.loadable_tokens(request)
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        return self._replica.kv_transfer_s(num_tokens)
+
+    def latency_s(self, region: str, /) -> float:
+        return self._replica.latency_s(region)

@@ -1,0 +1,139 @@
+"""Requests that would wait too long for their first token, and are refused at once instead.
+
+A request is shed when the time expected until its first token is more than a share of its TTFT SLO. Expected is what
+the step-time models of the replicas say of what is in front of it: held requests that go first, requests in the
+engines' queues, prompts yet to be computed. It is corrected by how long the last requests took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf
+
+from headway.control.live import Live
+from headway.control.service import Service
+from headway.core.record import Ended
+from headway.core.view import ReplicaView
+from headway.policies.engine_pace import EngineSpeed
+from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
+
+_MEAN_OVER = 100
+"""Arrivals over which the mean prompt is taken."""
+_KEPT = 0.95
+"""Share of what was seen of expected TTFTs that is kept with each further request: some twenty count."""
+_FADE_S = 30.0
+"""Time after which it counts for a third of that."""
+_PRIOR_S = 0.5
+"""Seconds as expected that are added to what was seen."""
+_MOST = 20.0
+"""Largest factor by which the models may be wrong."""
+_STEPS_BEFORE = 1.5
+"""Iterations until one begins with a new prompt in it: an engine that schedules one ahead ends the present one, of
+which half is left in the mean, and the next."""
+
+
+class Shedding:
+    """One service's requests that are expected to miss their TTFT SLO. Learns from ended requests."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.share = service, 1.0
+        """`share`: of a request's SLO, how much the expected TTFT may be."""
+        self._output = MeanOutput()
+        self._prompt_tokens = self._computed_tokens = 0.0
+        """Mean prompt of late; and the part of it that is in no prefix cache."""
+        self._num_seen = 0
+        self._speeds: dict[str, EngineSpeed] = {}
+        """By pool."""
+        self._expected_s: dict[int, float] = {}
+        """By request in flight, its TTFT by the models."""
+        self._told_s = self._took_s = 0.0
+        """Such times of the last requests, and how long these took."""
+        self._learnt_s = 0.0
+
+    def learn(self, record: Ended) -> None:
+        self._output.learn(record)
+        expected_s = self._expected_s.pop(record.id, None)
+        if expected_s is not None and record.first_token_s is not None:
+            self._told_s = _KEPT * self._told_s + expected_s
+            self._took_s = _KEPT * self._took_s + record.first_token_s - record.arrival_s
+            self._learnt_s = record.end_s
+
+    def _factor(self, now: float) -> float:
+        """How many times as long as the models say the last requests have waited. It fades while none ends, as none
+        may be served because of it."""
+        kept = exp(min(self._learnt_s - now, 0.0) / _FADE_S)
+        ratio = (kept * self._took_s + _PRIOR_S) / (kept * self._told_s + _PRIOR_S)
+        return max(1 / _MOST, min(_MOST, ratio))
+
+    def why(self, live: Live, now: float) -> str:
+        """Why the request is shed; empty: it is served. None is shed without a TTFT SLO, while no replica is up, or
+        while one is idle."""
+        replicas = self.service.able(live)
+        if not replicas:
+            return ""
+        self._see(live, replicas)
+        if live.slo_ttft_s is None:
+            return ""
+        told_s = self._waits_s(live, replicas, now)
+        expected_s, most_s = self._factor(now) * told_s, self.share * live.slo_ttft_s
+        if expected_s <= most_s or not all(replica.num_in_flight for replica in replicas):
+            self._expected_s[live.id] = told_s
+            return ""
+        live.shed_s = expected_s - most_s
+        return f"its first token is expected after {expected_s:.3g} s; it may take {most_s:.3g} s"
+
+    def _see(self, live: Live, replicas: Sequence[ReplicaView]) -> None:
+        """Count a prompt for the means."""
+        self._num_seen = min(self._num_seen + 1, _MEAN_OVER)
+        computed = min(uncached_tokens(live, replica) for replica in replicas) if live.prefix else live.prompt_tokens
+        self._prompt_tokens += (live.prompt_tokens - self._prompt_tokens) / self._num_seen
+        self._computed_tokens += (computed - self._computed_tokens) / self._num_seen
+
+    def _waits_s(self, live: Live, replicas: Sequence[ReplicaView], now: float) -> float:
+        """Seconds from now until the first token of a request that one of these replicas gets, by the models."""
+        queue = self.service.hold_queue
+        num_before = queue.num_before(live, now) if queue.num else 0
+        hold_s = 0.0
+        if num_before or not (roomy := self.service.with_room(live)):
+            hold_s = (num_before + 1) / sum(map(self._starts_per_s, replicas))
+        elif self.service.window is not None:
+            replicas = [replica for replica in roomy if replica in replicas] or replicas
+        return hold_s + min(self._start_s(live, replica, hold_s > 0) for replica in replicas)
+
+    def _start_s(self, live: Live, replica: ReplicaView, is_held: bool) -> float:
+        """Seconds until the first token of a request that is sent to the replica."""
+        speed, seats, num = self._speed(replica), self._seats(replica), replica.num_in_flight
+        base_s, context_s = speed.line(min(num, seats))
+        step_s = base_s + context_s * replica.kv_blocks_used * replica.block_size_tokens
+        start_s = _STEPS_BEFORE * step_s + speed.first_s + uncached_tokens(live, replica) * speed.token_s
+        way_s = 2.0 * replica.latency_s(live.region) if live.region else 0.0
+        if is_held:
+            return start_s + way_s
+        if num >= seats:  # it waits in the engine's queue
+            return start_s + way_s + (num + 1 - seats) / self._starts_per_s(replica)
+        return start_s + way_s + pending_tokens(replica) * speed.token_s
+
+    def _starts_per_s(self, replica: ReplicaView) -> float:
+        """Requests that start at a replica each second while as many run as it has seats for."""
+        speed, seats = self._speed(replica), self._seats(replica)
+        output_tokens = 1.0 if replica.role == "prefill" else self._output.tokens
+        base_s, context_s = speed.line(seats)
+        step_s = base_s + context_s * seats * self._held_tokens
+        return 1.0 / (output_tokens * step_s / seats + self._computed_tokens * speed.token_s)
+
+    @property
+    def _held_tokens(self) -> float:
+        """Mean tokens of a request in the KV cache."""
+        return self._prompt_tokens + 0.5 * self._output.tokens
+
+    def _seats(self, replica: ReplicaView) -> int:
+        """Requests that a replica runs at a time."""
+        tokens, window = replica.kv_blocks_total * replica.block_size_tokens, self.service.window
+        most = min(replica.max_num_seqs, inf if window is None else window, tokens / self._held_tokens)
+        return max(int(most), 1)
+
+    def _speed(self, replica: ReplicaView) -> EngineSpeed:
+        speed = self._speeds.get(replica.pool)
+        if speed is None or speed.times is not replica.times:
+            speed = self._speeds[replica.pool] = EngineSpeed(replica.times, replica.max_num_seqs)
+        return speed

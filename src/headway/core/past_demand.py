@@ -1,0 +1,28 @@
+"""Demand from before a run, for scalers that forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+DemandKey = tuple[str, str, int]
+"""(model, region, tier), as in `PoolsView.arrived`."""
+
+
+class PastDemand(Struct, frozen=True):
+    """Prompt tokens per second in equal steps, of which the last one ends when the run begins."""
+
+    step_s: float
+    tps: Mapping[DemandKey, npt.NDArray[np.float64]]
+    """One rate for each step, oldest first; as many for every key."""
+
+    @property
+    def num_steps(self) -> int:
+        return max(map(len, self.tps.values()), default=0)
+
+    @property
+    def length_s(self) -> float:
+        return self.num_steps * self.step_s

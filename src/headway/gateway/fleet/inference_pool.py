@@ -1,0 +1,170 @@
+"""Replicas as the ready pods of an InferencePool of the Kubernetes Gateway API Inference Extension.
+
+The pool's selector and ports say which endpoints there are. Pods are watched from their list on, so a change is seen at
+once; then the list is read again, as it is after `poll_s` without a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from math import ceil
+from typing import Any
+
+from kubernetes import client, watch
+from kubernetes.client.exceptions import ApiException
+from msgspec import Struct
+from urllib3.exceptions import HTTPError
+
+from headway.gateway.fleet.actuator import ActuatorHost
+from headway.gateway.fleet.kubernetes import configuration
+from headway.gateway.fleet.specs import InferencePool, ServedPool
+from headway.gateway.scheduling.replica import LiveReplica
+
+log = logging.getLogger("headway.gateway")
+_GROUP, _VERSION, _PLURAL = "inference.networking.k8s.io", "v1", "inferencepools"
+_TIMEOUT_S = 10.0
+_GONE = 410
+"""The API server does not remember the pods as they were read: they are read again."""
+_PAUSE_S = 2.0
+"""After an error."""
+
+
+class Endpoint(Struct, frozen=True):
+    """One port of a pod."""
+
+    uid: str
+    url: str
+    is_leaving: bool
+    """The pod is being deleted."""
+
+
+class PoolApi:
+    """One InferencePool, through the API server. Every call blocks."""
+
+    def __init__(self, spec: InferencePool) -> None:
+        self._spec = spec
+        api = client.ApiClient(configuration(spec.context))
+        self._core, self._custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
+        self._selector = self._version = ""
+        """Of the pods, as they were read last."""
+        self._watch: Any = None
+
+    def read(self) -> list[Endpoint]:
+        """The endpoints of pods that are ready, or were when they began to be deleted."""
+        spec = self._spec
+        found = self._custom.get_namespaced_custom_object(
+            _GROUP, _VERSION, spec.namespace, _PLURAL, spec.name, _request_timeout=_TIMEOUT_S
+        )
+        labels = found["spec"]["selector"]["matchLabels"]
+        self._selector = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+        ports = [int(each["number"]) for each in found["spec"]["targetPorts"]]
+        listed = self._core.list_namespaced_pod(
+            spec.namespace, label_selector=self._selector, _request_timeout=_TIMEOUT_S
+        )
+        self._version = listed.metadata.resource_version or ""
+        endpoints: list[Endpoint] = []
+        for pod in listed.items:
+            is_leaving, ip = pod.metadata.deletion_timestamp is not None, pod.status.pod_ip
+            if not ip or not (is_leaving or _is_ready(pod)):
+                continue
+            host = f"[{ip}]" if ":" in ip else ip
+            endpoints += [Endpoint(pod.metadata.uid, f"http://{host}:{port}", is_leaving) for port in ports]
+        return endpoints
+
+    def wait_for_change(self) -> None:
+        """Return when a pod of the pool is not as it was read last, and after `poll_s` at the latest."""
+        self._watch = watch.Watch()
+        stream = self._watch.stream(
+            self._core.list_namespaced_pod, self._spec.namespace, label_selector=self._selector,
+            resource_version=self._version, timeout_seconds=ceil(self._spec.poll_s),
+            _request_timeout=(_TIMEOUT_S, self._spec.poll_s + _TIMEOUT_S),
+        )  # fmt: skip
+        try:
+            next(stream, None)
+        except ApiException as error:
+            if error.status != _GONE:
+                raise
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+
+def _is_ready(pod: Any) -> bool:
+    return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
+
+
+class InferencePoolPods:
+    """Follows one pool's endpoints, whose number others set. Satisfies `Actuator`."""
+
+    def __init__(self, served: ServedPool, spec: InferencePool, host: ActuatorHost) -> None:
+        self._name, self._spec, self._host = served.pool.name, spec, host
+        self._api = PoolApi(spec)
+        self._used: dict[tuple[str, str], LiveReplica] = {}
+        """By the pod's uid and the address."""
+        self._retired: set[tuple[str, str]] = set()
+        self._is_closed = threading.Event()
+
+    def start_initial(self) -> None:
+        # A daemon, as a watch may be silent for long when the gateway ends.
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._follow, args=(loop,), name=f"pods of {self._name}", daemon=True).start()
+
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read the pods, report them to the event loop, and wait for a change, until the gateway ends."""
+        while not self._is_closed.is_set():
+            try:
+                endpoints = self._api.read()
+                loop.call_soon_threadsafe(self._use, endpoints)
+                self._api.wait_for_change()
+            except (ApiException, HTTPError, OSError) as error:
+                if self._is_closed.is_set():
+                    return
+                reason = error.reason if isinstance(error, ApiException) else error
+                log.warning("%s: the cluster does not answer: %s", self._name, reason)
+                self._is_closed.wait(_PAUSE_S)
+            except RuntimeError:  # the event loop is closed
+                return
+            except Exception:  # a pool that is not as expected must not end the loop
+                log.exception("%s: its InferencePool", self._name)
+                self._is_closed.wait(_PAUSE_S)
+
+    def _use(self, endpoints: list[Endpoint]) -> None:
+        """Use new endpoints, empty those whose pods are being deleted, and give up those that are gone."""
+        if self._is_closed.is_set():
+            return
+        present = {(each.uid, each.url): each for each in endpoints}
+        for key in [key for key in self._used if key not in present]:
+            replica = self._used.pop(key)
+            self._retired.discard(key)
+            if not replica.is_removed:
+                log.info("%s at %s is gone", replica.name, replica.url)
+                self._host.replica_lost(replica)
+        for key, endpoint in present.items():
+            if key not in self._used:
+                if not endpoint.is_leaving:
+                    self._used[key] = self._host.replica_created(self._name, endpoint.url)
+            elif endpoint.is_leaving and key not in self._retired:
+                self._retired.add(key)
+                self._host.retire(self._used[key])
+
+    async def close(self) -> None:
+        """Stop following the pods, which stay as they are."""
+        self._is_closed.set()
+        self._api.stop()
+
+    # The number of pods is not Headway's to set.
+
+    def add(self) -> None:
+        """Nothing is started."""
+
+    def cancel(self, num: int) -> None:
+        """Nothing starts."""
+
+    def replica_up(self, replica: LiveReplica) -> None:
+        """The pod was ready before."""
+
+    def stop(self, replica: LiveReplica) -> None:
+        """The pod is not Headway's to stop."""

@@ -1,0 +1,88 @@
+"""A Lease of the Kubernetes API, which one of several gateways holds: the one that scales."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from math import ceil
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from headway.gateway.fleet.kubernetes import configuration
+
+_TIMEOUT_S = 5.0
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+class KubernetesLease:
+    """The Lease `name`. Clocks of different machines are not compared: a holder has let it lapse if the Lease was seen
+    unchanged for its duration."""
+
+    def __init__(self, name: str, namespace: str, context: str, holder: str) -> None:
+        self._name, self._namespace, self._holder = name, namespace, holder
+        self._api = client.CoordinationV1Api(client.ApiClient(configuration(context)))
+        self._seen: tuple[Any, ...] = ()
+        """Who holds it, and when it was renewed, as read last."""
+        self._seen_s = 0.0
+        """When this was read first."""
+
+    async def lead(self, lease_s: float) -> bool:
+        """Take or renew the Lease, unless another gateway has it. OSError if the cluster does not answer."""
+        return await asyncio.to_thread(self._asked, self._lead, lease_s)
+
+    async def give_up(self) -> None:
+        """Let others take it at once. OSError if the cluster does not answer."""
+        await asyncio.to_thread(self._asked, self._give_up)
+
+    @staticmethod
+    def _asked(ask: Any, *args: Any) -> bool:
+        try:
+            return bool(ask(*args))
+        except ApiException as error:
+            if error.status == _CONFLICT:  # another one was first
+                return False
+            raise ConnectionError(f"the cluster answers {error.status}: {error.reason}") from None
+        except HTTPError as error:
+            raise ConnectionError(str(error)) from None
+
+    def _lead(self, lease_s: float) -> bool:
+        try:
+            lease = self._api.read_namespaced_lease(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
+        except ApiException as error:
+            if error.status != _NOT_FOUND:
+                raise
+            body = client.V1Lease(metadata=client.V1ObjectMeta(name=self._name), spec=client.V1LeaseSpec())
+            self._take(body.spec, lease_s)
+            self._api.create_namespaced_lease(self._namespace, body, _request_timeout=_TIMEOUT_S)
+            return True
+        spec = lease.spec
+        if spec.holder_identity not in (None, "", self._holder) and not self._has_lapsed(spec):
+            return False
+        self._take(spec, lease_s)
+        # With the version that was read: of two gateways that take it at the same time, one gets a conflict.
+        self._api.replace_namespaced_lease(self._name, self._namespace, lease, _request_timeout=_TIMEOUT_S)
+        return True
+
+    def _has_lapsed(self, spec: Any) -> bool:
+        now, seen = time.monotonic(), (spec.holder_identity, spec.renew_time, spec.lease_transitions)
+        if seen != self._seen:
+            self._seen, self._seen_s = seen, now
+        return now - self._seen_s > (spec.lease_duration_seconds or 0)
+
+    def _take(self, spec: Any, lease_s: float) -> None:
+        now = datetime.now(UTC)
+        now = now.replace(microsecond=max(now.microsecond, 1))  # the API wants a fraction
+        if spec.holder_identity != self._holder:
+            spec.holder_identity, spec.acquire_time = self._holder, now
+            spec.lease_transitions = 0 if spec.lease_transitions is None else spec.lease_transitions + 1
+        spec.renew_time, spec.lease_duration_seconds = now, ceil(lease_s)
+
+    def _give_up(self) -> None:
+        lease = self._api.read_namespaced_lease(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
+        if lease.spec.holder_identity == self._holder:
+            lease.spec.holder_identity = ""
+            self._api.replace_namespaced_lease(self._name, self._namespace, lease, _request_timeout=_TIMEOUT_S)

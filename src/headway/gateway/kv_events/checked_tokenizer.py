@@ -1,0 +1,127 @@
+"""A tokenizer of a model's files, which is checked against an engine before it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.core.request import Segment
+from headway.gateway.kv_events.chat_template import NotExactError
+from headway.gateway.kv_events.local_tokenizer import LocalTokenizer, read
+from headway.gateway.upstream.engine import EngineEndpoint
+
+log = logging.getLogger("headway.gateway")
+RETRY_S = 5.0
+"""Least time between two checks, where no engine has told its tokens."""
+_SENTENCE = "Hello, wörld! 1234567 of them:\n\n  def f(x):\treturn x  # 東京 🙂"
+_TURNS = [
+    {"role": "user", "content": _SENTENCE},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Why?"},
+]
+PROBES: tuple[Mapping[str, Any], ...] = (
+    {"prompt": _SENTENCE},
+    {"messages": _TURNS},
+    {"messages": [{"role": "system", "content": "Be brief."}, *_TURNS]},
+)
+"""Requests whose tokens are compared with an engine's."""
+_KINDS = {"prompt": "texts", "messages": "chats"}
+
+
+class CheckedTokenizer:
+    """One tokenizer. Until it has been read and checked, and for prompts that it cannot make, engines are asked."""
+
+    def __init__(self, path: str, read: Callable[[Path], LocalTokenizer] = read) -> None:
+        self.path, self._read = path, read
+        self._tokenizer: LocalTokenizer | None = None
+        self._agrees: dict[str, bool] = {}
+        """By kind of prompt, `prompt` or `messages`, whether an engine makes the same tokens of it."""
+        self._task: asyncio.Task[None] | None = None
+        self._checked_s = float("-inf")
+        self.is_settled = False
+        """The files were read and compared, or cannot be read."""
+        self._told: set[str] = set()
+
+    async def blocks(
+        self, body: Mapping[str, Any], block_tokens: int, lora: str, engines: Sequence[EngineEndpoint]
+    ) -> tuple[int, tuple[Segment, ...]] | None:
+        """The number of a prompt's tokens, and its blocks; None: ask an engine."""
+        self.check(engines)
+        kind = "messages" if "messages" in body else "prompt"
+        if self._tokenizer is None or not self._agrees.get(kind):
+            return None
+        try:
+            return await self._tokenizer.blocks(body, block_tokens, lora)
+        except NotExactError as error:
+            self._tell(logging.INFO, f"tokenized by the engine: {error}")
+            return None
+
+    def check(self, engines: Sequence[EngineEndpoint]) -> None:
+        """Begin to compare the tokenizer with one of the engines, unless that is done or under way."""
+        if self.is_settled or self._task is not None or time.monotonic() < self._checked_s + RETRY_S:
+            return
+        self._task = asyncio.get_running_loop().create_task(self._check(engines))
+        self._task.add_done_callback(self._check_ended)
+
+    def _check_ended(self, task: asyncio.Task[None]) -> None:
+        self._task, self._checked_s = None, time.monotonic()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.is_settled = True
+            self._tell(logging.WARNING, f"engines tokenize all prompts: {error}")
+
+    async def _check(self, engines: Sequence[EngineEndpoint]) -> None:
+        tokenizer = await asyncio.to_thread(self._read, Path(self.path))
+        able = [each for each in engines if each.adapter.tokenize is not None and each.adapter.template is None]
+        for engine in able:
+            if (found := await _compare(tokenizer, engine)) is not None:
+                self._agrees, differences = found
+                for each in differences:
+                    self._tell(logging.WARNING, f"{engine.name} is asked instead: {each}")
+                if kinds := [_KINDS[kind] for kind, agrees in self._agrees.items() if agrees]:
+                    self._tell(logging.INFO, f"tokenizes {' and '.join(kinds)} as {engine.name} does")
+                break
+        else:
+            if able:
+                self._tell(logging.INFO, "not used yet, as no engine tells the tokens of a prompt")
+                return
+            self._agrees = dict.fromkeys(_KINDS, True)
+            self._tell(logging.INFO, "tokenizes prompts; unchecked, as these engines do not tell the tokens of prompts")
+        self._tokenizer, self.is_settled = tokenizer, True
+
+    def _tell(self, level: int, text: str) -> None:
+        """Log a line once."""
+        if text not in self._told:
+            self._told.add(text)
+            log.log(level, "tokenizer %s: %s", self.path, text)
+
+
+def _difference(told: Sequence[int], own: Sequence[int]) -> str:
+    pairs = enumerate(zip(told, own, strict=False))
+    first = next((i for i, (one, other) in pairs if one != other), min(len(told), len(own)))
+    return f"{told[first : first + 3]} in place of {own[first : first + 3]} after {first} equal ones"
+
+
+async def _compare(tokenizer: LocalTokenizer, engine: EngineEndpoint) -> tuple[dict[str, bool], list[str]] | None:
+    """By kind of prompt, whether an engine makes the same tokens, and the differences; None: it tells no tokens."""
+    agrees: dict[str, bool] = {}
+    differences = []
+    is_silent = True
+    for probe in PROBES:
+        kind = next(iter(probe))
+        told = await engine.tokenize(dict(probe))
+        if told is None:  # an engine may refuse chats, or system messages
+            continue
+        is_silent = False
+        try:
+            own = tokenizer.ids(probe)
+        except NotExactError as error:
+            differences.append(f"for {error}")
+            continue
+        if own != told and agrees.get(kind, True):
+            differences.append(f"{_KINDS[kind]} have other tokens there, {_difference(told, own)}")
+        agrees[kind] = agrees.get(kind, True) and own == told
+    return None if is_silent else (agrees, differences)

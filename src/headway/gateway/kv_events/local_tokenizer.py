@@ -1,0 +1,222 @@
+"""A model's own tokenizer, from its files, in place of the engine's `/tokenize`.
+
+Prompts are tokenized in pieces that begin at special tokens, as the messages of a chat do. The tokens of such a piece
+do not depend on what is around it, so that of a chat that goes on only the new messages are tokenized.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from tokenizers import AddedToken, Tokenizer
+
+from headway.control import token_blocks
+from headway.core.errors import HeadwayError
+from headway.core.request import Segment
+from headway.gateway.kv_events.chat_template import ChatTemplate, NotExactError
+
+_MOST_PIECES, _MOST_BLOCKS = 1 << 16, 1 << 20
+"""Pieces and blocks that are remembered."""
+_INLINE_CHARS = 2048
+"""Longer texts are tokenized in a thread, as the event loop would wait for a millisecond and more."""
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class _Prefix(Struct, frozen=True, gc=False):
+    """The prompt up to the end of a piece."""
+
+    num_tokens: int
+    name: int
+    """Of its last full block."""
+    rest: tuple[int, ...]
+    """The tokens after that block."""
+    blocks: tuple[Segment, ...] = ()
+    """The full blocks that the piece has added."""
+
+
+class LocalTokenizer:
+    """Names the blocks of prompts. Belongs to one event loop, but for `ids`."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, no_template: str = "") -> None:
+        """`no_template`: why there is none."""
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer, self._template, self._no_template = tokenizer, template, no_template
+        self._first_ids = self._ids_before()
+        self._special: re.Pattern[str] | None = None
+        self._special = self._splitting()
+        self._prefixes: OrderedDict[bytes, _Prefix] = OrderedDict()
+        self._num_blocks = 0
+        self.num_tokenized = 0
+        """Characters that were tokenized."""
+
+    def text(self, body: Mapping[str, Any]) -> tuple[str, bool]:
+        """The prompt of a request, and whether special tokens are added to it. NotExactError: only the engine knows."""
+        if "messages" in body:
+            if self._template is None:
+                raise NotExactError(self._no_template)
+            return self._template.render(body), bool(body.get("add_special_tokens", False))
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            raise NotExactError("a prompt that is not a text")
+        return prompt, bool(body.get("add_special_tokens", True))
+
+    def ids(self, body: Mapping[str, Any]) -> list[int]:
+        """The tokens of a request's prompt. NotExactError: only the engine knows them."""
+        text, adds_special = self.text(body)
+        return self._encode([text], adds_special)[0]
+
+    async def blocks(self, body: Mapping[str, Any], block_tokens: int, lora: str) -> tuple[int, tuple[Segment, ...]]:
+        """The number of a prompt's tokens, and its full blocks. NotExactError: only the engine knows them."""
+        text, adds_special = self.text(body)
+        is_whole = adds_special and self._first_ids is None
+        pieces = [text] if is_whole else self._pieces(text)
+        keys = _keys(pieces, repr((block_tokens, lora, adds_special)))
+        found: list[_Prefix] = []
+        for key in keys:
+            if (known := self._prefixes.get(key)) is None:
+                break
+            found.append(known)
+        num, new = len(found), pieces[len(found) :]
+        self.num_tokenized += (num_chars := sum(map(len, new)))
+        if num_chars > _INLINE_CHARS:
+            encoded = await asyncio.to_thread(self._encode, new, is_whole)
+        else:
+            encoded = self._encode(new, is_whole)
+        first = self._first_ids if adds_special and self._first_ids else ()
+        last = found[-1] if found else _Prefix(len(first), token_blocks.root(lora), first)
+        for ids in encoded:
+            last = _longer(last, ids, block_tokens)
+            found.append(last)
+        self._remember(keys, found, num)
+        named = tuple([segment for prefix in found for segment in prefix.blocks])
+        return last.num_tokens, named[: token_blocks.MAX_BLOCKS]
+
+    def _encode(self, texts: Sequence[str], adds_special: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        try:  # of the library's functions, this one lets other threads run
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=adds_special)
+        except Exception:  # the library raises nothing more specific
+            raise NotExactError("a text that the tokenizer does not take") from None
+        return [each.ids for each in encoded]
+
+    def _remember(self, keys: Sequence[bytes], found: Sequence[_Prefix], num_known: int) -> None:
+        for key, prefix in zip(keys[num_known:], found[num_known:], strict=True):
+            if key not in self._prefixes:
+                self._prefixes[key] = prefix
+                self._num_blocks += len(prefix.blocks)
+        for key in reversed(keys):  # so that a piece is forgotten before those that it follows
+            if key in self._prefixes:
+                self._prefixes.move_to_end(key)
+        while len(self._prefixes) > _MOST_PIECES or self._num_blocks > _MOST_BLOCKS:
+            _, oldest = self._prefixes.popitem(last=False)
+            self._num_blocks -= len(oldest.blocks)
+
+    def _pieces(self, text: str) -> list[str]:
+        """The text, cut before each special token that splits it."""
+        starts = [] if self._special is None else [match.start() for match in self._special.finditer(text)]
+        return [text[start:end] for start, end in pairwise([0, *starts, len(text)]) if end > start]
+
+    def _ids_before(self) -> tuple[int, ...] | None:
+        """The special tokens that come before a prompt; None: some come after it, or replace some of it."""
+        try:
+            plain, special = (self._encode(["a b"], adds_special)[0] for adds_special in (False, True))
+        except NotExactError:
+            return None
+        num = len(special) - len(plain)
+        return tuple(special[:num]) if num >= 0 and special[num:] == plain else None
+
+    def _splitting(self) -> re.Pattern[str] | None:
+        """Matches special tokens whose neighbours are tokenized apart; None if there are none."""
+        added = list(self._tokenizer.get_added_tokens_decoder().values())
+        texts = sorted((each.content for each in added if _splits(each, added)), key=len, reverse=True)
+        if not texts:
+            return None
+        self._special = re.compile("|".join(map(re.escape, texts)))
+        sample = " ".join(f"a{text}Bc, {text} 12\n{text}" for text in texts[:64])
+        try:
+            whole, *pieces = self._encode([sample, *self._pieces(sample)], False)
+        except NotExactError:
+            return None
+        return self._special if whole == [id for piece in pieces for id in piece] else None
+
+
+def _keys(pieces: Iterable[str], root: str) -> list[bytes]:
+    """By piece, a digest of the prompt up to its end."""
+    digest, found = hashlib.sha1(root.encode(), usedforsecurity=False).digest(), []
+    for piece in pieces:
+        digest = hashlib.sha1(digest + piece.encode(errors="surrogatepass"), usedforsecurity=False).digest()
+        found.append(digest)
+    return found
+
+
+def _splits(token: AddedToken, added: Sequence[AddedToken]) -> bool:
+    if not token.special or token.normalized or token.lstrip or token.rstrip or token.single_word:
+        return False
+    return not any(token.content in each.content and each.content != token.content for each in added)
+
+
+def _longer(before: _Prefix, ids: Sequence[int], block_tokens: int) -> _Prefix:
+    """The prefix that goes on with these tokens."""
+    tokens = [*before.rest, *ids]
+    names = token_blocks.names(before.name, tokens, block_tokens)
+    blocks = tuple([Segment(name, block_tokens) for name in names])
+    rest = tuple(tokens[len(names) * block_tokens :])
+    return _Prefix(before.num_tokens + len(ids), names[-1] if names else before.name, rest, blocks)
+
+
+def read(path: Path) -> LocalTokenizer:
+    """The tokenizer in a model's folder or in a file. HeadwayError if there is none."""
+    folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
+    if not file.is_file():
+        raise HeadwayError(f"{file}: no such file; expected a tokenizer.json, or a model's folder with one")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more specific
+        raise HeadwayError(f"{file}: not a tokenizer that the library `tokenizers` reads: {error}") from None
+    config = _config(folder / "tokenizer_config.json")
+    special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+    source = _template(folder, config)
+    if source is None:
+        return LocalTokenizer(tokenizer, None, "a chat, as the model's files have no chat template")
+    try:
+        return LocalTokenizer(tokenizer, ChatTemplate(source, special))
+    except HeadwayError as error:
+        return LocalTokenizer(tokenizer, None, f"a chat: {error}")
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise HeadwayError(f"{file}: {error}") from None
+    found = config.get("chat_template")
+    if isinstance(found, list):  # of several, the default
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise HeadwayError(f"{file}: {error}; expected the settings of a tokenizer in JSON") from None
+
+
+def _content(token: Any) -> str | None:
+    """The text of a special token, which may have settings beside it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

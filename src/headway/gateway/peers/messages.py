@@ -1,0 +1,134 @@
+"""What a gateway tells the others: pieces of its state, packed into messages that PostgreSQL's NOTIFY can carry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headway.control.peers import Load
+from headway.core.request import Segment
+
+MAX_BYTES = 7_900
+"""A payload of NOTIFY is shorter than 8,000 bytes."""
+_HEADER_BYTES = 200
+MAX_SEGMENTS = 128
+"""Leading segments of a prompt that are told."""
+
+
+@lru_cache(maxsize=4096)
+def replica_key(model: str, url: str) -> int:
+    """A replica's name in messages: gateways number replicas in orders of their own."""
+    return int.from_bytes(hashlib.blake2b(f"{model} {url}".encode(), digest_size=6).digest())
+
+
+class LoadAt(Struct, array_like=True, tag="l", gc=False):
+    """What the gateway has at a replica now. It has nothing at replicas that a state does not name."""
+
+    replica: int
+    load: Load
+
+
+class Placed(Struct, array_like=True, tag="p", gc=False):
+    """A prompt that the gateway has sent to a replica, whose prefix cache it will be in.
+
+    Has what `CacheIndex.placed` reads of a request.
+    """
+
+    replica: int
+    id: int
+    prompt_tokens: int
+    segments: list[int]
+    """Ids and tokens of the prompt's segments in turn."""
+
+    @property
+    def prefix(self) -> tuple[Segment, ...]:
+        pairs = iter(self.segments)
+        return tuple(Segment(id, tokens) for id, tokens in zip(pairs, pairs, strict=True))
+
+
+class Quarantined(Struct, array_like=True, tag="q", gc=False):
+    """A body that broke engines, refused for so long from now on."""
+
+    digest: str
+    left_s: float
+
+
+class Served(Struct, array_like=True, tag="s", gc=False):
+    """The service that a tenant has had of the gateway since it started."""
+
+    model: str
+    share: tuple[int, str]
+    """Tier and tenant."""
+    service: float
+
+
+class Arrived(Struct, array_like=True, tag="a", gc=False):
+    """The demand at the gateway since it started, now and when it told it last. For scalers."""
+
+    model: str
+    region: str
+    tier: int
+    num_before: int
+    tokens_before: int
+    num: int
+    tokens: int
+
+
+class Held(Struct, array_like=True, tag="h", gc=False):
+    """Requests in the gateway's hold queue. It has none of models that a state does not name."""
+
+    model: str
+    num: int
+
+
+class Drained(Struct, array_like=True, tag="d", gc=False):
+    """The gateway scales, and takes the replica out of use. It drains none that a state does not name."""
+
+    replica: int
+
+
+Piece = LoadAt | Placed | Quarantined | Served | Arrived | Held | Drained
+
+
+class Message(Struct, array_like=True):
+    """A part of a gateway's state."""
+
+    gateway: str
+    run: int
+    """Grows with each start of this gateway."""
+    sequence: int
+    """Number of the state."""
+    is_last: bool
+    """The state is complete with this part."""
+    is_leaving: bool
+    """The gateway stops."""
+    pieces: list[LoadAt | Placed | Quarantined | Served | Arrived | Held | Drained] = []
+
+
+_DECODER = msgspec.json.Decoder(Message)
+
+
+def packed(gateway: str, run: int, sequence: int, pieces: Iterable[Piece], is_leaving: bool = False) -> Iterator[str]:
+    """The messages of one state, each short enough. A piece that is too long for one alone is left out."""
+    encode, most = msgspec.json.encode, MAX_BYTES - _HEADER_BYTES - len(gateway)
+    part: list[Raw] = []
+    size = 0
+    for piece in pieces:
+        raw = encode(piece)
+        if len(raw) > most:
+            continue
+        if size + len(raw) > most:
+            yield encode([gateway, run, sequence, False, is_leaving, part]).decode()
+            part, size = [], 0
+        part.append(Raw(raw))
+        size += len(raw) + 1
+    yield encode([gateway, run, sequence, True, is_leaving, part]).decode()
+
+
+def unpacked(text: str) -> Message:
+    """msgspec.MsgspecError if another version of Headway has written the message."""
+    return _DECODER.decode(text)

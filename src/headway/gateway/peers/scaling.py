@@ -1,0 +1,85 @@
+"""What gateways of one fleet tell each other for its scaling: demand, held requests, and which replicas are drained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.gateway.fleet.scaling import LiveScaling
+from headway.gateway.peers.leader import Leader
+from headway.gateway.peers.messages import Arrived, Drained, Held, Piece, replica_key
+from headway.gateway.scheduling.replica import LiveReplica
+
+_Cell = tuple[str, str, int]
+"""Model, region, tier."""
+_Demand = tuple[int, int]
+"""Requests, and tokens of their prompts."""
+_NONE: _Demand = (0, 0)
+
+
+class SharedScaling:
+    """One gateway's part in the scaling of a fleet that several gateways share.
+
+    The scaler of each gateway is called with the demand at all of them; the leader's decisions are carried out.
+    """
+
+    def __init__(self, scaling: LiveScaling, leader: Leader, settle_s: float) -> None:
+        """`settle_s`: a drained replica is kept for at least so long, until every gateway knows."""
+        assert scaling.control is not None
+        self._scaling, self._control, self.leader = scaling, scaling.control, leader
+        self._control.leads, self._control.settle_s = lambda: leader.leads, settle_s
+        self._elsewhere: dict[_Cell, _Demand] = {}
+        """The part of the demand that others have told."""
+        self._told: dict[_Cell, _Demand] = {}
+        """The demand of this gateway, as told last."""
+        self._heard: dict[tuple[str, _Cell], _Demand] = {}
+        """By gateway and cell, its demand as heard last."""
+        self._states: dict[str, tuple[Mapping[str, int], set[int]]] = {}
+        """By gateway, its held requests by model, and the keys of replicas that it drains."""
+
+    def pieces(self, replicas: list[LiveReplica]) -> list[Piece]:
+        """What the others are to know now."""
+        found: list[Piece] = []
+        for cell, (num, tokens) in self._control.demand.items():
+            others, before = self._elsewhere.get(cell, _NONE), self._told.get(cell, _NONE)
+            now = num - others[0], tokens - others[1]
+            if now != before:
+                found.append(Arrived(*cell, *before, *now))
+                self._told[cell] = now
+        found += [Held(model, num) for model, num in self._scaling.num_held().items() if num]
+        if self.leader.leads:
+            drained = [replicas[id] for id in sorted(self._control.drained)]
+            found += [Drained(replica_key(each.model, each.url)) for each in drained]
+        return found
+
+    def arrived(self, peer: str, told: Arrived) -> None:
+        """Add the growth of a sum; of one that was not heard before, the growth since it was told last."""
+        cell, now = (told.model, told.region, told.tier), (told.num, told.tokens)
+        before = self._heard.get((peer, cell), (told.num_before, told.tokens_before))
+        self._heard[peer, cell] = now
+        for sums in (self._elsewhere, self._control.demand):
+            num, tokens = sums.get(cell, _NONE)
+            sums[cell] = num + now[0] - before[0], tokens + now[1] - before[1]
+
+    def update(
+        self, peer: str, held: Mapping[str, int], drained: set[int], replicas: Mapping[int, LiveReplica]
+    ) -> None:
+        """Another gateway has told its whole state. `replicas` are those of this gateway, by key."""
+        self._states[peer] = held, drained
+        self._use(replicas)
+
+    def forget(self, peer: str, replicas: Mapping[int, LiveReplica]) -> None:
+        """Another gateway is gone."""
+        if self._states.pop(peer, None) is not None:
+            self._use(replicas)
+
+    def forget_demand(self, peer: str) -> None:
+        """Another gateway starts anew, and counts from 0."""
+        self._heard = {key: demand for key, demand in self._heard.items() if key[0] != peer}
+
+    def _use(self, replicas: Mapping[int, LiveReplica]) -> None:
+        num_held: dict[str, int] = {}
+        for held, _ in self._states.values():
+            for model, num in held.items():
+                num_held[model] = num_held.get(model, 0) + num
+        keys = {key for _, drained in self._states.values() for key in drained}
+        self._scaling.use_elsewhere(num_held, {replicas[key].id for key in keys if key in replicas})

@@ -1,0 +1,122 @@
+"""An engine's answer on its way through Envoy: metered as it passes, and accounted for at its end."""
+
+from __future__ import annotations
+
+import logging
+
+from headway.gateway.gateway import Gateway
+from headway.gateway.relay.engine_stream import EngineStream
+from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.request import ClientRequest
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
+from headway.gateway.upstream.errors import EngineError, RefusedError, UnreachableError, is_retryable
+
+log = logging.getLogger("headway.gateway")
+_MAX_WHOLE_BYTES = 64 << 20
+"""Longer answers that are not streamed pass without being metered."""
+_LOCAL_REPLIES = (b"upstream connect error", b"no healthy upstream", b"upstream request timeout")
+"""How Envoy's own answers begin where it could not reach an engine."""
+
+
+class Answer:
+    """The answer to one request, as Envoy reports it: its headers, its body in parts, and its end."""
+
+    def __init__(self, gateway: Gateway, request: ClientRequest, in_flight: InFlightRequest, hides_usage: bool) -> None:
+        """`hides_usage`: the picker has the engine report its count of tokens, for which the client has not asked."""
+        self._gateway, self._request, self._in_flight = gateway, request, in_flight
+        self._hides_usage = hides_usage
+        self._meter = ResponseMeter(request, in_flight, gateway.driver)
+        self._stream: EngineStream | None = None
+        self._output: list[bytes] = []
+        self._whole: list[bytes] | None = []
+        """The body so far of an answer that is not streamed; None: it is too long, or encoded."""
+        self._num_bytes = 0
+        self.status = 0
+        self._has_failed = False
+
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        """The answer's headers have come."""
+        self.status = status
+        if headers.get("content-encoding", "identity") != "identity":
+            self._whole, self._hides_usage = None, False
+        elif status == 200 and self._request.stream:
+            self._stream = EngineStream(
+                self._meter, ItlMeter(self._in_flight, self._gateway.driver), None, (), not self._hides_usage,
+                self._keep,
+            )  # fmt: skip
+
+    def _keep(self, data: bytes) -> bool:
+        self._output.append(data)
+        return True
+
+    def feed(self, data: bytes, is_last: bool) -> bytes:
+        """Meter a part of the body, and return what is to be passed on in its place."""
+        stream = self._stream
+        if stream is not None:
+            data = self._feed_stream(stream, data, is_last)
+        elif self._whole is not None:
+            self._whole.append(data)
+            self._num_bytes += len(data)
+            if self._num_bytes > _MAX_WHOLE_BYTES:
+                self._whole = None
+        if is_last:
+            self.end()
+        return data
+
+    def _feed_stream(self, stream: EngineStream, data: bytes, is_last: bool) -> bytes:
+        if self._has_failed or stream.is_done:
+            return data
+        try:
+            stream.feed(data)
+            if is_last and not stream.has_ended:
+                raise EngineError("ended its stream without [DONE]")
+        except EngineError as error:
+            self._failed(error)
+        if self._in_flight.prefill_leg is not None and self._in_flight.live.generated_tokens:
+            self._gateway.driver.prefill_leg_done(self._in_flight)
+        if not self._hides_usage or self._has_failed:
+            self._output.clear()
+            return data
+        output, self._output = self._output, []
+        if stream.is_done:
+            output.append(stream.last_events)
+        return b"".join(output)
+
+    def _failed(self, error: EngineError) -> None:
+        """Report the replica's failure once. Nothing of what follows is metered."""
+        replica = self._in_flight.replica
+        if not self._has_failed and replica is not None:
+            self._has_failed = True
+            log.warning("%s %s", replica.name, error)
+            self._gateway.health.failed(replica, error)
+
+    def end(self) -> None:
+        """The answer is complete: take the request off its replica. Later calls do nothing."""
+        in_flight, driver = self._in_flight, self._gateway.driver
+        replica = in_flight.replica
+        if in_flight.outcome is not None or replica is None:
+            return
+        body = b"" if self._whole is None else b"".join(self._whole)
+        if self.status < 300 and self._stream is None and body:
+            try:
+                self._meter.measure_unstreamed(body)
+            except EngineError as error:
+                self._failed(error)
+        if is_retryable(self.status):
+            is_local = self.status in (503, 504) and body.startswith(_LOCAL_REPLIES)
+            self._failed(UnreachableError("cannot be reached by Envoy") if is_local
+                         else RefusedError(self.status, body))  # fmt: skip
+        if in_flight.prefill_leg is not None:
+            driver.prefill_leg_done(in_flight)
+        is_refused = self._has_failed or self.status >= 300
+        driver.release(in_flight, ReleaseReason.REFUSED if is_refused else ReleaseReason.FINISHED)
+        if not self._has_failed:
+            self._gateway.health.succeeded(replica)
+            self._gateway.quarantine.answered(self._request.raw)
+
+    def settle(self) -> None:
+        """Charge the request's caller, and learn from the engine's count of the prompt, once the request has ended."""
+        live, request = self._in_flight.live, self._request
+        num_chars = 0 if request.has_media else len(request.text)
+        used_tokens = live.prompt_tokens + live.generated_tokens
+        self._gateway.settle(self._in_flight, num_chars, self._meter.prompt_tokens, used_tokens)

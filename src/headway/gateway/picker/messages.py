@@ -1,0 +1,202 @@
+"""Messages between Envoy and the picker, read and written.
+
+Sources: the endpoint picker protocol of the Kubernetes Gateway API Inference Extension (proposal 004, version 1.0.0),
+and Envoy's `envoy/service/ext_proc/v3/external_processor.proto`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from headway.gateway.errors import ApiError
+from headway.gateway.picker import ext_proc_pb2 as pb
+
+DESTINATION = "x-gateway-destination-endpoint"
+"""The header, and the key of the metadata, with the addresses that Envoy is to use, the first one first."""
+SERVED = "x-gateway-destination-endpoint-served"
+"""The key of the metadata with the address that Envoy did use."""
+PREFILLER = "x-prefiller-host-port"
+"""llm-d's header with the address of the replica that prefills, for the sidecar of the one that decodes."""
+OBJECTIVE, FAIRNESS_ID = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
+_NAMESPACE, _SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
+_SUBSET = "x-gateway-destination-endpoint-subset"
+_CHUNK_BYTES = 62_000
+"""Envoy recommends chunks of at most 64 KiB."""
+_OVERWRITE = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+Headers = Mapping[str, str]
+
+
+def _encoded(response: pb.ProcessingResponse) -> bytes:
+    data: bytes = response.SerializeToString()
+    return data
+
+
+CONTINUE_HEADERS = _encoded(pb.ProcessingResponse(request_headers=pb.HeadersResponse()))
+CONTINUE_REQUEST_TRAILERS = _encoded(pb.ProcessingResponse(request_trailers=pb.TrailersResponse()))
+CONTINUE_RESPONSE_TRAILERS = _encoded(pb.ProcessingResponse(response_trailers=pb.TrailersResponse()))
+CONTINUE_RESPONSE_BODY = _encoded(pb.ProcessingResponse(response_body=pb.BodyResponse()))
+
+
+# What Envoy says.
+
+
+def headers_of(sent: pb.HeaderMap) -> dict[str, str]:
+    """Headers by name, which Envoy writes in lower case. The first of several values counts, as nobody can have added
+    it on the way."""
+    headers: dict[str, str] = {}
+    for each in sent.headers:
+        headers.setdefault(each.key, each.raw_value.decode("latin-1") if each.raw_value else each.value)
+    return headers
+
+
+def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> Any:
+    """A value of the filters' metadata, as in JSON; None: there is none."""
+    if namespace not in message.metadata_context.filter_metadata:
+        return None
+    fields = message.metadata_context.filter_metadata[namespace].fields
+    if key not in fields:
+        return None
+    value = fields[key]
+    if value.HasField("list_value"):
+        return [each.string_value for each in value.list_value.values]
+    return value.string_value
+
+
+def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
+    """The addresses (`ip:port`) that the picker must choose from; None: any."""
+    value = _metadata(message, _SUBSET_NAMESPACE, _SUBSET)
+    if value is None:
+        return None
+    addresses = value if isinstance(value, list) else value.split(",")
+    return frozenset(address.strip() for address in addresses)
+
+
+def served_of(message: pb.ProcessingRequest) -> str | None:
+    """The address that Envoy has sent the request to; None: Envoy does not say."""
+    value = _metadata(message, _NAMESPACE, SERVED)
+    return value if isinstance(value, str) and value else None
+
+
+# What the picker says.
+
+
+def _mutation(headers: Iterable[tuple[str, str]], removed: Iterable[str] = ()) -> pb.HeaderMutation:
+    return pb.HeaderMutation(
+        set_headers=[
+            pb.HeaderValueOption(
+                header=pb.HeaderValue(key=name, raw_value=value.encode("latin-1", "replace")), append_action=_OVERWRITE
+            )
+            for name, value in headers
+        ],
+        remove_headers=removed,
+    )
+
+
+def picked(
+    endpoints: str, headers: Iterable[tuple[str, str]], removed: Iterable[str], body: bytes, is_new_body: bool,
+    is_duplex: bool, is_last: bool = True,
+) -> list[bytes]:  # fmt: skip
+    """The answer to a request's headers and body: the request's address, by header and by metadata, and its changes.
+
+    `is_duplex`: the answers are one for the headers and one for each chunk of the body, of which the last one ends the
+    request if it `is_last`. Else the one answer is to the whole body.
+    """
+    common = _destination(endpoints, tuple(headers), tuple(removed), is_duplex)
+    if not is_new_body:
+        return [common, *_chunks(body, is_last)] if is_duplex else [common]
+    # Encoded messages that follow each other are one message that has the fields of both.
+    changed = pb.CommonResponse(header_mutation=_mutation((("content-length", str(len(body))),)))
+    if is_duplex:
+        response = pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=changed))
+        return [common + _encoded(response), *_chunks(body, is_last)]
+    changed.body_mutation.body = body
+    return [common + _encoded(pb.ProcessingResponse(request_body=pb.BodyResponse(response=changed)))]
+
+
+@lru_cache(maxsize=1024)
+def _destination(
+    endpoints: str, headers: tuple[tuple[str, str], ...], removed: tuple[str, ...], is_duplex: bool
+) -> bytes:
+    """The part of the answer to a request that is the same for all requests to these addresses."""
+    common = pb.CommonResponse(header_mutation=_mutation(((DESTINATION, endpoints), *headers), removed))
+    response = pb.ProcessingResponse()
+    response.dynamic_metadata.update({_NAMESPACE: {DESTINATION: endpoints}})
+    (response.request_headers if is_duplex else response.request_body).response.CopyFrom(common)
+    return _encoded(response)
+
+
+def _chunks(body: bytes, is_last: bool) -> list[bytes]:
+    starts = range(0, len(body), _CHUNK_BYTES) or range(1)
+    chunks = []
+    for start in starts:
+        response = pb.ProcessingResponse()
+        streamed = response.request_body.response.body_mutation.streamed_response
+        streamed.body = body[start : start + _CHUNK_BYTES]
+        streamed.end_of_stream = is_last and start == starts[-1]
+        chunks.append(_encoded(response))
+    return chunks
+
+
+def sent_to(endpoint: str, headers: Iterable[tuple[str, str]], removed: Iterable[str]) -> bytes:
+    """The answer to the headers of a request that goes to this address, whatever its body."""
+    return _destination(endpoint, tuple(headers), tuple(removed), True)
+
+
+def passed_on(body: bytes, is_last: bool, mode: int) -> list[bytes]:
+    """The answers to a part of a request's body that is sent on as it is."""
+    if mode == pb.FULL_DUPLEX_STREAMED:
+        return _chunks(body, is_last)
+    return [_encoded(pb.ProcessingResponse(request_body=pb.BodyResponse()))]
+
+
+def response_headers(headers: Iterable[tuple[str, str]]) -> bytes:
+    """The answer to a response's headers."""
+    common = pb.CommonResponse(header_mutation=_mutation(headers))
+    return _encoded(pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=common)))
+
+
+def streamed(body: bytes, is_last: bool) -> bytes:
+    """A part of a response's body on its way to the client, in the full-duplex mode."""
+    response = pb.ProcessingResponse()
+    part = response.response_body.response.body_mutation.streamed_response
+    part.body, part.end_of_stream = body, is_last
+    return _encoded(response)
+
+
+def replaced(body: bytes) -> bytes:
+    """The answer to a part of a response's body, with another in its place."""
+    response = pb.ProcessingResponse()
+    mutation = response.response_body.response.body_mutation
+    if body:
+        mutation.body = body
+    else:
+        mutation.clear_body = True
+    return _encoded(response)
+
+
+def refusal(error: ApiError, request_id: str) -> bytes:
+    """The response that Envoy gives the client in place of an engine's."""
+    headers = [("content-type", "application/json")]
+    if request_id:
+        headers.append(("x-request-id", request_id))
+    if error.retry_after_s is not None:
+        headers.append(("retry-after", str(error.retry_after_s)))
+    return _encoded(
+        pb.ProcessingResponse(
+            immediate_response=pb.ImmediateResponse(
+                status=pb.HttpStatus(code=error.status),
+                headers=_mutation(headers),
+                body=error.json(),
+                details=error.code,
+            )
+        )
+    )
+
+
+def wait_longer(seconds: float) -> bytes:
+    """Has Envoy wait so long for the answer to its last message, if its configuration allows that."""
+    response = pb.ProcessingResponse()
+    response.override_message_timeout.FromMilliseconds(max(round(seconds * 1000), 1))
+    return _encoded(response)

@@ -1,0 +1,73 @@
+"""The fields of a completion that Headway reads, in the chunks of a stream or in a whole answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+
+class Delta(Struct):
+    """New text of a chat's message, or a whole message."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Any = None
+
+
+class Choice(Struct):
+    """One of the answers to a request."""
+
+    index: int = 0
+    delta: Delta | None = None
+    message: Delta | None = None
+    """Set in answers that are not streamed."""
+    text: str | None = None
+    logprobs: Any = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+
+
+class PromptDetails(Struct):
+    cached_tokens: Count | None = None
+    """Tokens of the prompt that were in a prefix cache."""
+
+
+class Usage(Struct):
+    """Token counts by the engine."""
+
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not say."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else min(details.cached_tokens or 0, self.prompt_tokens)
+
+
+class Timings(Struct):
+    """llama.cpp's token counts so far: prompt tokens computed, prompt tokens found in its cache, tokens generated."""
+
+    prompt_n: int = 0
+    cache_n: int = 0
+    predicted_n: int = 0
+
+
+class Chunk(Struct):
+    """One event of a completion stream, or an answer that is not streamed."""
+
+    id: str | None = None
+    created: int | None = None
+    model: str | None = None
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage | None = None
+    timings: Timings | None = None
+    prompt_token_ids: list[int] | None = None
+    error: Any = None

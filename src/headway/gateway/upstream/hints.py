@@ -1,0 +1,60 @@
+"""What an engine is told of a request's place in its order: the priority, and hints for Headway's own orderings.
+
+The hints are in vLLM's `vllm_xargs`; the keys are those of `headway.vllm`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from headway.control.live import Live
+from headway.gateway.upstream.engine import EngineEndpoint
+
+_FIELD = "vllm_xargs"
+_WAITED, _OUTPUT_TOKENS = "headway_waited_s", "headway_output_tokens"
+
+
+class HintedRequest(Protocol):
+    """What is read of a client's request."""
+
+    @property
+    def is_passthrough(self) -> bool: ...
+    @property
+    def slo_ttft_s(self) -> float | None: ...
+    @property
+    def slo_tpot_s(self) -> float | None: ...
+
+
+def add_order(
+    body: dict[str, Any], request: HintedRequest, live: Live, engine: EngineEndpoint, has_priority: bool, tokens: int,
+    now: float,
+) -> None:  # fmt: skip
+    """Replace the client's `priority` in the body for an engine, and add the hints if it runs one of our orderings.
+
+    `tokens` of the answer are part of the prompt, as the engine continues it.
+    """
+    body.pop("priority", None)
+    if has_priority and engine.adapter.priority_sign is not None:
+        body["priority"] = engine.adapter.priority_sign * live.tier
+    if engine.engine_ordering and not request.is_passthrough:
+        body[_FIELD] = _hints(body.get(_FIELD), request, live, tokens, now)
+
+
+def _hints(given: object, request: HintedRequest, live: Live, tokens: int, now: float) -> dict[str, Any]:
+    """Hints in seconds after the request's arrival, so that an engine ranks it as the gateway would, after a move too.
+
+    Keys that the client sends itself go before. The length without a hint is the body's `max_tokens`, of which
+    `tokens` are subtracted already.
+    """
+    deadline_s = None if live.deadline_s is None else live.deadline_s - live.arrival_s
+    told = {
+        "headway_deadline_s": deadline_s, "headway_slo_ttft_s": request.slo_ttft_s,
+        "headway_slo_tpot_s": request.slo_tpot_s,
+    }  # fmt: skip
+    hints = {name: round(value, 6) for name, value in told.items() if value is not None}
+    if isinstance(given, dict):
+        hints |= given
+    if tokens and type(length := hints.get(_OUTPUT_TOKENS)) is int:
+        hints[_OUTPUT_TOKENS] = max(length - tokens, 0)
+    hints[_WAITED] = round(max(now - live.arrival_s, 0.0), 6)
+    return hints

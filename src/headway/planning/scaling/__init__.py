@@ -1,0 +1,1 @@
+"""Which scaler, with which settings: GPU-hours against lateness."""

@@ -1,0 +1,128 @@
+"""Deficit round robin between tenants."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.core.record import Ended
+from headway.core.view import RequestView
+from headway.policies.arguments import require_above
+from headway.policies.ordering.shares import Charges, InFlight, Share, check_room, checked_weights
+
+_MAX_IDLE = 4096
+"""Tenants without a request in flight whose round is remembered. Of more, the one idle for longest is forgotten."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One tenant's place in the rounds of its tier."""
+
+    round: int
+    left: float
+    """Tokens of service that the tenant has left in that round; above 0."""
+
+
+class DeficitRoundRobinOrdering:
+    """By tier, and within a tier in rounds, in each of which every tenant gets a quantum; by arrival within a tenant.
+
+    In a round, a tenant starts requests until it has used `quantum_tokens` times its weight in `weights` (1 if it has
+    none there). What its last request takes beyond that is taken from its next rounds. Of the tenants that have some
+    of the round left, the one with the most over its weight goes first, so that a tenant that was idle does not wait
+    for the others' quanta. It joins the present round, with a quantum and no credit for the time before.
+
+    Service is counted in tokens: `prompt_weight` for a token of the prompt and `output_weight` for one of the answer.
+    The mean of the tenant's last answers is charged at the start, and the difference when the request has ended.
+
+    Source: deficit round robin (Shreedhar and Varghese, 1995), in its form for lengths that are unknown beforehand
+    (surplus round robin), with the service of the virtual token counter (Sheng et al., 2024). With the router `dlpm` it
+    is the distributed deficit longest prefix match (D2LPM, Cao et al., 2025), whose replicas take waiting requests in
+    such rounds; there, those of one round go by their cached prefix.
+
+    While the head of a tenant's line waits, each other tenant of its tier starts requests of at most 1 + r quanta and
+    one request more. r is what the tenant's own last requests took beyond its quantum, in quanta, rounded up; 0 for a
+    tenant that was idle. So none starves. Tiers are strict. `headroom` and `prompt_window` are as in `fair`.
+
+    It orders the gateway's queue only.
+    """
+
+    quantum: int | None = None
+    preemptive = False
+
+    def __init__(
+        self,
+        weights: Mapping[str, float] | None = None,
+        quantum_tokens: float = 16_384.0,
+        prompt_weight: float = 1.0,
+        output_weight: float = 2.0,
+        headroom: float = 1 / 16,
+        prompt_window: int | None = None,
+    ) -> None:
+        require_above(0, quantum_tokens=quantum_tokens)
+        check_room(headroom, prompt_window)
+        self._weights, self._quantum_tokens = checked_weights(weights), quantum_tokens
+        self._charges, self._in_flight = Charges(prompt_weight, output_weight), InFlight()
+        self.headroom, self.prompt_window = headroom, prompt_window
+        self._turns: dict[Share, _Turn] = {}
+        self._idle: OrderedDict[Share, None] = OrderedDict()
+        """Tenants without a request in flight, the one idle for longest first."""
+        self._round: dict[int, int] = {}
+        """By tier, the latest round of a start."""
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Use these weights for the tenants that have one here, from the next request on."""
+        self._weights |= checked_weights(weights)
+
+    def share(self, request: RequestView) -> Share:
+        return request.tier, request.tenant
+
+    def rank(self, request: RequestView, now: float) -> tuple[int, int, float, float]:
+        tier = request.tier
+        present, turn = self._round.get(tier, 0), self._turns.get((tier, request.tenant))
+        if turn is None or turn.round < present:
+            return tier, present, -self._quantum_tokens, request.arrival_s
+        return tier, turn.round, -turn.left / self._weight((tier, request.tenant)), request.arrival_s
+
+    def _weight(self, share: Share) -> float:
+        return self._weights.get(str(share[1]), 1.0)
+
+    def is_below_share(self, request: RequestView) -> bool:
+        return self._in_flight.is_below((request.tier, request.tenant))
+
+    def started(self, request: RequestView, now: float) -> None:
+        if request.id in self._in_flight:
+            return  # placed again
+        tier, share = request.tier, (request.tier, request.tenant)
+        weight = self._weight(share)
+        present, turn = self._round.get(tier, 0), self._turns.get(share)
+        if turn is None or turn.round < present:
+            turn = self._turns[share] = _Turn(present, self._quantum_tokens * weight)
+        self._round[tier] = turn.round
+        self._idle.pop(share, None)
+        charge = self._charges.at_start(request, share)
+        self._in_flight.start(request.id, share, weight, charge)
+        self._take(turn, charge, weight)
+
+    def _take(self, turn: _Turn, tokens: float, weight: float) -> None:
+        """Take tokens from a tenant's quantum, and from those of as many further rounds as it needs."""
+        turn.left -= tokens
+        if turn.left <= 0:
+            quantum = self._quantum_tokens * weight
+            rounds = int(-turn.left // quantum) + 1
+            turn.round += rounds
+            turn.left += rounds * quantum
+
+    def learn(self, record: Ended | RequestView) -> None:
+        found = self._in_flight.end(record.id)
+        if found is None:
+            return  # it never started
+        share, charged = found
+        self._take(self._turns[share], self._charges.at_end(record, share, charged), self._weight(share))
+        if self._in_flight.num(share):
+            return
+        self._idle[share] = None
+        if len(self._idle) > _MAX_IDLE:
+            del self._turns[self._idle.popitem(last=False)[0]]
+
+    ended = learn

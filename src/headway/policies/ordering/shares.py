@@ -1,0 +1,104 @@
+"""What the orderings that share service among tenants have in common: weights, charges and requests in flight."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from headway.core.record import Ended
+from headway.core.view import RequestView
+from headway.policies.arguments import require_above, require_at_least, require_between
+
+Share = tuple[int, str | int]
+"""Tier, and tenant or program."""
+_KEPT = 0.8
+"""Part of a share's mean answer that is kept with each further one, so that the mean is that of some five."""
+_MAX_MEANS = 100_000
+"""Shares whose mean answer is remembered. Of more, the one that ended a request longest ago is forgotten."""
+
+
+def checked_weights(weights: Mapping[str, float] | None) -> dict[str, float]:
+    """The tenants' weights. HeadwayError if one is not above 0."""
+    for tenant, weight in (weights or {}).items():
+        require_above(0, **{f"weights: {tenant}": weight})
+    return dict(weights or {})
+
+
+def check_room(headroom: float, prompt_window: int | None) -> None:
+    """HeadwayError unless these are as `SharingOrdering` has them."""
+    require_between(0, 0.5, headroom=headroom)
+    if prompt_window is not None:
+        require_at_least(1, prompt_window=prompt_window)
+
+
+class Charges:
+    """The service of requests in tokens: what is charged at a start, and what is still due at the end.
+
+    Tokens of the prompt count `prompt_weight` and those of the answer `output_weight`. The length of an answer is
+    unknown at the start: the mean of the share's last five or so answers is charged, and the difference at the end.
+    Unless it `predicts`, all of the answer is charged at the end.
+    """
+
+    def __init__(self, prompt_weight: float, output_weight: float, predicts: bool = True) -> None:
+        require_above(0, prompt_weight=prompt_weight)
+        require_at_least(0, output_weight=output_weight)
+        self._prompt_weight, self._output_weight, self._predicts = prompt_weight, output_weight, predicts
+        self._mean_output_tokens: OrderedDict[Share, float] = OrderedDict()
+        """By share."""
+
+    def at_start(self, request: RequestView, share: Share) -> float:
+        answer_tokens = self._mean_output_tokens.get(share, 0.0)
+        return self._prompt_weight * request.prompt_tokens + self._output_weight * answer_tokens
+
+    def at_end(self, record: Ended | RequestView, share: Share, charged: float) -> float:
+        """What is still due of a request that was charged this much; below 0: it was charged too much."""
+        means, tokens = self._mean_output_tokens, record.generated_tokens
+        if self._predicts:
+            means[share] = _KEPT * means.get(share, tokens) + (1 - _KEPT) * tokens
+            means.move_to_end(share)
+            if len(means) > _MAX_MEANS:
+                means.popitem(last=False)
+        return self._prompt_weight * record.prompt_tokens + self._output_weight * tokens - charged
+
+
+class InFlight:
+    """The requests in flight by share, with their charges."""
+
+    def __init__(self) -> None:
+        self._charged: dict[int, tuple[Share, float]] = {}
+        """By request, its share and what it was charged."""
+        self._num: dict[Share, tuple[int, float]] = {}
+        """By share with requests in flight, their number and the share's weight."""
+        self._weight = 0.0
+        """The weights of all such shares."""
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._charged
+
+    def num(self, share: Share) -> int:
+        return self._num[share][0] if share in self._num else 0
+
+    def start(self, request: int, share: Share, weight: float, charge: float) -> None:
+        num, known = self._num.get(share, (0, weight))
+        if not num:
+            self._weight += weight
+        self._num[share] = num + 1, known
+        self._charged[request] = share, charge
+
+    def end(self, request: int) -> tuple[Share, float] | None:
+        """The request's share and what it was charged; None if it is not in flight."""
+        found = self._charged.pop(request, None)
+        if found is not None:
+            share = found[0]
+            num, weight = self._num[share]
+            if num > 1:
+                self._num[share] = num - 1, weight
+            else:
+                del self._num[share]
+                self._weight = self._weight - weight if self._num else 0.0
+        return found
+
+    def is_below(self, share: Share) -> bool:
+        """Whether the share has fewer requests in flight than its part by weight."""
+        num, weight = self._num.get(share, (0, 0.0))
+        return not num or num * self._weight < len(self._charged) * weight

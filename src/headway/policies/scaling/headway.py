@@ -1,0 +1,542 @@
+"""Headway's scaler: a forecast as the floor, a guarded reaction above it, and start times as they are measured."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, exp
+from operator import attrgetter
+
+import numpy as np
+
+from headway.core.past_demand import PastDemand
+from headway.core.policy import Floats, Forecaster, MakeForecaster
+from headway.core.task import InlineTask, TaskFactory
+from headway.core.view import PoolsView, PoolView, ReplicaView
+from headway.policies.arguments import require_above, require_at_least, require_between, require_callable
+from headway.policies.endpoints import grouped
+from headway.policies.scaling.demand import ArrivalCounts, Cell, StepRates, arrived_by_cell, past_by_cell
+from headway.policies.scaling.growth import MOST_DAYS, RecentGrowth
+from headway.policies.scaling.start_times import StartTimes
+
+RECENT_STEP_S = 60.0
+"""Length of the steps of demand from which growth is read, and of the window for the present demand."""
+SMOOTHING_S = 60.0
+"""Time constant of the observed load: KV use and unfinished prompts change from iteration to iteration."""
+LEARNING_S = 1800.0
+"""Time constant of what a replica serves, at full use."""
+TOLERANCE = 0.1
+"""A load above the target by less than this share is met, and so is a need of so much of one replica."""
+SHORTEST_DRAIN_S = 60.0
+LEAST_HOLD_S = 1800.0
+"""Peaks of published demand return within the hour, and what is kept so long is paid back by fewer late requests."""
+RETRY_S = 60.0
+"""For how long a pool that did not start what was asked for counts as full."""
+DEFAULT_TTFT_S = 1.0
+MOST_MORE = 4
+"""Units that may be added in one step beyond as many as there are, as Kubernetes' autoscaler does (100%, or 4 pods)."""
+FEW_REQUESTS = 20
+"""With fewer, nothing is known about what a replica serves."""
+
+
+class HeadwayScaler:
+    """Enough replicas for the forecast until new ones would be up, and more while the observed load asks for it.
+
+    For each model and region, the need is the largest of three. The floor: the quantile `miss_to_idle / (miss_to_idle +
+    1)` of the demand expected until a replica that is requested now would serve. The present demand of the last minute.
+    The load: KV blocks and batch slots in use, unfinished prompts L per replica as L / (1 + L), and the predicted time
+    to the first token over its SLO, of which the largest should be `use`; and the tokens that wait beyond what is
+    served within the SLO, to be worked off within a start time. Replicas that start count as capacity.
+
+    What a replica serves is learnt: served input tokens over the use at which they were served. `tps` (input tokens per
+    second, by pool or model) or the profiled goodput of combos is the guess until then, and the ratio between pools;
+    without either, the KV cache is. Start times are those seen in the pool, `startup_s` before the first.
+
+    Replicas are added where capacity is cheapest; a pool that does not start what was asked for, or fails to, is passed
+    over for a minute. In one step the fleet at most doubles, plus four. A replica is removed, the dearest capacity
+    first, if no need of the last `hold_s` (None: the start time, at least half an hour) and no expected one asks for
+    it, nothing starts in its pool, and another one of its model and region stays. `epsilon` is the share of its own
+    need that each region covers itself; all regions together cover all of it.
+
+    Requests of tier `batch_tier` and above are work that can wait, and no demand; None: there is no such work. A
+    program may pass `forecaster(model, region)`, for steps of `step_s`, and `tasks` to run it outside of the event
+    loop. Without it, or until its first forecast, demand is expected to grow as it did lately and at this time on
+    earlier days. `ttft_s` is the SLO of the first token where requests have none.
+    """
+
+    def __init__(
+        self,
+        use: float = 0.7,
+        miss_to_idle: float = 4.0,
+        startup_s: float = 60.0,
+        hold_s: float | None = None,
+        epsilon: float = 1.0,
+        tps: dict[str, float] | None = None,
+        batch_tier: int | None = None,
+        ttft_s: float = DEFAULT_TTFT_S,
+        step_s: float = 300.0,
+        interval_s: float = 5.0,
+        forecaster: MakeForecaster | None = None,
+        tasks: TaskFactory | None = None,
+    ) -> None:
+        require_between(0, 1, use=use, epsilon=epsilon)
+        require_above(0, use=use, epsilon=epsilon, miss_to_idle=miss_to_idle, ttft_s=ttft_s)
+        require_above(0, step_s=step_s, interval_s=interval_s)
+        require_at_least(0, startup_s=startup_s)
+        for name, value in {"hold_s": hold_s, "batch_tier": batch_tier}.items():
+            if value is not None:
+                require_at_least(0, **{name: value})
+        require_above(0, **{f"tps: {name}": value for name, value in (tps or {}).items()})
+        require_callable("forecaster", forecaster)
+        require_callable("tasks", tasks)
+        self.interval_s = interval_s
+        self._use, self._epsilon, self._hold_s = use, epsilon, hold_s
+        self._ttft_s, self._batch_tier = ttft_s, batch_tier
+        self._weights = _Weights(tps or {})
+        self._starts = StartTimes(startup_s)
+        self._forecasts = _Forecasts(forecaster, tasks, step_s, miss_to_idle / (miss_to_idle + 1.0))
+        self._cells: dict[Cell, _Cell] = {}
+        self._models: dict[str, _Served] = {}
+        self._loads: dict[str, _PoolLoad] = {}
+        self._past: PastDemand | None = None
+        """Until the first view, which has the names of models and regions."""
+        self._asked: dict[str, int] = {}
+        self._full_until_s: dict[str, float] = {}
+        self._seen_s: float | None = None
+
+    def remember(self, past: PastDemand) -> None:
+        self._past = past
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        elapsed_s = 0.0 if self._seen_s is None else max(view.now - self._seen_s, 0.0)
+        self._starts.update(view.pools, view.now)
+        self._count(view)
+        self._note_refusals(view)
+        wanted: dict[str, int] = {}
+        for model, pools in grouped(view.pools, attrgetter("model")).items():
+            self._observe(model, pools, elapsed_s, view.now)
+            needs = self._needs(model, pools, view.now)
+            wanted |= self._resized(pools, needs, view.now)
+        self._asked = wanted
+        self._seen_s = view.now
+        return wanted
+
+    def _count(self, view: PoolsView) -> None:
+        """Demand so far, by model and region."""
+        if self._past is not None:
+            self._recall(self._past, view)
+            self._past = None
+        totals: dict[Cell, list[int]] = {}
+        for cell, tier, requests, tokens in arrived_by_cell(view):
+            if self._is_demand(tier):
+                total = totals.setdefault(cell, [0, 0])
+                total[0], total[1] = total[0] + requests, total[1] + tokens
+        for cell, (requests, tokens) in totals.items():
+            if cell not in self._cells:
+                self._cells[cell] = _Cell(self._seen_s or 0.0, self._forecasts.step_s)
+            self._cells[cell].push(view.now, requests, tokens)
+        self._forecasts.update(self._cells, view.now)
+
+    def _is_demand(self, tier: int) -> bool:
+        return self._batch_tier is None or tier < self._batch_tier
+
+    def _recall(self, past: PastDemand, view: PoolsView) -> None:
+        """Make the cells of the past demand."""
+        step_s = self._forecasts.step_s
+        by_step = past_by_cell(past, view, step_s, self._is_demand)
+        for cell, rates in past_by_cell(past, view, RECENT_STEP_S, self._is_demand).items():
+            self._cells[cell] = _Cell(0.0, step_s, rates, by_step[cell])
+
+    def _note_refusals(self, view: PoolsView) -> None:
+        """Take a pool as full if it has neither started nor taken back what was asked for: views show no GPU limits."""
+        for pool in view.pools:
+            if _number(pool) < self._asked.get(pool.name, 0) and not pool.num_down:
+                self._full_until_s[pool.name] = view.now + RETRY_S
+
+    def _observe(self, model: str, pools: Sequence[PoolView], elapsed_s: float, now: float) -> None:
+        """Load of the pools, and what the model's replicas serve at it."""
+        cells = [cell for name, cell in self._cells.items() if name[0] == model]
+        requests, tokens = sum(cell.requests for cell in cells), sum(cell.tokens for cell in cells)
+        prompt_tokens = tokens / requests if requests else 0.0
+        unit = self._weights.update(pools, prompt_tokens)
+        serving = {pool.name: self._weights[pool] * pool.num_serving for pool in pools}
+        capacity = sum(serving.values())
+        for pool in pools:
+            load = self._loads.setdefault(pool.name, _PoolLoad(self._ttft_s))
+            load.observe(pool, self._batch_tier, prompt_tokens, elapsed_s)
+        served = self._models.get(model)
+        if served is None or served.unit != unit:
+            self._models[model] = served = _Served(self._use, unit, capacity, now)
+        backlog = sum(self._loads[pool.name].backlog_tokens for pool in pools)
+        used = sum(serving[pool.name] * self._loads[pool.name].use for pool in pools)
+        served.learn(tokens, backlog, used, capacity, elapsed_s)
+        served.is_known = served.rate > 0 and (requests >= FEW_REQUESTS or served.is_guessed)
+
+    def _needs(self, model: str, pools: Sequence[PoolView], now: float) -> dict[str, _Need]:
+        """By region: the capacity needed now, and the largest one lately."""
+        needs: dict[str, _Need] = {}
+        by_region = grouped(pools, attrgetter("region"))
+        regions = dict.fromkeys((*by_region, *(region for name, region in self._cells if name == model)))
+        for region in regions:
+            own = by_region.get(region, [])
+            cell = self._cells.setdefault((model, region), _Cell(self._seen_s or now, self._forecasts.step_s))
+            lead_s = max((self._starts.lead_s(pool, now) for pool in own or pools), default=0.0) + self.interval_s
+            capacity = max(self._demand_capacity(model, region, cell, lead_s, now), self._load_capacity(own))
+            capacity += self._backlog_capacity(model, own, lead_s)
+            hold_s = max(lead_s, LEAST_HOLD_S) if self._hold_s is None else self._hold_s
+            needs[region] = _Need(capacity, cell.peak(now, capacity, hold_s), hold_s)
+        return needs
+
+    def _demand_capacity(self, model: str, region: str, cell: _Cell, lead_s: float, now: float) -> float:
+        """The capacity for the present and the expected demand."""
+        served = self._models[model]
+        if not served.is_known:
+            return 0.0
+        expected_tps = self._forecasts.most_tps((model, region), cell, lead_s, now)
+        return max(cell.recent.rate_rps(RECENT_STEP_S), expected_tps) / served.rate
+
+    def _load_capacity(self, pools: Sequence[PoolView]) -> float:
+        """The capacity at which the present load would be the targeted use; 0 within the tolerance."""
+        capacity = sum(self._weights[pool] * pool.num_serving for pool in pools)
+        used = sum(self._weights[pool] * pool.num_serving * self._loads[pool.name].use for pool in pools)
+        needed = used / self._use
+        return needed if needed > capacity * (1.0 + TOLERANCE) else 0.0
+
+    def _backlog_capacity(self, model: str, pools: Sequence[PoolView], lead_s: float) -> float:
+        """The capacity that works off, within a start time, what waits beyond what is served within the SLO."""
+        served = self._models[model]
+        if not pools or served.rate <= 0:
+            return 0.0
+        full_rate = served.rate / self._use
+        capacity = sum(self._weights[pool] * pool.num_serving for pool in pools)
+        ttft_s = min(self._loads[pool.name].slo_ttft_s for pool in pools)
+        waiting = sum(self._loads[pool.name].backlog_tokens for pool in pools) - ttft_s * capacity * full_rate
+        return max(waiting, 0.0) / (full_rate * max(lead_s, SHORTEST_DRAIN_S))
+
+    def _resized(self, pools: Sequence[PoolView], needs: Mapping[str, _Need], now: float) -> dict[str, int]:
+        fleet = _Counts(pools, self._weights)
+        growing = [pool for pool in pools if not pool.num_failed and now >= self._full_until_s.get(pool.name, 0.0)]
+        for region, need in needs.items():
+            fleet.add([pool for pool in growing if pool.region == region], self._epsilon * need.now,
+                      [pool for pool in pools if pool.region == region])  # fmt: skip
+        fleet.add(growing, sum(need.now for need in needs.values()), pools)
+        served = self._models[pools[0].model]
+        seen_for_s = now - served.since_s
+        if fleet.is_unchanged and served.is_known and seen_for_s >= max(need.hold_s for need in needs.values()):
+            least = {region: self._epsilon * need.lately for region, need in needs.items()}
+            fleet.remove(pools, least, sum(need.lately for need in needs.values()))
+        return fleet.changes()
+
+
+class _Need:
+    def __init__(self, now: float, lately: float, hold_s: float) -> None:
+        self.now, self.lately, self.hold_s = now, lately, hold_s
+
+
+class _Cell:
+    """The demand for one model from one region, in input tokens."""
+
+    def __init__(
+        self, nothing_until_s: float, step_s: float, by_minute: Sequence[float] = (), by_step: Sequence[float] = ()
+    ) -> None:
+        """`by_minute` and `by_step`: rates before the start."""
+        self.requests = self.tokens = 0
+        self.recent = ArrivalCounts(RECENT_STEP_S)
+        self.recent.push(nothing_until_s, 0)
+        week_s = (MOST_DAYS + 1) * 86_400.0
+        self.by_minute = StepRates(RECENT_STEP_S, nothing_until_s, most=round(week_s / RECENT_STEP_S), past=by_minute)
+        self.by_step = StepRates(step_s, nothing_until_s, most=max(round(week_s / step_s), 1), past=by_step)
+        self.growth = RecentGrowth(RECENT_STEP_S)
+        self._peaks: deque[tuple[float, float]] = deque()
+        """(time, need), falling: what is followed by a larger need is no peak."""
+
+    def push(self, now: float, requests: int, tokens: int) -> None:
+        self.requests, self.tokens = requests, tokens
+        for counts in (self.recent, self.by_minute, self.by_step):
+            counts.push(now, tokens)
+
+    def peak(self, now: float, need: float, hold_s: float) -> float:
+        while self._peaks and self._peaks[-1][1] <= need:
+            self._peaks.pop()
+        self._peaks.append((now, need))
+        while self._peaks[0][0] < now - hold_s:
+            self._peaks.popleft()
+        return self._peaks[0][1]
+
+
+class _Forecasts:
+    """The demand that is expected until a given time: by the forecaster that was handed in, else by recent growth."""
+
+    def __init__(self, make: MakeForecaster | None, tasks: TaskFactory | None, step_s: float, quantile: float) -> None:
+        self.step_s = step_s
+        self._quantile = quantile
+        self._task = None if make is None else (tasks or InlineTask)(_Forecasting(make, quantile))
+        self._is_running = False
+        self._steps_ahead = 1
+        self._num_steps = -1
+        """Completed steps at the last forecast; -1: there was none."""
+        self._found: dict[Cell, tuple[float, list[float]]] = {}
+
+    def update(self, cells: Mapping[Cell, _Cell], now: float) -> None:
+        if self._task is None:
+            return
+        self._finish()
+        done = max((cell.by_step.num_steps for cell in cells.values()), default=0)
+        if done > self._num_steps and not self._is_running:
+            histories = {
+                name: (cell.by_step.num_steps * self.step_s, np.array(cell.by_step.rates))
+                for name, cell in cells.items() if cell.by_step.rates
+            }  # fmt: skip
+            if not histories:
+                return
+            self._num_steps, self._is_running = done, True
+            self._task.start(histories, self._steps_ahead)
+            self._finish()
+
+    def _finish(self) -> None:
+        """Take the forecast that was started, if it is ready; a failed one leaves the last."""
+        if self._is_running and self._task is not None and not self._task.is_busy:
+            self._is_running = False
+            found: dict[Cell, tuple[float, list[float]]] | None = self._task.result()
+            self._found = self._found if found is None else found
+
+    def most_tps(self, name: Cell, cell: _Cell, lead_s: float, now: float) -> float:
+        """The largest expected demand from now until `lead_s` later."""
+        self._steps_ahead = max(self._steps_ahead, ceil(lead_s / self.step_s) + 1)
+        if name in self._found:
+            from_s, expected = self._found[name]
+            first, last = ((at_s - from_s) / self.step_s for at_s in (now, now + lead_s))
+            if first < len(expected):
+                return max(expected[max(int(first), 0) : max(int(last), 0) + 1])
+        if not cell.by_minute.rates:
+            return 0.0
+        steps = ceil(lead_s / RECENT_STEP_S)
+        return float(cell.growth.forecast(np.array(cell.by_minute.rates), steps, (self._quantile,))[0].max())
+
+
+class _Forecasting:
+    """Forecasts one quantile. It holds no state of the scaler, so that it can run in another process."""
+
+    def __init__(self, make: MakeForecaster, quantile: float) -> None:
+        self._make, self._quantile = make, quantile
+        self._forecasters: dict[Cell, Forecaster] = {}
+
+    def __call__(
+        self, histories: Mapping[Cell, tuple[float, Floats]], steps: int
+    ) -> dict[Cell, tuple[float, list[float]]]:
+        found = {}
+        for cell, (until_s, rates) in histories.items():
+            if cell not in self._forecasters:
+                self._forecasters[cell] = self._make(*cell)
+            forecast = self._forecasters[cell].forecast(rates, steps, (self._quantile,))
+            found[cell] = until_s, [float(tps) for tps in forecast[0]]
+        return found
+
+
+class _PoolLoad:
+    """How full a pool is, as means over the last minute."""
+
+    def __init__(self, ttft_s: float) -> None:
+        self.use = 0.0
+        """Of the fullest resource, 0 to 1."""
+        self.backlog_tokens = 0.0
+        """Prompt tokens that were not computed, now."""
+        self._default_ttft_s = ttft_s
+        self._slos_s: deque[float] = deque(maxlen=32)
+        self._looked = 0
+        self._means = [0.0, 0.0, 0.0]
+        self._is_first = True
+
+    @property
+    def slo_ttft_s(self) -> float:
+        return min(self._slos_s, default=self._default_ttft_s)
+
+    def observe(self, pool: PoolView, batch_tier: int | None, prompt_tokens: float, elapsed_s: float) -> None:
+        """`prompt_tokens`: of a request, on average."""
+        staying = [replica for replica in pool.replicas if not replica.is_draining]
+        if not staying:
+            self.use = self.backlog_tokens = 0.0
+            return
+        self._look_at_slos(staying, batch_tier)
+        shares = [_urgent_share(replica, batch_tier) for replica in staying]
+        roles = grouped(zip(staying, shares, strict=True), lambda pair: pair[0].role).values()
+        self.backlog_tokens = pool.num_queued * prompt_tokens + sum(
+            share * max(replica.prefill_tokens_left - replica.expected_cached_tokens, 0)
+            for replica, share in zip(staying, shares, strict=True)
+        )
+        share = 1.0 if self._is_first else 1.0 - exp(-elapsed_s / SMOOTHING_S)
+        self._is_first = False
+        # Means are of what is used, not of shares: a new, empty replica halves the share at once, as it should.
+        num = len(staying)
+        for i, value in enumerate(
+            (num * max(map(_kv_use, roles)), num * max(map(_seat_use, roles)), self.backlog_tokens)
+        ):
+            self._means[i] += share * (value - self._means[i])
+        kv, seats, backlog = self._means
+        prefilling = sum(replica.role != "decode" for replica in staying) or num
+        prompts = backlog / prompt_tokens / prefilling if prompt_tokens > 0 else 0.0
+        self.use = min(max(kv / num, seats / num, prompts / (1.0 + prompts)), 1.0)
+
+    def _look_at_slos(self, replicas: Sequence[ReplicaView], batch_tier: int | None) -> None:
+        """Read the requests of one replica, another one each time."""
+        self._looked += 1
+        slos = [
+            request.slo_ttft_s for request in replicas[self._looked % len(replicas)].requests
+            if request.slo_ttft_s and (batch_tier is None or request.tier < batch_tier)
+        ]  # fmt: skip
+        if slos:
+            self._slos_s.append(min(slos))
+
+
+def _urgent_share(replica: ReplicaView, batch_tier: int | None) -> float:
+    """The share of a replica's requests that cannot wait."""
+    if batch_tier is None:
+        return 1.0
+    total = sum(replica.num_by_tier.values())
+    return sum(num for tier, num in replica.num_by_tier.items() if tier < batch_tier) / total if total else 1.0
+
+
+def _kv_use(pairs: Iterable[tuple[ReplicaView, float]]) -> float:
+    used = total = 0.0
+    for replica, share in pairs:
+        used += share * replica.kv_blocks_used
+        total += replica.kv_blocks_total
+    return min(used / total, 1.0) if total else 0.0
+
+
+def _seat_use(pairs: Iterable[tuple[ReplicaView, float]]) -> float:
+    used = total = 0.0
+    for replica, share in pairs:
+        used += share * replica.num_running
+        total += replica.max_num_seqs
+    return min(used / total, 1.0) if total else 0.0
+
+
+class _Weights:
+    """What a unit of each pool serves, against units of other pools: in `tps` where that is known, else in KV tokens.
+
+    A pool that nothing is known of serves in proportion to its price.
+    """
+
+    def __init__(self, tps: Mapping[str, float]) -> None:
+        self._tps = tps
+        self._kv_tokens: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+
+    def __getitem__(self, pool: PoolView) -> float:
+        return self._weights[pool.name]
+
+    def update(self, pools: Sequence[PoolView], prompt_tokens: float) -> str:
+        """The unit of the weights of one model's pools: "tps", "KV tokens" or "USD"."""
+        given = {pool.name: self._given_tps(pool, prompt_tokens) for pool in pools}
+        for pool in pools:
+            units = len({replica.combo for replica in pool.replicas})
+            if units:
+                total = sum(float(replica.kv_blocks_total * replica.block_size_tokens) for replica in pool.replicas)
+                self._kv_tokens[pool.name] = total / units
+        seen = {pool.name: self._kv_tokens.get(pool.name, 0.0) for pool in pools}
+        unit, known = ("tps", given) if any(given.values()) else ("KV tokens", seen)
+        if not any(known.values()):
+            unit, known = "USD", {pool.name: pool.usd_per_hour or 1.0 for pool in pools}
+        ratios = sorted(known[pool.name] / (pool.usd_per_hour or 1.0) for pool in pools if known[pool.name])
+        for pool in pools:
+            by_price = ratios[len(ratios) // 2] * (pool.usd_per_hour or 1.0)
+            self._weights[pool.name] = known[pool.name] or by_price
+        return unit
+
+    def _given_tps(self, pool: PoolView, prompt_tokens: float) -> float:
+        own = self._tps.get(pool.name, self._tps.get(pool.model))
+        return (pool.goodput_rps or 0.0) * prompt_tokens if own is None else own
+
+
+class _Served:
+    """What a weight of one serves at the targeted use, in input tokens per second: served tokens over used capacity.
+
+    Times at another use than the targeted one count little: a batch twice as full serves less than twice as much.
+    """
+
+    def __init__(self, use: float, unit: str, capacity: float, now: float) -> None:
+        self.since_s = now
+        self.unit = unit
+        self.is_guessed = unit == "tps"
+        self._use = use
+        # a guess counts as much as five minutes at the targeted use
+        self._tokens = 300.0 * capacity if self.is_guessed else 0.0
+        self._used = 300.0 * capacity * use if self.is_guessed else 0.0
+        self._done_tokens: float | None = None
+        self.is_known = self.is_guessed
+
+    @property
+    def rate(self) -> float:
+        return self._use * self._tokens / self._used if self._used > 0 else float(self.is_guessed)
+
+    def learn(self, tokens: int, backlog_tokens: float, used: float, capacity: float, elapsed_s: float) -> None:
+        """`tokens` came so far, of which `backlog_tokens` wait; `used` of `capacity` was used for `elapsed_s`."""
+        done, self._done_tokens = self._done_tokens, tokens - backlog_tokens
+        if done is None or used <= 0 or elapsed_s <= 0:
+            return
+        relative = used / capacity / self._use
+        share = min(relative, 1.0 / relative) ** 2
+        kept = exp(-elapsed_s * share / LEARNING_S)
+        self._tokens = kept * self._tokens + share * max(self._done_tokens - done, 0.0)
+        self._used = kept * self._used + share * used * elapsed_s
+
+
+class _Counts:
+    """Numbers of units by pool of one model, and the changes to them."""
+
+    def __init__(self, pools: Sequence[PoolView], weights: _Weights) -> None:
+        self._pools, self._weights = pools, weights
+        self._before = {pool.name: _number(pool) for pool in pools}
+        self._after = {p.name: min(max(_number(p), p.min_replicas), p.max_replicas) for p in pools}
+        self._left = sum(self._before.values()) + MOST_MORE
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self._before == self._after
+
+    def changes(self) -> dict[str, int]:
+        return {name: number for name, number in self._after.items() if number != self._before[name]}
+
+    def capacity(self, pools: Iterable[PoolView]) -> float:
+        return sum(self._weights[pool] * self._after[pool.name] for pool in pools)
+
+    def add(self, growing: Sequence[PoolView], needed: float, present: Sequence[PoolView]) -> None:
+        """Add the cheapest capacity until the present pools have what is needed, or nothing may be added."""
+        while self._left > 0:
+            able = [pool for pool in growing if self._after[pool.name] < pool.max_replicas]
+            if not able:
+                return
+            best = min(able, key=lambda pool: (self._usd(pool), self._of_region(pool.region), pool.name))
+            if self.capacity(present) + TOLERANCE * self._weights[best] >= needed:
+                return
+            self._after[best.name] += 1
+            self._left -= 1
+
+    def remove(self, pools: Sequence[PoolView], least: Mapping[str, float], total: float) -> None:
+        """Remove the dearest capacity that neither its region nor the whole needs."""
+        while True:
+            able = [pool for pool in pools if self._may_go(pool, least.get(pool.region, 0.0), total)]
+            if not able:
+                return
+            worst = max(able, key=lambda pool: (self._usd(pool), self._of_region(pool.region), pool.name))
+            self._after[worst.name] -= 1
+
+    def _may_go(self, pool: PoolView, least: float, total: float) -> bool:
+        own = [each for each in self._pools if each.region == pool.region]
+        if pool.num_starting or self._after[pool.name] <= pool.min_replicas:
+            return False
+        if sum(self._after[each.name] for each in own) < 2:
+            return False
+        weight = self._weights[pool]
+        return self.capacity(own) - weight >= least and self.capacity(self._pools) - weight >= total
+
+    def _usd(self, pool: PoolView) -> float:
+        return pool.usd_per_hour / self._weights[pool]
+
+    def _of_region(self, region: str) -> float:
+        return self.capacity(pool for pool in self._pools if pool.region == region)
+
+
+def _number(pool: PoolView) -> int:
+    return pool.num_serving + pool.num_starting

@@ -1,0 +1,261 @@
+"""vLLM's own scheduler with the order of a Headway ordering: its queues, and whom it preempts.
+
+vLLM admits the head of its queue, which is ordered by rank here, and preempts from the end of `running` when KV blocks
+run out: so requests that rank last are moved to that end before. What vLLM lacks is `_displace`: a waiting request of a
+preemptive ordering takes the seat or the KV blocks of running requests that rank behind it. All else is vLLM's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request
+
+import vllm
+from headway.vllm import counts, settings
+from headway.vllm.counts import TierCounts
+from headway.vllm.ranking import RankedQueue, Ranking
+from headway.vllm.request import EngineRequest
+
+logger = init_logger("vllm.headway")
+_MAX_COMPLAINTS = 20
+"""Requests with hints that cannot be read are logged up to this number."""
+
+
+class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when types are checked
+    """`--scheduler-cls headway.vllm.Scheduler`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises HeadwayError for an unknown version of vLLM, ordering or setting."""
+        settings.require_known(vllm.__version__)
+        super().__init__(*args, **kwargs)
+        config = self.vllm_config
+        parser = config.reasoning_config
+        self.headway = settings.read(
+            config.additional_config,
+            os.environ,
+            None if parser is None else parser.reasoning_start_token_ids,
+            None if parser is None else parser.natural_reasoning_end_token_ids,
+        )
+        ordering = self.headway.ordering
+        self.ranking = Ranking(ordering(), str(ordering), self._log_failure)
+        self.clock = time.time
+        """The clock of `Request.arrival_time`."""
+        self.num_bad_hints = 0
+        self._tiers = TierCounts()
+        self._late: list[Request] = []
+        """Preempted requests with tokens under way."""
+        self.policy = SchedulingPolicy.FCFS  # victims come from the end of `running`
+        self.waiting = RankedQueue(self.ranking)
+        self.kv_holding_waiting = RankedQueue(self.ranking)
+        logger.info("Headway orders requests by %s", ordering)
+
+    def _log_failure(self, name: str, error: Exception) -> None:
+        logger.error("ordering %s failed; requests go on as fcfs", name, exc_info=error)
+
+    def _log_bad_hint(self, text: str) -> None:
+        self.num_bad_hints += 1
+        if self.num_bad_hints <= _MAX_COMPLAINTS:
+            logger.warning("%s; it goes on without", text)
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id not in self.requests:
+            config = self.headway
+            view = EngineRequest(request, config.reasoning_start, config.reasoning_end, self._log_bad_hint)
+            self.ranking.join(view)
+            request.headway = view
+            self._tiers.add(view.tier)
+        super().add_request(request)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._tiers.remove(request.headway.tier)
+        return super()._free_request(request, *args, **kwargs)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            pool = self.kv_cache_manager.block_pool
+            total = pool.num_gpu_blocks - 1  # one is vLLM's own
+            head: Request = self.waiting.peek_request() if self.waiting else None
+            stats.num_kv_fetch_reqs_by_stage |= {
+                counts.FAILURES: self.ranking.num_failures,
+                counts.BLOCKS_USED: total - pool.get_num_free_blocks(),
+                counts.BLOCKS_TOTAL: total,
+                counts.BLOCKS_DEMANDED: 0 if head is None else cdiv(head.num_tokens, self.block_size),
+                **self._tiers.named(),
+            }
+        return stats
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        ranking = self.ranking
+        ranking.begin(self.clock())
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks() - self._blocks_of_next_step()
+        if free < 0:
+            self._move_victims(-free)
+        elif self.waiting:
+            late = bool(self._late)
+            if late:
+                self._end_lateness()
+            self.waiting.refresh(late)
+            if ranking.preemptive and self._pause_state == PauseState.UNPAUSED:
+                self._displace(free)
+        return super().schedule(*args, **kwargs)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if not self.ranking.counts_tokens:
+            return super().update_from_output(scheduler_output, *args, **kwargs)
+        requests = self.requests
+        scheduled = [requests[id].headway for id in scheduler_output.num_scheduled_tokens if id in requests]
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        self.ranking.gained(scheduled)
+        return outputs
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        self.ranking.preempted(request.headway, bool(request.num_in_flight_tokens))
+        if request.num_in_flight_tokens:
+            self._late.append(request)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _end_lateness(self) -> None:
+        """All tokens that were under way when these requests were preempted may have come."""
+        for request in self._late:
+            if not request.num_stale_output_tokens:
+                request.headway.is_late = False
+        self._late = [request for request in self._late if request.num_stale_output_tokens]
+
+    # Preemption by rank.
+
+    def _move_victims(self, missing_blocks: int) -> None:
+        """Move the requests that must be preempted in this step to the end of `running`. It then admits none."""
+        ranked, victims = self.ranking.ordered(self.running), list[Request]()
+        while missing_blocks > 0 and ranked:
+            victims.append(ranked.pop())
+            missing_blocks -= self._own_blocks(victims[-1])
+        gone = {request.request_id for request in victims}
+        self.running[:] = [request for request in self.running if request.request_id not in gone] + victims[::-1]
+
+    def _displace(self, free: int) -> None:
+        """Preempt running requests that rank behind waiting ones, as far as those then start in this step.
+
+        `free` are the blocks that running requests leave free.
+        """
+        seats = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        seats -= len(self.kv_holding_waiting)
+        budget = self._budget_left()
+        running: list[Request] | None = None
+        passed: list[Request] = []
+        while self.waiting and budget > 0:
+            head: Request = self.waiting.peek_request()
+            if self._can_start(head):
+                blocks = self._blocks_to_start(head, budget, free)
+                if seats <= 0 or blocks > free:
+                    if running is None:
+                        running = self.ranking.ordered(self.running, head)
+                    freed = self._preempt_for(head, seats, blocks - free, running)
+                    if freed is None:
+                        break
+                    num, more, tokens = freed
+                    seats, free, budget = seats + num, free + more, budget + tokens
+                seats -= 1
+                free -= blocks
+                budget -= head.num_tokens
+            self.waiting.pop_request()
+            passed.append(head)
+        self.waiting.prepend_requests(passed)
+
+    def _preempt_for(
+        self, head: Request, seats: int, missing_blocks: int, running: list[Request]
+    ) -> tuple[int, int, int] | None:
+        """Preempt from the end of `running` until the head has a seat and its blocks. None: it cannot have them.
+
+        Returns the seats, blocks and tokens of this step's budget that are free now.
+        """
+        behind = self.ranking.behind(head, running)
+        if self.connector is not None:
+            behind = [request for request in behind if self._request_blocks_can_be_freed(request)]
+        if not behind:
+            return None
+        if missing_blocks > 0 and missing_blocks > sum(self._own_blocks(request) for request in behind):
+            return None
+        num = freed = tokens = 0
+        while behind and (seats + num <= 0 or missing_blocks > freed):
+            victim = behind.pop()
+            num += 1
+            freed += self._own_blocks(victim)
+            tokens += self._tokens_of_next_step(victim)
+            running.remove(victim)
+            self.running.remove(victim)
+            self._preempt_request(victim, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
+            self.prev_step_scheduled_req_ids.discard(victim.request_id)
+        return num, freed, tokens
+
+    def _can_start(self, request: Request) -> bool:
+        """Whether nothing but a seat and KV blocks keeps a waiting request from running."""
+        if not self._handle_blocked_waiting_request(request):
+            return False
+        if request.num_stale_output_tokens and not request.drop_stale_output:
+            return False
+        if self.lora_config is None or request.lora_request is None:
+            return True
+        loras = {other.lora_request.lora_int_id for other in self.running if other.lora_request is not None}
+        return bool(len(loras | {request.lora_request.lora_int_id}) <= self.lora_config.max_loras)
+
+    def _tokens_of_next_step(self, request: Request) -> int:
+        wanted: int = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+        most: int = self.max_num_scheduled_tokens
+        return max(0, min(wanted, most))
+
+    def _budget_left(self) -> int:
+        """Tokens of this step that running requests leave."""
+        prefills = sum(self._tokens_of_next_step(request) - 1 for request in self._inflight_prefills)
+        decodes = len(self.running) * (1 + self.num_spec_tokens)
+        return int(self.max_num_scheduled_tokens - decodes - prefills)
+
+    def _blocks_of_next_step(self) -> int:
+        """Blocks that running requests need in this step; 0 if there are plenty."""
+        most = len(self.kv_cache_config.kv_cache_groups) * (
+            2 * len(self.running) + cdiv(self.max_num_scheduled_tokens, self.block_size)
+        )
+        if 4 * most < self.kv_cache_manager.block_pool.get_num_free_blocks():
+            return 0
+        return sum(self._new_blocks(request) for request in self.running)
+
+    def _new_blocks(self, request: Request) -> int:
+        """Blocks that a running request needs in this step."""
+        computed, size = request.num_computed_tokens, self.block_size
+        after = computed + self._tokens_of_next_step(request) + self.num_lookahead_tokens
+        return int(cdiv(after, size) - cdiv(computed, size)) * len(self.kv_cache_config.kv_cache_groups)
+
+    def _blocks_to_start(self, request: Request, budget: int, free: int) -> int:
+        """Free blocks without which vLLM does not admit a waiting request, those of the prefix cache left out."""
+        manager = self.kv_cache_manager
+        watermark = manager.watermark_blocks if self.running else 0
+        groups = len(self.kv_cache_config.kv_cache_groups)
+        most: int = groups * cdiv(request.num_tokens + self.num_lookahead_tokens, self.block_size) + watermark
+        if most <= free:
+            return most
+        hits, num_hit, *_ = manager.get_computed_blocks(request)
+        num_tokens = request.num_tokens
+        if not self.scheduler_reserve_full_isl:
+            num_tokens = min(num_tokens, num_hit + budget)
+        needed: int = manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id, num_tokens=num_tokens, new_computed_blocks=hits.blocks,
+            num_encoder_tokens=0, total_computed_tokens=num_hit, num_local_computed_tokens=num_hit,
+            num_tokens_main_model=num_tokens, apply_admission_cap=self.scheduler_reserve_full_isl,
+            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+        )  # fmt: skip
+        return needed + watermark
+
+    def _own_blocks(self, request: Request) -> int:
+        """Blocks that others may use once this request is preempted: those that it alone has, and the next ones."""
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        own = sum(block.ref_cnt == 1 and not block.is_null for group in groups for block in group)
+        return int(own) + self._new_blocks(request)

@@ -1,0 +1,96 @@
+"""A fleet whose replicas are the pods of an InferencePool, by a small API server, and engines of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("httptools")
+pytest.importorskip("kubernetes")
+
+from kubernetes.config import kube_config
+
+from gated import GatedEngine
+from headway import serving as composition
+from headway.control.live import Live
+from headway.core.errors import HeadwayError
+from headway.gateway.gateway import Gateway
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
+from headway.gateway.telemetry.recording import Recording
+from kube import InferencePool, serve
+
+POOL = {
+    "name": "chat", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1",
+    "inference_pool": {"name": "chat", "namespace": "models", "poll_s": 1000.0},
+}  # fmt: skip
+
+
+def fleet(folder: Path, **changes: object) -> Path:
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"fleet": [POOL], "gateway": {"scrape_period_s": 0.05}, **changes}))
+    return path
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def test_ready_pods_are_replicas_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pods are read again only because the watch says so: `poll_s` is longer than the test."""
+    first = GatedEngine("127.0.0.2")
+    second = GatedEngine("127.0.0.3", first.port)
+    cluster = InferencePool(first.port)
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+
+    async def story() -> None:
+        gateway = Gateway(composition.load(fleet(tmp_path))[1], Recording(False))
+
+        def urls() -> list[str]:
+            return [each.url for each in gateway.fleet.present() if gateway.health.is_up(each)]
+
+        gateway.start()
+        await until(lambda: urls() == [first.url])
+        cluster.set_pod("b", "127.0.0.3", is_ready=False)
+        cluster.set_pod("b", "127.0.0.3")
+        await until(lambda: urls() == [first.url, second.url])
+        replica = gateway.replicas[0]
+        live = Live(0, gateway.clock.now, 10, 1, "qwen3-8b")
+        live.allowed = frozenset((0,))
+        request = InFlightRequest(live)
+        gateway.driver.arrived(request)
+        cluster.set_pod("a", "127.0.0.2", is_leaving=True)
+        await until(lambda: replica.is_draining)
+        assert replica.num_in_flight == 1 and not replica.is_removed
+        gateway.driver.release(request, ReleaseReason.FINISHED)
+        await until(lambda: replica.is_removed)
+        cluster.remove_pod("a")
+        cluster.remove_pod("b")
+        cluster.set_pod("c", "127.0.0.2")
+        await until(lambda: urls() == [first.url])
+        await gateway.stop()
+
+    try:
+        cluster.set_pod("a", "127.0.0.2")
+        with serve(tmp_path / "config", cluster):
+            try:
+                asyncio.run(story())
+            finally:
+                cluster.close()
+    finally:
+        first.end()
+        second.end()
+
+
+def test_an_inference_pool_cannot_be_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    with (
+        serve(tmp_path / "config"),
+        pytest.raises(HeadwayError, match="`inference_pool`, where nothing can be started"),
+    ):
+        composition.load(fleet(tmp_path, policies={"scaling": "reactive"}))

@@ -1,0 +1,171 @@
+"""What clients see when Envoy, the picker or an engine is gone: the table of docs/envoy.md, made with real ones."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import signal
+from pathlib import Path
+
+import envoys
+import serving
+from envoys import Envoy, Picker
+from gated import GatedEngine
+from serving import Process, Reply, chat, until
+
+TABLE = re.compile(r"^\| what happens \|.*?(?=\n\n)", re.DOTALL | re.MULTILINE)
+"""The table in the page."""
+_HEAD = """| what happens | full duplex, fails closed | buffered, `failure_mode_allow: true` |
+|---|---|---|"""
+_LISTED = "engines.yaml"
+SETTINGS = {"hold_s": 0.0}
+
+
+class Front:
+    """Two engines, a picker, and an Envoy of each kind: one fails closed, and one open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engines = [GatedEngine() for _ in range(2)]
+        self.grpc_port = envoys.free_port()
+        self.picker = self._new_picker(self.engines)
+        closed = envoys.configuration()
+        self.configs = [closed, envoys.fail_open(closed)]
+        self.envoys = [self._new_envoy(config) for config in self.configs]
+
+    def write(self, engines: list[GatedEngine]) -> Path:
+        """The fleet file, and the file that it names with these engines."""
+        (self.folder / _LISTED).write_text("".join(f"- {each.url}\n" for each in engines))
+        policies, pool = {"routing": "least-loaded"}, {"endpoints_file": _LISTED}
+        return serving.fleet_file(self.folder, [], pool=pool, policies=policies, gateway=SETTINGS)
+
+    def _new_picker(self, engines: list[GatedEngine]) -> Picker:
+        return envoys.picker(self.write(engines), "--port", str(self.grpc_port))
+
+    def _new_envoy(self, config: str, port: int = 0) -> Envoy:
+        ports = [each.port for each in self.engines]  # each twice, as the page's configuration has four
+        return Envoy(config, self.grpc_port, [*ports, *ports], self.folder, port)
+
+    def ready(self) -> None:
+        """Wait until both Envoys send requests where the picker says."""
+        serving.all_up(self.picker, len(self.engines))
+        for envoy in self.envoys:
+            envoys.listening(envoy)
+            until(lambda envoy=envoy: asked(envoy) == "200")  # type: ignore[misc]
+
+    def restart_picker(self) -> None:
+        self.picker.close()
+        self.picker = self._new_picker(self.engines)
+        self.ready()
+
+    def restart_envoys(self) -> None:
+        for i, envoy in enumerate(self.envoys):
+            envoy.close()
+            self.envoys[i] = self._new_envoy(self.configs[i], envoy.port)
+        self.ready()
+
+    def idle(self) -> None:
+        """Wait until the picker counts no request."""
+        until(lambda: serving.metric(self.picker, "headway_requests_in_flight") == 0)
+
+    def close(self) -> None:
+        for process in (*self.envoys, self.picker):
+            process.close()
+        for engine in self.engines:
+            engine.end()
+
+
+def asked(envoy: Process) -> str:
+    """What a new request gets."""
+    reply = chat(envoy, max_tokens=1)
+    reply.text()
+    is_picked = "x-headway-replica" in reply.headers
+    return str(reply.status) if is_picked or reply.status != 200 else "200, by Envoy's own choice"
+
+
+def begun(envoy: Process) -> Reply:
+    """A stream whose first token has come."""
+    reply = chat(envoy, max_tokens=9, stream=True)
+    next(reply.events())
+    return reply
+
+
+def end_of(reply: Reply) -> str:
+    try:
+        return "ends well" if "[DONE]" in list(reply.events()) else "is cut off"
+    except (OSError, http.client.HTTPException):
+        return "is cut off"
+    finally:
+        reply.close()
+
+
+def open_gates(front: Front) -> None:
+    for engine in front.engines:
+        engine.gate.set()
+
+
+def close_gates(front: Front) -> None:
+    for engine in front.engines:
+        engine.gate.clear()
+
+
+def row(what: str, streams: list[str], envoys: list[Envoy]) -> str:
+    cells = [f"{stream}; {asked(envoy)}" for stream, envoy in zip(streams, envoys, strict=True)]
+    return f"| {what} | {' | '.join(cells)} |"
+
+
+def made(folder: Path) -> str:
+    """The table. Files are written to the folder."""
+    front = Front(folder)
+    try:
+        front.ready()
+        return "\n".join([_HEAD, *_rows(front)])
+    finally:
+        front.close()
+
+
+def _rows(front: Front) -> list[str]:
+    """Each fault befalls a front that has recovered from the one before."""
+    rows = []
+
+    streams = [begun(envoy) for envoy in front.envoys]
+    front.picker.kill()
+    open_gates(front)
+    rows.append(row("the picker is killed (`kill -9`)", [end_of(each) for each in streams], front.envoys))
+    front.restart_picker()
+    rows.append(row("the picker is back", ["-", "-"], front.envoys))
+
+    close_gates(front)
+    streams = [begun(envoy) for envoy in front.envoys]
+    front.restart_envoys()
+    rows.append(row("Envoy is restarted", [end_of(each) for each in streams], front.envoys))
+    open_gates(front)
+    front.idle()
+
+    close_gates(front)
+    streams = [begun(envoy) for envoy in front.envoys]
+    at = [reply.headers["x-headway-replica"] for reply in streams]
+    assert sorted(at) == ["pool/0", "pool/1"]
+    front.write(front.engines[1:])
+    front.picker.process.send_signal(signal.SIGHUP)
+    front.picker.wait_for(f"{front.engines[0].url} is drained and removed")
+    open_gates(front)
+    rows.append(row("an endpoint leaves its file", [end_of(each) for each in streams], front.envoys))
+    front.write(front.engines)
+    front.restart_picker()
+
+    close_gates(front)
+    streams = [begun(envoy) for envoy in front.envoys for _ in range(2)]
+    at = [reply.headers["x-headway-replica"] for reply in streams]
+    assert at == ["pool/0", "pool/1"] * 2
+    front.engines[0].end()
+    open_gates(front)
+    ends = [end_of(each) for each in streams]
+    own = [f"at it: {ends[i]}, elsewhere: {ends[i + 1]}" for i in (0, 2)]
+    rows.append(row("an engine is killed", own, front.envoys))
+    front.idle()
+
+    front.engines[1].end()
+    until(lambda: serving.ask(front.picker, "/health").json()["up"] == 0)
+    rows.append(row("no engine is left", ["-", "-"], front.envoys))
+    return rows
