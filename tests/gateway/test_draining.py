@@ -76,3 +76,24 @@ def test_a_worker_that_leaves_alone_makes_place_for_the_next(engines: list[servi
             assert chat(made, max_tokens=1).json()["usage"]
         assert all(list(events)[-1] == "[DONE]" for _, events in streams)
         until(lambda: first not in children(made.process.pid))
+
+
+def test_a_worker_that_has_not_started_refuses_requests_once_it_has(
+    engines: list[serving.Process], tmp_path: Path
+) -> None:
+    """Linux gives connections to its socket while it starts, and nobody else could answer them."""
+    made = serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"drain_s": 60.0}), "--workers", "2")
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        until(lambda: len(worker_pids(made)) == 2)
+        streams = [started_stream(made) for _ in range(12)]
+        first, second = worker_pids(made)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: set(children(made.process.pid)) - {first, second})
+        made.process.send_signal(signal.SIGTERM)
+        until(lambda: ask(made, "/health").json()["status"] == "unavailable")
+        codes = [chat(made, max_tokens=1).json()["error"]["code"] for _ in range(12)]
+        assert codes == 12 * ["shutting_down"]
+        for reply, _ in streams:
+            reply.close()
+        made.process.wait(serving.PATIENCE_S)

@@ -159,7 +159,7 @@ def test_a_failed_release_does_not_keep_the_other_requests_of_a_dead_worker(
         raise ValueError("I do not want to know")
 
     async def story() -> None:
-        session = WorkerSession(gateway, lambda: gone.append(True), lambda: None)
+        session = WorkerSession(gateway, lambda: None, lambda: gone.append(True), lambda: None)
         for number in range(3):
             asked = read_request(CHAT, BODY, {}).features(gateway.clock.now)
             session._receive([RequestArrived(number, f"{number}", "", False, asked)])

@@ -88,8 +88,8 @@ def test_a_gateway_forecasts_from_them(tmp_path: Path, capsys: pytest.CaptureFix
     async def scaler() -> Any:
         run = LiveRun(file.plan, file, options, is_restart=False)
         gateway = run.make()
-        assert gateway.scaling._scaling is not None
-        return gateway.scaling._scaling.scaler
+        assert gateway.scaling.control is not None
+        return gateway.scaling.control.scaler
 
     made = asyncio.run(scaler())
     assert made._past.tps["qwen3-8b", "", 0][:170] == pytest.approx(10.0)

@@ -115,6 +115,19 @@ def test_a_full_buffer_is_seen() -> None:
     asyncio.run(story())
 
 
+def test_the_configuration_comes_before_what_was_sent_while_the_link_was_connecting() -> None:
+    config = WorkerConfig(Settings(), None, True, 12.5, "/tmp/http", None, None)
+
+    async def story() -> None:
+        link, transport = Link(protocol.FromScheduler, lambda messages: None, lambda: None, config), _Transport()
+        link.send(protocol.AllIdle())
+        await asyncio.sleep(0.01)
+        link.connection_made(transport)
+        assert transport.written == [frame(config), frame([protocol.AllIdle()])]
+
+    asyncio.run(story())
+
+
 def test_a_worker_reads_its_configuration_and_notices_that_the_scheduler_is_gone() -> None:
     config = WorkerConfig(Settings(hold_s=3.0), None, True, 12.5, "/tmp/http", None, None)
     ours, theirs = socket.socketpair()

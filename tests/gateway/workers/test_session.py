@@ -50,7 +50,7 @@ async def _hired(inside: Inside) -> Worker:
     ours.sendall(frame(WorkerConfig(gateway.settings, None, False, gateway.clock.start_s, "", None, None)))
     worker = Worker(receive_config(theirs), lambda: None)
     loop = asyncio.get_running_loop()
-    session = WorkerSession(gateway, lambda: None, lambda: None)
+    session = WorkerSession(gateway, lambda: None, lambda: None, lambda: None)
     for link, end in ((session.link, ours), (worker.scheduler.link, theirs)):
         end.setblocking(False)
         await loop.create_unix_connection(lambda link=link: link, sock=end)  # type: ignore[misc]

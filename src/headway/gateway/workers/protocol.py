@@ -316,13 +316,21 @@ def _receive_exactly(link: socket.socket, size: int) -> bytes:
 
 
 class Link(asyncio.Protocol):
-    def __init__(self, kind: Any, on_messages: Callable[[list[Any]], None], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        on_messages: Callable[[list[Any]], None],
+        on_lost: Callable[[], None],
+        first_message: object = None,
+    ) -> None:
         """`kind` is the union of the messages to receive. `on_messages` is called with each frame's, and `on_lost` when
-        the other end is gone, unless this end was closed."""
+        the other end is gone, unless this end was closed. `first_message` has a frame of its own, before all others."""
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode
         self._on_messages, self._on_lost = on_messages, on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._first_message = first_message
+        self._has_connected = False
         self._received = b""
         self._unsent: list[Any] = []
         self.has_received = False
@@ -332,6 +340,10 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._has_connected = True
+        if self._first_message is not None:
+            self._transport.write(frame(self._first_message))
+        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
@@ -358,12 +370,14 @@ class Link(asyncio.Protocol):
         self._received = data[start:]
 
     def send(self, message: Any) -> None:
-        """Send within this turn of the event loop. Does nothing if the other end is gone."""
+        """Send within this turn of the event loop, or once connected. Does nothing if the other end is gone."""
         if not self._unsent:
             self._loop.call_soon(self.flush)
         self._unsent.append(message)
 
     def flush(self) -> None:
+        if not self._has_connected:
+            return
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None:
             self._transport.write(frame(unsent))

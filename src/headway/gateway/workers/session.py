@@ -85,11 +85,19 @@ class RemoteRequest(InFlightRequest):
 class WorkerSession:
     """The scheduler's end of one worker's link."""
 
-    def __init__(self, gateway: Gateway, on_leaving: Callable[[], None], on_idle: Callable[[], None]) -> None:
-        """`on_leaving` is called when the worker accepts no more connections, or is gone; `on_idle`, when it drains and
-        has no requests left."""
-        self._gateway, self._driver, self._on_leaving, self._on_idle = gateway, gateway.driver, on_leaving, on_idle
-        self.link = Link(protocol.FromWorker, self._receive, self._lost)
+    def __init__(
+        self,
+        gateway: Gateway,
+        on_started: Callable[[], None],
+        on_leaving: Callable[[], None],
+        on_idle: Callable[[], None],
+        config: protocol.WorkerConfig | None = None,
+    ) -> None:
+        """`config` is the first message to a process that starts. `on_started` is called once it has, `on_leaving` when
+        it accepts no more connections or is gone, and `on_idle` when it drains and has no requests left."""
+        self._gateway, self._driver = gateway, gateway.driver
+        self._on_started, self._on_leaving, self._on_idle = on_started, on_leaving, on_idle
+        self.link = Link(protocol.FromWorker, self._receive, self._lost, config)
         self.has_started = False
         self.is_idle = False
         """The worker drains, and has no requests left."""
@@ -104,6 +112,8 @@ class WorkerSession:
         gateway.on_replica_up.append(self._replica_up)
         gateway.on_reconfigured.append(self._reconfigured)
         gateway.quarantine.listeners.append(self._quarantined)
+        if gateway.is_closing:
+            self._reconfigured()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.RequestArrived: self._take_arrival,
             protocol.RequestFailed: self._failed,
@@ -205,6 +215,7 @@ class WorkerSession:
                 self._quarantined(*held)
             for replica in self._gateway.fleet.present():
                 self._replica_up(replica)
+            self._on_started()
 
     def _take_failure(self, message: protocol.StartFailed) -> None:
         self.why_not_started = message.why

@@ -17,7 +17,7 @@ from typing import Any
 from headway.gateway.gateway import Gateway
 from headway.gateway.server import web_server
 from headway.gateway.telemetry.logs import LogOptions
-from headway.gateway.workers.protocol import AllIdle, HeartbeatMonitor, WorkerConfig, frame
+from headway.gateway.workers.protocol import AllIdle, HeartbeatMonitor, WorkerConfig
 from headway.gateway.workers.session import WorkerSession
 
 log = logging.getLogger("headway.gateway")
@@ -69,9 +69,8 @@ class WorkerSupervisor:
         """Have the workers drain their streams and end."""
         self._is_stopping = True
         self._gateway.refuse_requests()
-        for process in self._processes:
-            with suppress(ProcessLookupError):
-                process.terminate()
+        for process, session in list(self._sessions.items()):
+            self._drain(process, session)
         if self._background:
             await asyncio.wait(self._background, timeout=self._gateway.settings.drain_s + 1 + _GRACE_S)
         for process in list(self._processes):
@@ -82,6 +81,14 @@ class WorkerSupervisor:
         await asyncio.gather(*self._keepers, *self._background, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _drain(self, process: Process, session: WorkerSession) -> None:
+        """Have the worker refuse requests and end, if the gateway does. One that has not started does so once it has:
+        nobody else would answer the connections that Linux gives to its socket."""
+        if self._is_stopping and session.has_started:
+            session.link.flush()  # it must know that the gateway drains before the signal comes
+            with suppress(ProcessLookupError):
+                process.terminate()
+
     def _end_idle(self) -> None:
         """End the workers once none has requests: one that ended earlier would break connections that just came."""
         sessions = self._sessions.values()
@@ -90,6 +97,10 @@ class WorkerSupervisor:
                 session.link.send(AllIdle())
 
     async def _keep(self, index: int) -> None:
+        await self._run_until_stopped(index)
+        self._listeners[index].close()  # once its worker has ended, connections go to the others
+
+    async def _run_until_stopped(self, index: int) -> None:
         pause_s, num_failed, loop = _FIRST_PAUSE_S, 0, asyncio.get_running_loop()
         while not self._is_stopping:
             started_s, why = loop.time(), ""
@@ -129,19 +140,17 @@ class WorkerSupervisor:
             ours.close()
             raise
         self._processes.add(process)
-        if self._is_stopping:
-            with suppress(ProcessLookupError):
-                process.terminate()
         left = asyncio.Event()
-        session = WorkerSession(self._gateway, left.set, self._end_idle)
+        session = WorkerSession(
+            self._gateway, lambda: self._drain(process, session), left.set, self._end_idle, self._config()
+        )  # fmt: skip
         self._sessions[process] = session
         hang_s = self._gateway.settings.hang_s
         monitor = HeartbeatMonitor(session.link, hang_s, lambda: self._kill_hanging(index, process, session))
         self._run_in_background(self._wait(index, process, monitor))
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_unix_connection(lambda: session.link, sock=ours)
-        transport.write(frame(self._config()))
+        await loop.create_unix_connection(lambda: session.link, sock=ours)
         monitor.start()
         await left.wait()
         if session.has_started or self._is_stopping:

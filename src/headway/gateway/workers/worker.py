@@ -171,6 +171,7 @@ class WorkerApplication:
         """Drain. While the whole gateway does, go on to accept connections, on which the scheduler refuses requests;
         otherwise leave them to the next worker at the socket."""
         worker = self.worker()
+        await asyncio.sleep(0)  # read first what the scheduler sent before the signal
         worker.scheduler.link.send(WorkerLeaving())
         if worker.is_closing:
             await self._completions.drain()
