@@ -15,7 +15,7 @@ from headway.core.record import Outcome
 
 pytest.importorskip("sqlalchemy")
 from headway.gateway.charges import Charges
-from headway.gateway.fleet.specs import TokenPrices
+from headway.limits.budgets import TokenPrices
 
 
 class Ledger:

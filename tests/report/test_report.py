@@ -17,7 +17,7 @@ from msgspec.structs import replace as with_fields
 from plotly.offline import get_plotlyjs
 
 from headway.core.errors import HeadwayError
-from headway.core.record import FALLBACK
+from headway.core.record import FALLBACK, REFUSED
 from headway.metrics.latency import DefaultSlo
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import PARTS, flatten, summarize
@@ -131,8 +131,8 @@ def test_seconds(value: float, text: str) -> None:
 def test_every_metric_is_defined() -> None:
     records = make(0).records
     sessions = {**records.workload, "session_id": np.arange(len(records.workload["arrival_s"]))}
-    fallbacks = {**records.requests, FALLBACK: np.ones(len(records.requests["request"]), dtype="i1")}
-    whole = with_fields(records, workload=sessions, requests=fallbacks)
+    ones = np.ones(len(records.requests["request"]), dtype="i1")
+    whole = with_fields(records, workload=sessions, requests={**records.requests, FALLBACK: ones, REFUSED: ones})
     flat = flatten(summarize(whole, slo=DefaultSlo(ttft_s=0.05, program_s=1.0)))
     groups = ("tier", "model", "region", "tenant", "fallback", "replica")
     keys = {key for key in flat if key.split(".")[0] not in groups}

@@ -172,8 +172,9 @@ def _server(app: Any) -> tuple[Callable[[], asyncio.Protocol], set[Any]]:
 async def _ask(
     app: Any, front: Front | None, is_streamed: bool, model: str, id: int, arrival_s: float, prompt_tokens: int,
     output_tokens: int, tier: int, tenant: str, lora: str, shared: Sequence[tuple[int, int]],
-) -> None:  # fmt: skip
-    """One request, in time. `shared`: the ids and the tokens of its prompt's leading segments."""
+) -> dict[str, Any]:  # fmt: skip
+    """One request, in time: the error that its client was told, if any. `shared`: the ids and the tokens of its
+    prompt's leading segments."""
     await asyncio.sleep(arrival_s - asyncio.get_running_loop().time())
     prompt = [3 + (segment * 13 + i) % 30_000 for segment, tokens in shared for i in range(tokens)]
     prompt += [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens - len(prompt))]
@@ -183,7 +184,7 @@ async def _ask(
         headers = {"x-request-id": f"{id}", "authorization": f"Bearer {tenant}"}
         answer = await front.send("/v1/completions", json.dumps(body).encode(), headers)
         assert answer.endswith(b"data: [DONE]\n\n") if is_streamed else "usage" in json.loads(answer), answer
-        return
+        return {}
     reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
 
     async def receive() -> Any:
@@ -195,8 +196,9 @@ async def _ask(
         "query_string": b"", "root_path": "", "app": app,
     }  # fmt: skip
     await app(scope, receive, reply.send)
-    is_shed = reply.status == 429 and b'"shed"' in reply.body
-    assert (reply.status == 200 or is_shed) and reply.is_whole, reply.body
+    assert reply.status in (200, 429) and reply.is_whole, reply.body
+    error: dict[str, Any] = {} if reply.status == 200 else json.loads(reply.body)["error"]
+    return error
 
 
 @asynccontextmanager
@@ -222,14 +224,20 @@ async def _served(
 
 
 async def _day(
-    path: Path, front: Front | None = None, unstreamed: Container[int] = ()
+    path: Path, front: Front | None = None, unstreamed: Container[int] = (),
+    refused: dict[int, dict[str, Any]] | None = None,
 ) -> tuple[Records, list[Decision]]:  # fmt: skip
     told: list[Decision] = []
     chosen, plan = serving.load(path)
     ran = scenario.Simulator().records(chosen)
     async with _served(plan, told, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
         rows, model = _rows(ran), next(iter(plan.names))
-        await asyncio.gather(*(_ask(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows)))
+        asked = (_ask(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows))
+        errors = await asyncio.gather(*asked)
+        if refused is None:
+            assert all(error["code"] == "shed" for error in errors if error), errors
+        else:
+            refused.update({id: error for id, error in enumerate(errors) if error})
     return gateway().records(), told
 
 
@@ -285,13 +293,15 @@ def streams(
 
 
 def lived(
-    data: dict[str, Any], folder: Path, front: Front | None = None, unstreamed: Container[int] = ()
+    data: dict[str, Any], folder: Path, front: Front | None = None, unstreamed: Container[int] = (),
+    refused: dict[int, dict[str, Any]] | None = None,
 ) -> tuple[Records, list[Decision]]:  # fmt: skip
-    """The records and decisions of a scenario that is lived through. `unstreamed`: requests without `stream`."""
+    """The records and decisions of a scenario that is lived through. `unstreamed`: requests without `stream`. `refused`
+    gets the errors that clients were told, by request; without it, none may be told but that a request is shed."""
     path = folder / "day.yaml"
     path.write_text(yaml.safe_dump(data))
     with _runner(folder, front) as runner:
-        return runner.run(_day(path, front, unstreamed))
+        return runner.run(_day(path, front, unstreamed, refused))
 
 
 def simulated(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision]]:

@@ -18,7 +18,8 @@ from headway.core.errors import HeadwayError
 from headway.gateway.server.web_server import not_installed
 
 if TYPE_CHECKING:
-    from headway.gateway.accounts.store import AccountStore, Budget, StoredKey
+    from headway.gateway.accounts.store import AccountStore, StoredKey
+    from headway.limits.budgets import Budget
 
 T = TypeVar("T")
 _PREFIX, _KEY_BYTES = "hw-", 32
@@ -160,7 +161,8 @@ def _new_key() -> tuple[str, str]:
 @click.pass_obj
 def add(location: str, /, name: str, digest: str | None, as_json: bool, **values: Any) -> None:
     """Add a key for the tenant NAME, and print it. It is not stored and cannot be shown again."""
-    from headway.gateway.accounts.store import Budget, StoredKey
+    from headway.gateway.accounts.store import StoredKey
+    from headway.limits.budgets import Budget
 
     key = None
     if digest is None:
@@ -280,7 +282,7 @@ def list_keys(location: str, /, with_revoked: bool, as_json: bool) -> None:
 @click.pass_obj
 def team(location: str, /, name: str, **values: Any) -> None:
     """Add the team NAME, or change its budget; `none` removes a limit."""
-    from headway.gateway.accounts.store import Budget
+    from headway.limits.budgets import Budget
 
     async def work(store: AccountStore) -> None:
         before = (await store.teams()).get(name, Budget())

@@ -23,6 +23,7 @@ from headway.core.pacer import Pacer
 from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes
 from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.settings import Api, Judge, Settings
+from headway.limits.tenants import TenantLimits
 from headway.metrics.latency import DefaultSlo
 from headway.workload.spec import WorkloadSpec
 
@@ -357,6 +358,9 @@ class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Stop at this virtual time. Without one: when every request has ended."""
     warmup_s: Annotated[float, Meta(ge=0)] = 0.0
     """Metrics leave out requests that arrived before this time."""
+    limits: dict[str, TenantLimits] = {}
+    """By tenant of the workload, what it may use. A tenant without an entry has the rates of the `gateway: api_keys` of
+    its name, added up, and no budget."""
 
 
 class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

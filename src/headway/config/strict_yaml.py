@@ -154,6 +154,8 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
     what, _, path = str(error).partition(" - at ")
     inner = _key(path)
     key = (*at, *inner)
+    if "[...]" in path and (found := _in_free_key(data, to, inner)) is not None:
+        return _explained(*found[1:], places, (*key, found[0]))
     if name := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         return unknown("key", name[1], _fields(data, to, inner), places.where((*key, name[1])))
     if name := re.fullmatch(r"Object missing required field `(.*)`", what):
@@ -161,6 +163,21 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
     if name := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", what):
         return unknown("value", name[1], _values(data, to, inner), places.where(key))
     return places.error(key, what[:1].lower() + what[1:].replace("`", ""))
+
+
+def _in_free_key(data: Any, to: Any, key: Key) -> tuple[str, msgspec.ValidationError, Any, Any] | None:
+    """Of keys that a user names: the first one whose value does not fit, the error, the value, and its Struct."""
+    structs = [t.value_type.cls for t in _types(data, to, key) if isinstance(t, msgspec.inspect.DictType)
+               and isinstance(t.value_type, msgspec.inspect.StructType)]  # fmt: skip
+    for step in key:
+        data = data[step]
+    for cls in structs:
+        for name, value in data.items():
+            try:
+                msgspec.convert(value, cls)
+            except msgspec.ValidationError as error:
+                return name, error, value, cls
+    return None
 
 
 def _key(path: str) -> Key:

@@ -54,7 +54,7 @@ class Control:
         self.effects = effects
         self._notify = notify
         self._pack, self._put = recorder.requests.pack, recorder.requests.write
-        self._fallback_rows = recorder.fallbacks
+        self._fallback_rows, self._refusal_rows = recorder.fallbacks, recorder.refusals
         self.last_s = 0.0
         """Latest end of a request, or of its stay in one cascade stage."""
         self.by_model: dict[str, Service] = {}
@@ -198,6 +198,15 @@ class Control:
         if service.hold_queue.num or self.scaling is not None:
             self.on_room(service, now)
 
+    def on_refused(self, live: Live, now: float, reason: int) -> None:
+        """A limit of its tenant refuses a request, before policies know of it. `reason` is as in `REFUSED`."""
+        live.enter(ENDED)
+        if now > self.last_s:
+            self.last_s = now
+        self._write(live, now, Outcome.REJECTED, reason)
+        if self._notify:
+            self.effects.notify_ended(live, now, Outcome.REJECTED)
+
     # Steps of the loop.
 
     def service_of(self, live: Live) -> Service:
@@ -241,7 +250,7 @@ class Control:
         for learner in service.learners:
             learner.learn(record)
 
-    def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
+    def _write(self, live: Live, end_s: float, outcome: Outcome, refused: int = 0) -> None:
         if outcome is not _FINISHED:
             # The client gave up first: a later placement did not happen, and later tokens never arrived.
             if live.placed_s > end_s:
@@ -258,6 +267,8 @@ class Control:
         self._put(row)
         if (rows := self._fallback_rows) is not None:
             rows.write(rows.pack(0 if live.fallback is None else 1 + FALLBACK_REASONS.index(live.fallback.why)))
+        if (rows := self._refusal_rows) is not None:
+            rows.write(rows.pack(refused))
 
     # Fallbacks.
 

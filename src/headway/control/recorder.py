@@ -13,6 +13,7 @@ from headway.core.record import (
     DRAFT_COLUMNS,
     FALLBACK,
     MOVE_COLUMNS,
+    REFUSED,
     REQUEST_COLUMNS,
     SEGMENT_COLUMNS,
     STRETCH_COLUMNS,
@@ -23,7 +24,8 @@ _CODES = {
     "request": "q", "outcome": "b", "attempts": "h", "attempt": "h", "preemptions": "i", "replica": "i",
     "generated_tokens": "i", "cached_prompt_tokens": "i", "joined_tick": "q", "left_tick": "q", "cause": "b",
     "tick": "q", "iterations": "i", "num_decode": "i", "prefill_tokens": "i", "context_tokens": "q", "num_waiting": "i",
-    "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q", "fallback": "b", "tokens": "h",
+    "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q", "fallback": "b", "refused": "b",
+    "tokens": "h",
 }  # fmt: skip
 """Type codes of `struct` and NumPy. All other columns are seconds, as doubles."""
 
@@ -99,11 +101,17 @@ class Recorder:
     """The tables of a run."""
 
     def __init__(
-        self, has_fallbacks: bool = False, notes: TableNotes | None = None, make_spill: MakeSpill | None = None
+        self,
+        has_fallbacks: bool = False,
+        notes: TableNotes | None = None,
+        make_spill: MakeSpill | None = None,
+        has_limits: bool = False,
     ) -> None:
         self.requests = Table(REQUEST_COLUMNS, None if notes is None else notes.requests, make_spill)
         self.fallbacks = Table((FALLBACK,), None, make_spill) if has_fallbacks else None
         """One more column of the requests; None: the fleet has no fallbacks."""
+        self.refusals = Table((REFUSED,), None, make_spill) if has_limits else None
+        """The same; None: no tenant has limits."""
         self.segments = Table(SEGMENT_COLUMNS, None if notes is None else notes.segments, make_spill)
         self.stretches = Table(STRETCH_COLUMNS[:-1], None if notes is None else notes.stretches, make_spill)
         self.moves = Table(MOVE_COLUMNS, None, make_spill)
@@ -111,14 +119,17 @@ class Recorder:
 
     def flush(self) -> None:
         """Reduce the memory that the tables take. Call at intervals."""
-        for table in (self.requests, self.segments, self.stretches, self.moves, self.drafts, self.fallbacks):
+        tables = (self.requests, self.segments, self.stretches, self.moves, self.drafts, self.fallbacks, self.refusals)
+        for table in tables:
             if table is not None:
                 table.flush()
 
     def request_columns(self) -> Columns:
         """All requests. No more can be written."""
-        more = {} if self.fallbacks is None else self.fallbacks.columns()
-        return self.requests.columns() | more
+        found = self.requests.columns()
+        for table in (self.fallbacks, self.refusals):
+            found |= {} if table is None else table.columns()
+        return found
 
     def drain_requests(self) -> Columns:
         """Take all requests out. Not after `flush`."""

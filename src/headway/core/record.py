@@ -85,6 +85,13 @@ FALLBACK = "fallback"
 """One more column of `requests` where the fleet has fallbacks: why the model of one answered. 0: none did, 1: the model
 asked for was down, 2: it rejected the request, 3: it was slow."""
 FALLBACK_REASONS = ("down", "rejects", "slow")
+REFUSED = "refused"
+"""One more column of `requests` where tenants have limits: by which one the request was refused, counted from 1 in
+`REFUSAL_REASONS`. 0: by none."""
+REFUSAL_REASONS = ("requests", "tokens", "budget")
+"""Requests per minute, tokens per minute, and budgets."""
+OPTIONAL_COLUMNS = (FALLBACK, REFUSED)
+"""Columns of `requests` that some runs have; 0 in others."""
 
 SEGMENT_COLUMNS = (
     "request", "replica", "attempt", "stage", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",

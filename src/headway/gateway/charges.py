@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from headway.core.record import Outcome
 from headway.gateway.accounts.budgets import Accounts, BudgetHold, Charge
-from headway.gateway.fleet.specs import ServedPool, ServingPlan, TokenPrices
+from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.limits.budgets import TokenPrices, dearest_usd, is_charged
 
 _FREE = TokenPrices()
 
@@ -21,12 +21,9 @@ class Charges:
 
     def hold(self, owner: str, model: str, input_tokens: int, output_tokens: int) -> BudgetHold:
         """Reserve a request's tokens, at the price of the dearest pool that may serve it. ApiError without room."""
-        usd, plan = 0.0, self._plan()
-        asked = [name for name, names in plan.names.items() if model in names]
-        may_serve = {*asked, *(each for name in asked for each in plan.fallbacks.models.get(name, ()))}
-        for served in self._pools.values():
-            if served.pool.model.name in may_serve or not asked:
-                usd = max(usd, served.prices.usd(input_tokens, output_tokens))
+        plan = self._plan()
+        pools = [(served.pool.model.name, served.prices) for served in self._pools.values()]
+        usd = dearest_usd(model, input_tokens, output_tokens, pools, plan.names, plan.fallbacks.models)
         return self.accounts.reserve(owner, input_tokens + output_tokens, usd)
 
     def settle(self, request: InFlightRequest) -> None:
@@ -35,14 +32,10 @@ class Charges:
         if hold is None:
             return
         live, charges = request.live, list(request.earlier_charges)
-        has_begun = live.placed_s == live.placed_s and request.replica is not None
-        if has_begun and (request.outcome is not Outcome.REJECTED or live.generated_tokens):
-            assert request.replica is not None
-            charges.append(
-                self.charge(
-                    live.model, request.replica.pool, live.prompt_tokens, live.generated_tokens, live.cached_tokens
-                )
-            )
+        is_placed, replica = live.placed_s == live.placed_s, request.replica
+        if replica is not None and is_charged(is_placed, request.outcome, live.generated_tokens):
+            tokens = live.prompt_tokens, live.generated_tokens, live.cached_tokens
+            charges.append(self.charge(live.model, replica.pool, *tokens))
         self.accounts.settle(hold, charges or [Charge(live.model, 0, 0, 0.0)])
 
     def charge(self, model: str, pool: str, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Charge:

@@ -14,13 +14,21 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from headway.core.pacer import Pacer
-from headway.core.record import FALLBACK, FALLBACK_REASONS, MoveOutcome, Outcome, Records
+from headway.core.record import FALLBACK, FALLBACK_REASONS, REFUSAL_REASONS, REFUSED, MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answer_metrics
 from headway.metrics.columns import Rows, floats, rows_by_code
 from headway.metrics.itl import ItlDistributions, itl_distributions
 from headway.metrics.latency import DefaultSlo, Distribution, Sample, distribution, sample, slo_masks
 from headway.metrics.programs import ProgramMetrics, program_metrics
 from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning_metrics, usage
+
+
+class Refusals(Struct, frozen=True):
+    """Requests that a limit of their tenant refused, by the limit."""
+
+    refused_by_requests_per_minute: int
+    refused_by_tokens_per_minute: int
+    refused_by_budget: int
 
 
 class RequestMetrics(Struct, frozen=True, kw_only=True):
@@ -52,6 +60,8 @@ class RequestMetrics(Struct, frozen=True, kw_only=True):
     moves: int
     retries: int
     cached_prompt_share: float | None
+    refusals: Refusals | None = None
+    """None unless tenants have limits."""
 
 
 class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
@@ -192,7 +202,14 @@ def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float
         moves=int(chosen.column("moves").sum()),
         retries=int(np.maximum(chosen.column("attempts") - 1, 0).sum()),
         cached_prompt_share=_ratio(cached_tokens, int(prompt_tokens.sum(where=admitted))),
+        refusals=_refusals(chosen),
     )
+
+
+def _refusals(chosen: Sample) -> Refusals | None:
+    if REFUSED not in chosen.records.requests:
+        return None
+    return Refusals(*np.bincount(chosen.column(REFUSED), minlength=1 + len(REFUSAL_REASONS)).tolist()[1:])
 
 
 def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[int]) -> dict[str, Any]:
@@ -308,14 +325,14 @@ def flatten(summary: RequestMetrics) -> dict[str, float | int | None]:
     return dict(_flat(summary))
 
 
-def _flat(summary: RequestMetrics | ProgramMetrics) -> Iterator[tuple[str, float | int | None]]:
+def _flat(summary: RequestMetrics | ProgramMetrics | Refusals) -> Iterator[tuple[str, float | int | None]]:
     for name in summary.__struct_fields__:
         value = getattr(summary, name)
         if name in BREAKDOWNS:
             for key, metrics in value.items():
                 for inner, number in _flat(metrics):
                     yield f"{BREAKDOWNS[name]}.{key}.{inner}", number
-        elif name == "programs":
+        elif name in ("programs", "refusals"):
             if value is not None:
                 yield from _flat(value)
         elif name in PARTS:

@@ -18,7 +18,15 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import DRAFT_COLUMNS, FALLBACK, REQUEST_COLUMNS, Columns, Prefixes, Records, ReplicaRecord
+from headway.core.record import (
+    DRAFT_COLUMNS,
+    OPTIONAL_COLUMNS,
+    REQUEST_COLUMNS,
+    Columns,
+    Prefixes,
+    Records,
+    ReplicaRecord,
+)
 from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
 from headway.workload.table import NAMED
 
@@ -93,7 +101,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     workload = {
         name: _codes(requests[name], getattr(run, NAMED[name]) or ()) if name in NAMED else _numpy(requests[name])
         for name in requests.column_names
-        if name not in (*REQUEST_COLUMNS, FALLBACK) and name not in PREFIX_COLUMNS
+        if name not in (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS) and name not in PREFIX_COLUMNS
     }
     prefix = read_prefix(requests)
     records = Records(
@@ -137,8 +145,8 @@ def requests_table(records: Records) -> pa.Table:
 
 
 def _present(columns: Container[str]) -> list[str]:
-    """The columns of outcomes, that for fallbacks only if it is there."""
-    return [*REQUEST_COLUMNS, FALLBACK] if FALLBACK in columns else [*REQUEST_COLUMNS]
+    """The columns of outcomes, those that some runs have only if they are there."""
+    return [*REQUEST_COLUMNS, *(name for name in OPTIONAL_COLUMNS if name in columns)]
 
 
 def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:

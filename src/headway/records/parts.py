@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 from pyarrow import compute, parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import FALLBACK, MOVE_COLUMNS, STRETCH_COLUMNS, Columns, Records, ReplicaRecord
+from headway.core.record import MOVE_COLUMNS, OPTIONAL_COLUMNS, STRETCH_COLUMNS, Columns, Records, ReplicaRecord
 from headway.records import parquet as parquet_files
 from headway.records.parquet import METADATA
 from headway.workload.table import LENGTH, NAMED, QUALITY, Workload, default_of, dtype_of
@@ -200,8 +200,9 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
         """One table of all parts: ids with their run, times and replicas of all runs."""
         each = [_numbered(_numpy(tables[name], left_out), run, offsets[run], bases[run])
                 for (tables, _), run in zip(parts, of_run, strict=True)]  # fmt: skip
-        if name == "requests" and any(FALLBACK in one for one in each):  # some runs may have had no fallbacks
-            each = [{**one, FALLBACK: one.get(FALLBACK, np.zeros(len(one["request"]), np.int8))} for one in each]
+        for more in OPTIONAL_COLUMNS if name == "requests" else ():
+            if any(more in one for one in each):  # some runs may not have had it
+                each = [{**one, more: one.get(more, np.zeros(len(one["request"]), np.int8))} for one in each]
         return {column: np.concatenate([one[column] for one in each]) for column in each[0]}
 
     arrivals = columns("arrivals", *NAMED, "scores", "lengths")

@@ -27,7 +27,8 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "num_cancelled": ("requests", "Requests that their client cancelled."),
     "num_rejected": (
         "requests",
-        "Requests that no replica could accept: all queues full, or larger than any KV cache.",
+        "Requests that no replica could accept: all queues full, or larger than any KV cache. And those that a limit "
+        "of their tenant refused.",
     ),
     "num_unfinished": ("requests", "Requests still in the system when the run stopped."),
     "ttft_s": ("s", "Time to first token: arrival to first output token, for requests with a first token."),
@@ -97,6 +98,13 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
         "share",
         "Prefix-cache hits: prompt tokens found in a cache at first admission / prompt tokens, for admitted requests.",
     ),
+    "refused_by_requests_per_minute": (
+        "requests",
+        "Requests that were refused because of their tenant's `requests_per_minute` (`simulation: limits:`). They are "
+        "part of `num_rejected`; this and the next two keys are only there where tenants have limits.",
+    ),
+    "refused_by_tokens_per_minute": ("requests", "The same because of `tokens_per_minute`."),
+    "refused_by_budget": ("requests", "The same because of `budget_tokens` or `budget_usd`."),
     "kv_use": (
         "share",
         "KV tokens of decoding requests / KV capacity, over the up time of replicas (idle time counts as 0).",

@@ -245,11 +245,13 @@ def _breakdowns(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
 _BREAKDOWN_KEYS = (
     "ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p99", "slo_attainment",
     "throughput_rps", "num_unfinished", "num_rejected",
+    "refused_by_requests_per_minute", "refused_by_tokens_per_minute", "refused_by_budget",
 )  # fmt: skip
 
 
 def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
-    columns = [column for column in COLUMNS if column.key in _BREAKDOWN_KEYS]
+    present = {key for run in runs for key in flatten(run.summary)}
+    columns = [column for column in COLUMNS if column.key in _BREAKDOWN_KEYS and column.key in present]
     rows = []
     for group in groups:
         for index, run in enumerate(runs):
@@ -257,7 +259,7 @@ def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
             if metrics is None:
                 continue
             flat = flatten(metrics)
-            values = [(column, flat[column.key]) for column in columns]
+            values = [(column, flat.get(column.key)) for column in columns]
             cells = "".join(f"<td>{'-' if v is None else escape(column.show(v))}</td>" for column, v in values)
             rows.append(
                 f'<td class="name">{escape(group)}</td>'

@@ -74,6 +74,9 @@ COLUMNS = (
     Column("retries", "retried", "low", short_number),
     Column("num_unfinished", "unfinished", "low", short_number),
     Column("num_rejected", "rejected", "low", short_number),
+    Column("refused_by_requests_per_minute", "over req/min", "", short_number),
+    Column("refused_by_tokens_per_minute", "over tok/min", "", short_number),
+    Column("refused_by_budget", "over budget", "", short_number),
     Column("num_cancelled", "cancelled", "low", short_number),
     Column("gpu_hours", "GPU h", "low", short_number),
     Column("gpu_hours_bound", "bound", "", short_number),
@@ -82,9 +85,10 @@ COLUMNS = (
 )
 """Columns in display order."""
 
+_REFUSED = ("refused_by_requests_per_minute", "refused_by_tokens_per_minute", "refused_by_budget")
 ONLY_IF_NONZERO = {
     "cached_prompt_share", "preemptions", "moves", "retries", "num_unfinished", "num_rejected", "num_cancelled",
-    "judged", "usd_per_million_output_tokens",
+    "judged", "usd_per_million_output_tokens", *_REFUSED,
 }  # fmt: skip
 
 ONLY_WITH = {"gpu_hours": "gpu_hours_bound"}
@@ -99,7 +103,7 @@ DROPPED_FIRST = (
 """Columns that a narrow console drops, in this order. Counts of unfinished requests are always shown."""
 
 TENANT_COLUMNS = ("ttft_s.p50", "ttft_s.p99", "itl_s.p99", "e2e_s.p99", "slo_attainment", "throughput_rps",
-                  "output_tokens_per_s", "num_unfinished", "num_rejected")  # fmt: skip
+                  "output_tokens_per_s", "num_unfinished", "num_rejected", *_REFUSED)  # fmt: skip
 """Columns of the table by tenant."""
 MOST_TENANT_ROWS = 24
 """Rows of that table, beyond which it is left out: the JSON and the HTML report have all tenants."""
@@ -173,7 +177,7 @@ def compare(
     if seeded is not None and seeded.varies:
         by_column = [_seeded_cells(column, seeded, len(runs)) for column in columns]
     else:
-        by_column = [_cells(column, [numbers[column.key] for numbers in flat]) for column in columns]
+        by_column = [_cells(column, [numbers.get(column.key) for numbers in flat]) for column in columns]
     kinds = tuple(dict.fromkeys(kind for run in runs for kind in run.policies)) or ("run",)
     return ComparedMetrics(
         kinds=kinds,

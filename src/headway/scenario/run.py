@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from headway import __version__
 from headway.config import scenario as config
 from headway.config.fleet import fleet_of
+from headway.config.limits import check_tenants, limits_of
 from headway.config.scenario import Changes, Scenario, StepTimes, only_variant, read, variants, with_seed
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
@@ -24,7 +25,7 @@ from headway.control.decisions import DecisionObserver
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
-from headway.core.record import Outcome, Records
+from headway.core.record import REFUSED, Outcome, Records
 from headway.metrics.latency import sample
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import flatten, summarize
@@ -269,19 +270,26 @@ def _simulate(
     progress: Progress | None = None, decisions: DecisionObserver | None = None,
 ) -> Records:  # fmt: skip
     spec = scenario.spec
+    limits = limits_of(spec)
+    check_tenants(scenario, source.table().tenants)
     with as_policy_errors(policies):
         return simulate(
             scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
             roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe,
             progress=_share_done(progress, source, spec), line=step_times, pacer=spec.pacer, decisions=decisions,
+            limits=limits,
         )  # fmt: skip
 
 
 def _rejections(records: Records, pools: tuple[Pool, ...], is_shedding: bool) -> list[str]:
     """How many requests were rejected, and why."""
-    rejected = records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]
+    is_rejected, refusals = records.requests["outcome"] == Outcome.REJECTED, list[str]()
+    if REFUSED in records.requests and (num := int((records.requests[REFUSED] != 0).sum())):
+        is_rejected = is_rejected & (records.requests[REFUSED] == 0)
+        refusals = [f"rejected: {num:,} requests beyond the limits of their tenants"]
+    rejected = records.requests["request"][is_rejected]
     if not len(rejected):
-        return []
+        return refusals
     contexts = {pool.model.name: pool.model.max_context_tokens for pool in pools}
     limit = max(min(replica.kv_capacity_tokens, contexts[replica.model]) for replica in records.replicas)
     tokens = records.workload["prompt_tokens"][rejected] + records.workload["output_tokens"][rejected]
@@ -290,7 +298,7 @@ def _rejections(records: Records, pools: tuple[Pool, ...], is_shedding: bool) ->
     if too_long < len(rejected):
         late = " in time" if is_shedding else ""
         notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for{late}")
-    return notes if too_long else notes[1:]
+    return refusals + (notes if too_long else notes[1:])
 
 
 _LONGEST_IDLE_S = 30 * 86_400.0

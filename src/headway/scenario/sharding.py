@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headway.config.limits import limits_of
 from headway.config.scenario import Scenario, StepTimes
 from headway.control.observe import Scrape
 from headway.control.policies import Policies
@@ -77,6 +78,7 @@ def what_couples(scenario: Scenario, policies: Policies) -> str | None:
         "roles": bool(spec.roles),
         "observe": spec.observe != Scrape(),
         "fallback": bool(fleet.fallbacks.models) or any(pool.hosted is not None for pool in fleet.pools),
+        "simulation.limits": bool(limits_of(spec)),
         "a policy that shares among tenants": isinstance(policies.ordering(), SharingOrdering),
         "a policy of one's own": any(is_own),
     }

@@ -24,11 +24,12 @@ from headway.config.strict_yaml import Key as PlaceKey
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.policy import Ordering, SteppedOrdering
-from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, ServingPlan, TokenPrices
+from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.settings import Judge, Key, PeerSettings, Settings
 from headway.gateway.workers.planner_process import PlannerProcesses
+from headway.limits.budgets import TokenPrices
 from headway.policies import ORDERINGS, resolve
 from headway.policies.resolve import PolicyChoice
 from headway.policies.scaling.hourly_plan import Planning

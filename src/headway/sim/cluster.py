@@ -5,7 +5,7 @@ Read `Cluster._arrive` and `Cluster.start` first: a request goes from the worklo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Final, Literal
@@ -26,6 +26,7 @@ from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, SharingOrdering
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.core.view import ReplicaView
+from headway.limits.tenants import TenantLimits
 from headway.perf import memory
 from headway.perf.copies import NETWORK
 from headway.perf.engine_times import PoolTimes
@@ -35,6 +36,7 @@ from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.kv_store import KvStore, StoreClient
 from headway.sim.lifetime import Lifetime
+from headway.sim.limits import SimulatedLimits
 from headway.sim.provisioning import InstanceSources
 from headway.sim.replica import OrderReceived, Replica
 from headway.sim.replica_resources import adapter_slots, calibrated_line, host_memory, kv_blocks
@@ -71,17 +73,18 @@ def simulate(
     pacer: Pacer | None = None,
     decisions: DecisionObserver | None = None,
     order: RowOrder | None = None,
+    limits: Mapping[str, TenantLimits] | None = None,
 ) -> Records:
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
     `progress(now_s, requests arrived)` is called at intervals. `until_s` stops the run; requests still in the system
     are recorded as unfinished. `line` replaces `perf`'s step-time model. `pacer` is the pace at which answers are read.
-    `decisions` observes the policies' choices. `order` learns the place of every row. Raises HeadwayError if a model
-    does not fit its GPUs.
+    `decisions` observes the policies' choices. `order` learns the place of every row. `limits` are those of tenants, by
+    name. Raises HeadwayError if a model does not fit its GPUs.
     """
     cluster = Cluster(
         fleet, source, policies, seed, step, scrape or Scrape(), progress, line or calibrated_line, pacer or Pacer(),
-        decisions, order,
+        decisions, order, SimulatedLimits(limits, fleet) if limits else None,
     )  # fmt: skip
     return cluster.run(faults, until_s, roles)
 
@@ -102,12 +105,15 @@ class Cluster:
         pacer: Pacer,
         observer: DecisionObserver | None = None,
         order: RowOrder | None = None,
+        limits: SimulatedLimits | None = None,
     ) -> None:
+        self._limits = limits
+        """None: no tenant has any."""
         self._observer, self._seed, self._order = observer, seed, order
         self._kernel = Kernel()
         if order is not None:
             order.follow(self._kernel)
-        self._recorder = Recorder(bool(fleet.fallbacks.models), order, SpillFile)
+        self._recorder = Recorder(bool(fleet.fallbacks.models), order, SpillFile, limits is not None)
         self._source = source
         self._progress = progress
         self._next_s = float("inf")
@@ -120,15 +126,16 @@ class Cluster:
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
         self._times = {pool.name: PoolTimes(pool, self._lines[pool.name]) for pool in fleet.all_pools}
         self._pacer, self._exact = pacer, step == "exact"
+        notify = source.reactive or limits is not None
         config = scrape.schedulers
         self._schedulers: Schedulers | None = None
         """None: there is one, which knows all that it has placed."""
         if config.num > 1:
-            shared = SharedControl(self, self._recorder, source.reactive)
+            shared = SharedControl(self, self._recorder, notify)
             self._control: Control = shared
             self._schedulers = Schedulers(config, shared, fleet, policies, seed)
         else:
-            self._control = Control(self, self._recorder, source.reactive)
+            self._control = Control(self, self._recorder, notify)
         self._pools: list[Pool] = []
         self._replicas: list[Replica] = []
         self._lifetimes: list[Lifetime] = []
@@ -297,6 +304,8 @@ class Cluster:
     def _judge(self, now: float, live: Live) -> None:
         assert self._control.cascade is not None
         config = self._control.cascade.config
+        if self._limits is not None:
+            self._limits.stage_ended(live, self._pools[live.replica].name, Outcome.FINISHED, now)
         quality = next((score for model, score in live.quality if model == live.model), 0.0)
         score = noisy_score(quality, config.judge_bias, config.judge_noise, self._seed, live.id, live.stage_index)
         self._control.on_judged(live, score, now)
@@ -332,9 +341,17 @@ class Cluster:
         self._kernel.at(time_s, COMMAND, argument.id, action, argument)
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
-        """Report the end of a request to the workload, which may react with further requests."""
-        self._source.ended(live, now, outcome)
-        self._arm()
+        """Report the end of a request to its tenant's limits, and to the workload, which may react with others."""
+        if self._limits is not None:
+            self._kernel.at(max(now, self._kernel.now), COMMAND, live.id, self._settle, (live, outcome))
+        if self._source.reactive:
+            self._source.ended(live, now, outcome)
+            self._arm()
+
+    def _settle(self, now: float, ended: tuple[Live, Outcome]) -> None:
+        live, outcome = ended
+        assert self._limits is not None
+        self._limits.ended(live, self._pools[live.replica].name if live.replica >= 0 else "", outcome, now)
 
     # Arrivals.
 
@@ -356,7 +373,10 @@ class Cluster:
         self._arm()
         if self._schedulers is not None:
             live.scheduler = self._schedulers.choose()
-        self._control.on_arrival(live, now)
+        if self._limits is not None and (reason := self._limits.refusal(live, now)):
+            self._control.on_refused(live, now, reason)
+        else:
+            self._control.on_arrival(live, now)
         if not live.id % _PROGRESS_EVERY:
             self._recorder.flush()
             self._kernel.changes.limit()

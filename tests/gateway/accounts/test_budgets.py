@@ -14,10 +14,11 @@ import pytest
 pytest.importorskip("sqlalchemy")
 
 from headway.gateway.accounts.budgets import Accounts, Charge
-from headway.gateway.accounts.store import AccountStore, Budget, StoredKey
+from headway.gateway.accounts.store import AccountStore, StoredKey
 from headway.gateway.database import UNAVAILABLE
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import KeyStoreSettings
+from headway.limits.budgets import Budget
 
 DAY = date(2026, 11, 22)
 

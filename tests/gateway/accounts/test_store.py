@@ -13,7 +13,8 @@ from msgspec.structs import replace
 pytest.importorskip("sqlalchemy")
 
 from headway.core.errors import HeadwayError
-from headway.gateway.accounts.store import AccountStore, Budget, StoredKey, Use
+from headway.gateway.accounts.store import AccountStore, StoredKey, Use
+from headway.limits.budgets import Budget
 from keys import digest
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("httptools")
 
 import serving
 from headway.gateway.auth.keys import ApiKeys, check_admin
-from headway.gateway.auth.limits import TokenBucket
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import Key
+from headway.limits.rates import TokenBucket
 from keys import ADMIN, bearer, digest
 from serving import ask, chat
 

@@ -8,9 +8,10 @@ import pytest
 
 import serving
 from headway.gateway.auth.keys import MAX_COUNTED_KEYS, OTHER_KEYS, ApiKeys
-from headway.gateway.auth.limits import RateLimit, TokenBucket, limit_headers
+from headway.gateway.auth.limits import limit_headers
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import Key
+from headway.limits.rates import RateLimit, TokenBucket
 from keys import bearer, digest
 from serving import ask, chat
 

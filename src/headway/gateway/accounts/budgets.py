@@ -17,10 +17,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headway.gateway.accounts.store import AccountStore, Budget, Spent, StoredKey, Use
+from headway.gateway.accounts.store import AccountStore, Spent, StoredKey, Use
 from headway.gateway.database import UNAVAILABLE
 from headway.gateway.errors import ApiError, logged
 from headway.gateway.settings import KeyStoreSettings
+from headway.limits.budgets import Account, Budget
 
 log = logging.getLogger("headway.gateway")
 _CLOSED_DAYS_S = 60.0
@@ -29,33 +30,25 @@ _NOTHING = (0, 0.0)
 QUOTA_CODE, UNAVAILABLE_CODE = "insufficient_quota", "key_store_unavailable"
 
 
-class Account:
-    """One key's, or one team's, budget."""
+class StoredAccount(Account):
+    """One key's, or one team's, budget in the database. What is used here and not in the database yet is `used`."""
 
     def __init__(self, what: str, budget: Budget) -> None:
         """`what`: "key" or "team", for messages."""
-        self.what, self.budget = what, budget
+        super().__init__(budget)
+        self.what = what
         self.before_today = self.today = _NOTHING
         """What the database knows of this period: tokens and dollars."""
-        self.pending_tokens, self.pending_usd = 0, 0.0
-        """Used here, and not in the database yet."""
-        self.reserved_tokens, self.reserved_usd = 0, 0.0
-        """Of requests in flight here."""
 
     def spent(self) -> tuple[int, float]:
-        tokens = self.before_today[0] + self.today[0] + self.pending_tokens
-        return tokens, self.before_today[1] + self.today[1] + self.pending_usd
+        tokens = self.before_today[0] + self.today[0] + self.used_tokens
+        return tokens, self.before_today[1] + self.today[1] + self.used_usd
 
     def check(self, tokens: int, usd: float, today: date) -> None:
         """ApiError (429) if the budget has no room for this."""
-        spent_tokens, spent_usd = self.spent()
-        budget = self.budget
-        over_tokens = budget.tokens is not None and spent_tokens + self.reserved_tokens + tokens > budget.tokens
-        over_usd = budget.usd is not None and (
-            spent_usd + self.reserved_usd + usd > budget.usd or spent_usd >= budget.usd
-        )
-        if over_tokens or over_usd:
-            raise self._error(f"{budget.tokens:,} tokens" if over_tokens else f"${budget.usd:,.2f}", today)
+        lacked, budget = self.lacks(tokens, usd), self.budget
+        if lacked:
+            raise self._error(f"{budget.tokens:,} tokens" if lacked == "tokens" else f"${budget.usd:,.2f}", today)
 
     def _error(self, amount: str, today: date) -> ApiError:
         end = self.budget.end(today)
@@ -64,14 +57,6 @@ class Account:
         retry_s = None if end is None else max(int((_midnight(end) - datetime.now(UTC)).total_seconds()), 1)
         message = f"the budget of this {self.what}, {amount} {each}, has no room for this request{again}"
         return ApiError(429, message, QUOTA_CODE, retry_after_s=retry_s, reason=f"{self.what}_budget")
-
-    def reserve(self, tokens: int, usd: float) -> None:
-        self.reserved_tokens += tokens
-        self.reserved_usd += usd
-
-    def use(self, tokens: int, usd: float) -> None:
-        self.pending_tokens += tokens
-        self.pending_usd += usd
 
 
 class Charge(Struct, frozen=True):
@@ -107,8 +92,8 @@ class Accounts:
         self._settings, self._on_keys, self._today = settings, on_keys, today
         self.store = AccountStore(settings.store)
         self._keys: dict[str, StoredKey] = {}
-        self._key_accounts: dict[str, Account] = {}
-        self._team_accounts: dict[str, Account] = {}
+        self._key_accounts: dict[str, StoredAccount] = {}
+        self._team_accounts: dict[str, StoredAccount] = {}
         self._uses: dict[tuple[str, str, str, str], Use] = {}
         """Not written yet, by key, team, day and model."""
         self._num_changes: int | None = None
@@ -220,7 +205,7 @@ class Accounts:
     async def _write(self, today: date) -> None:
         """Write what was used, and read what was spent today."""
         taken, self._uses = self._uses, {}
-        pending = [(each, each.pending_tokens, each.pending_usd) for each in self._accounts()]
+        pending = [(each, each.used_tokens, each.used_usd) for each in self._accounts()]
         try:
             by_key, by_team = await self.store.exchange(list(taken.values()), today.isoformat())
         except BaseException:
@@ -232,7 +217,7 @@ class Accounts:
         _assign(self._key_accounts, by_key, "today")
         _assign(self._team_accounts, by_team, "today")
 
-    def _accounts(self) -> list[Account]:
+    def _accounts(self) -> list[StoredAccount]:
         return [*self._key_accounts.values(), *self._team_accounts.values()]
 
     async def _read_keys(self) -> None:
@@ -251,17 +236,17 @@ class Accounts:
                 _assign(same, spent, "before_today")
 
 
-def _assign(accounts: dict[str, Account], spent: Spent, attribute: str) -> None:
+def _assign(accounts: dict[str, StoredAccount], spent: Spent, attribute: str) -> None:
     for name, account in accounts.items():
         setattr(account, attribute, spent.get(name, _NOTHING))
 
 
-def _updated(accounts: dict[str, Account], what: str, budgets: dict[str, Budget]) -> dict[str, Account]:
+def _updated(accounts: dict[str, StoredAccount], what: str, budgets: dict[str, Budget]) -> dict[str, StoredAccount]:
     """Accounts for those that have a budget; those that had one keep what is reserved and pending."""
     found: dict[str, Any] = {}
     for name, budget in budgets.items():
         if budget:
-            found[name] = accounts.get(name) or Account(what, budget)
+            found[name] = accounts.get(name) or StoredAccount(what, budget)
             found[name].budget = budget
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from datetime import date, timedelta
-from typing import Any, Literal, get_args
+from datetime import date
+from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import (
@@ -28,10 +28,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from headway.core.errors import HeadwayError, unknown
 from headway.gateway.database import Database
 from headway.gateway.settings import Key, key_id
+from headway.limits.budgets import Budget
 
-Period = Literal["day", "week", "month", "total"]
-"""How long a budget lasts: a calendar day, a week from Monday, a month, all in UTC; or for ever."""
-PERIODS: tuple[Period, ...] = get_args(Period)
 GROUPS = ("key", "team", "model", "day")
 """What a report of the spending may be by."""
 
@@ -65,31 +63,6 @@ CHANGES = Table(
     "headway_key_changes", TABLES, Column("one", Integer, primary_key=True), Column("num", BigInteger, nullable=False)
 )
 """One row: how often keys and teams have changed."""
-
-
-class Budget(Struct, frozen=True):
-    """What a key or a team may use in each period; None is no limit."""
-
-    tokens: int | None = None
-    usd: float | None = None
-    period: Period = "month"
-
-    def __bool__(self) -> bool:
-        return self.tokens is not None or self.usd is not None
-
-    def start(self, today: date) -> date:
-        """The first day of the period that has this day."""
-        return {"day": today, "week": today - timedelta(days=today.weekday()), "month": today.replace(day=1)}.get(
-            self.period, date.min
-        )
-
-    def end(self, today: date) -> date | None:
-        """The first day of the next period; None if there is none."""
-        if self.period == "total":
-            return None
-        days = {"day": 1, "week": 7}.get(self.period, 32)
-        later = self.start(today) + timedelta(days=days)
-        return later.replace(day=1) if self.period == "month" else later
 
 
 class StoredKey(Struct, frozen=True):

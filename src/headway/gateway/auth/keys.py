@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from datetime import UTC, datetime
 
-from headway.gateway.auth.limits import Quantity, RateLimit, TokenBucket
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import Key, key_id
+from headway.limits.rates import RateLimit, Rates
 
 MAX_COUNTED_KEYS = 1000
 """Keys with counters of their own. Further ones share those of `OTHER_KEYS`."""
 OTHER_KEYS = "other"
-_LIMITED: tuple[Quantity, Quantity] = ("requests", "tokens")
 
 
 class KeyCounts:
@@ -37,33 +36,25 @@ class Caller:
     def __init__(self, key: Key, clock: Callable[[], float], counts: Callable[[str], KeyCounts]) -> None:
         """`counts` returns the counters of a key."""
         self.owner, self._clock, self._counts = key.sha256, clock, counts
-        self._buckets: dict[Quantity, TokenBucket] = {}
+        self._rates = Rates()
         self._reported: tuple[RateLimit, ...] | None = None
         self.set(key)
 
     def set(self, key: Key) -> None:
         """Take over the settings of a key with the same sum. What was withdrawn from its limits stays withdrawn."""
         self.key, self.tenant, self.tier, self.expires = key, key.tenant, key.tier, key.expires
-        rates = zip(_LIMITED, (key.requests_per_minute, key.tokens_per_minute), strict=True)
-        now, buckets = self._clock(), self._buckets
-        self._buckets = {}
-        for quantity, per_minute in rates:
-            if per_minute is not None:
-                bucket = self._buckets[quantity] = buckets.get(quantity) or TokenBucket(per_minute, now)
-                bucket.change(per_minute, now)
-        self.is_limited = bool(self._buckets)
+        self._rates.change(key.requests_per_minute, key.tokens_per_minute, self._clock())
+        self.is_limited = bool(self._rates)
 
     def reserve(self, tokens: int) -> None:
         """Withdraw one request and its tokens from the limits. ApiError (429) if a limit is reached."""
-        now = self._clock()
-        amounts = {"requests": 1, "tokens": tokens}
-        for quantity, bucket in self._buckets.items():
-            wait_s = bucket.wait_s(amounts[quantity], now)
-            if wait_s > 0:
-                message = f"this key's limit of {quantity} per minute is reached"
-                raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait_s), reason=quantity)
-        for quantity, bucket in self._buckets.items():
-            bucket.withdraw(amounts[quantity], now)
+        if not self.is_limited:
+            return
+        refused = self._rates.reserve(tokens, self._clock())
+        if refused is not None:
+            quantity, wait_s = refused
+            message = f"this key's limit of {quantity} per minute is reached"
+            raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait_s), reason=quantity)
 
     def settle(self, reserved_tokens: int, used_tokens: int) -> None:
         """Correct a reservation by the tokens that a request has used, which ends with that."""
@@ -74,8 +65,8 @@ class Caller:
 
     def give_back(self, tokens: int) -> None:
         """Return reserved tokens."""
-        if (bucket := self._buckets.get("tokens")) is not None:
-            bucket.withdraw(-tokens, self._clock())
+        if self.is_limited:
+            self._rates.give_back(tokens, self._clock())
 
     def count_refusal(self, error: ApiError) -> None:
         """Count a request that is refused because of a limit, or because its key cannot be checked."""
@@ -86,8 +77,7 @@ class Caller:
         """The key's limits at this moment; in a worker, as the scheduler has reported them last."""
         if self._reported is not None:
             return self._reported
-        now = self._clock()
-        return tuple(bucket.state(quantity, now) for quantity, bucket in self._buckets.items())
+        return self._rates.state(self._clock())
 
     def report(self, limits: tuple[RateLimit, ...]) -> None:
         """Take over the limits from the process that counts them."""

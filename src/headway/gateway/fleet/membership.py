@@ -16,11 +16,12 @@ from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.combos import ComboInstances, in_order
-from headway.gateway.fleet.specs import ServedPool, ServingPlan, TokenPrices
+from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.replica import LiveReplica, Slots
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.health import HealthMonitor
+from headway.limits.budgets import TokenPrices
 from headway.perf.engine_times import pool_times
 
 MAX_FAILED_STARTS = 16

@@ -15,6 +15,7 @@ from headway.core.pacer import Pacer
 from headway.core.past_demand import PastDemand
 from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.settings import Api, Judge, Settings
+from headway.limits.budgets import TokenPrices
 
 _Seconds = Annotated[float, Meta(gt=0)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -75,20 +76,6 @@ class InferencePool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A context of the kubeconfig. Without it: the cluster that the picker runs in, else the current context."""
     poll_s: _Seconds = 60.0
     """Longest time between two reads of the pool and its pods. They are read at once when a pod changes."""
-
-
-class TokenPrices(Struct, frozen=True):
-    """What keys are charged, in dollars per million tokens."""
-
-    input_usd: float = 0.0
-    output_usd: float = 0.0
-    cached_usd: float | None = None
-    """Of tokens of prompts that were in a prefix cache; None: the same as of others."""
-
-    def usd(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
-        """`cached_tokens` of the input tokens were in a prefix cache."""
-        saved_usd = 0.0 if self.cached_usd is None else cached_tokens * (self.input_usd - self.cached_usd)
-        return (input_tokens * self.input_usd + output_tokens * self.output_usd - saved_usd) / 1e6
 
 
 class ServedPool(Struct, frozen=True):

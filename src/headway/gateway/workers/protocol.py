@@ -17,13 +17,13 @@ from msgspec import Struct
 from headway.control.policies import FallbackReason
 from headway.core.record import Outcome
 from headway.core.request import Phase
-from headway.gateway.auth.limits import RateLimit
 from headway.gateway.relay.request import Features
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
 from headway.gateway.settings import Api, Judge, Key, Settings
 from headway.gateway.telemetry.logs import LogOptions
 from headway.gateway.telemetry.metrics import HistogramCounts
+from headway.limits.rates import RateLimit
 
 _LENGTH = 4
 MAX_MISSED = 5

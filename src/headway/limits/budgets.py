@@ -1,0 +1,105 @@
+"""Budgets of tokens and dollars in periods, and what requests are charged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, timedelta
+from typing import Literal
+
+from msgspec import Struct
+
+from headway.core.record import Outcome
+
+Period = Literal["day", "week", "month", "total"]
+"""How long a budget lasts: a calendar day, a week from Monday, a month, all in UTC; or for ever."""
+
+
+class Budget(Struct, frozen=True):
+    """What a key, a team or a tenant may use in each period; None is no limit."""
+
+    tokens: int | None = None
+    usd: float | None = None
+    period: Period = "month"
+
+    def __bool__(self) -> bool:
+        return self.tokens is not None or self.usd is not None
+
+    def start(self, today: date) -> date:
+        """The first day of the period that has this day."""
+        return {"day": today, "week": today - timedelta(days=today.weekday()), "month": today.replace(day=1)}.get(
+            self.period, date.min
+        )
+
+    def end(self, today: date) -> date | None:
+        """The first day of the next period; None if there is none."""
+        if self.period == "total":
+            return None
+        days = {"day": 1, "week": 7}.get(self.period, 32)
+        later = self.start(today) + timedelta(days=days)
+        return later.replace(day=1) if self.period == "month" else later
+
+
+class Account:
+    """A budget, and what of it is used and reserved in the present period."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.used_tokens, self.used_usd = 0, 0.0
+        self.reserved_tokens, self.reserved_usd = 0, 0.0
+        """Of requests in flight here."""
+
+    def spent(self) -> tuple[int, float]:
+        return self.used_tokens, self.used_usd
+
+    def lacks(self, tokens: int, usd: float) -> Literal["", "tokens", "usd"]:
+        """Of what the budget has no room for this; "" if it has room."""
+        spent_tokens, spent_usd = self.spent()
+        budget = self.budget
+        if budget.tokens is not None and spent_tokens + self.reserved_tokens + tokens > budget.tokens:
+            return "tokens"
+        is_over = budget.usd is not None and (
+            spent_usd + self.reserved_usd + usd > budget.usd or spent_usd >= budget.usd
+        )
+        return "usd" if is_over else ""
+
+    def reserve(self, tokens: int, usd: float) -> None:
+        """Keep this for a request in flight; negative: give it back."""
+        self.reserved_tokens += tokens
+        self.reserved_usd += usd
+
+    def use(self, tokens: int, usd: float) -> None:
+        self.used_tokens += tokens
+        self.used_usd += usd
+
+
+class TokenPrices(Struct, frozen=True):
+    """What is charged, in dollars per million tokens."""
+
+    input_usd: float = 0.0
+    output_usd: float = 0.0
+    cached_usd: float | None = None
+    """Of tokens of prompts that were in a prefix cache; None: the same as of others."""
+
+    def usd(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
+        """`cached_tokens` of the input tokens were in a prefix cache."""
+        saved_usd = 0.0 if self.cached_usd is None else cached_tokens * (self.input_usd - self.cached_usd)
+        return (input_tokens * self.input_usd + output_tokens * self.output_usd - saved_usd) / 1e6
+
+
+def dearest_usd(
+    model: str, input_tokens: int, output_tokens: int, pools: Iterable[tuple[str, TokenPrices]],
+    names: Mapping[str, Collection[str]], fallbacks: Mapping[str, Sequence[str]],
+) -> float:  # fmt: skip
+    """The price of a request at the dearest of the pools (model, prices) that may serve it.
+
+    `names` are those of each model; `fallbacks` are the models that may answer in place of one.
+    """
+    asked = [name for name, own in names.items() if model in own]
+    may_serve = {*asked, *(each for name in asked for each in fallbacks.get(name, ()))}
+    costs = [prices.usd(input_tokens, output_tokens) for name, prices in pools if name in may_serve or not asked]
+    return max(costs, default=0.0)
+
+
+def is_charged(is_placed: bool, outcome: Outcome | None, generated_tokens: int) -> bool:
+    """Whether a request that has ended is charged: not if no engine has begun it."""
+    return is_placed and (outcome is not Outcome.REJECTED or generated_tokens > 0)
