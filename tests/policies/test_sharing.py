@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fakes import FakeRequest
 from headway.core.errors import HeadwayError
-from headway.policies.ordering.attained import VtcOrdering
+from headway.core.policy import PeerOrdering
+from headway.policies.ordering.attained import LeastAttainedServiceOrdering, VtcOrdering
 from headway.policies.ordering.deficit import DeficitRoundRobinOrdering
 from headway.policies.ordering.fair import FairOrdering
 from tenant_lines import Lines
@@ -105,6 +106,59 @@ def test_tiers_come_first(make: Any) -> None:
         ordering.started(FakeRequest(i, tenant="bulk", prompt_tokens=10**6), 0.0)
     urgent, other = FakeRequest(50, tenant="bulk"), FakeRequest(51, tenant="other", tier=1)
     assert ordering.rank(urgent, 0.0) < ordering.rank(other, 0.0)
+
+
+@pytest.mark.parametrize("make", SHARING)
+def test_service_of_another_gateway_counts(make: Any) -> None:
+    """A tenant that another gateway serves goes last here, until its answers turn out to be short; a tenant that comes
+    back is lifted, and what the other one had while it was alone is not held against it."""
+    kinds = {FairOrdering: {"burst_tokens": 0}, DeficitRoundRobinOrdering: {"quantum_tokens": 400}}.get(make, {})
+    here, there = make(**kinds), make(**kinds)
+    assert isinstance(here, PeerOrdering)
+    lines = Lines(there)
+    for _ in range(10):
+        lines.add("flood", 1000)
+    for _ in range(10):
+        lines.start()
+    told = there.given()
+    assert told == {(0, "flood"): 10_000.0} and there.given() == {}
+    for share, service in told.items():
+        here.given_elsewhere(share, service)
+    assert here.given() == {}
+    assert first(here) == "quiet"
+    here.given_elsewhere((0, "flood"), -10_000.0)
+    for _ in range(100):
+        here.given_elsewhere((0, "flood"), 500.0)
+    at = Lines(here)
+    for _ in range(40):
+        at.add("flood", 100)
+        at.add("quiet", 100)
+    started = [at.start().tenant for _ in range(40)]
+    assert started[0] == "quiet" and 15 <= started.count("quiet") <= 26
+
+
+def first(ordering: Any) -> str:
+    """Which of two tenants goes first, the flood's request having come before."""
+    flood, quiet = (FakeRequest(i, arrival_s=float(i), tenant=name) for i, name in enumerate(("flood", "quiet")))
+    return "quiet" if ordering.rank(quiet, 0.0) < ordering.rank(flood, 0.0) else "flood"
+
+
+@pytest.mark.parametrize("make", [VtcOrdering, DeficitRoundRobinOrdering])
+def test_a_correction_from_elsewhere_is_no_credit(make: Any) -> None:
+    """Sums of a gateway that has forgotten a tenant begin anew."""
+    ordering = make(output_weight=0)
+    lines = Lines(ordering)
+    for _ in range(20):
+        lines.add("a", 1000)
+        lines.add("b", 1000)
+    for _ in range(10):
+        lines.start()
+    ordering.given_elsewhere((0, "a"), -1e9)
+    assert 8 <= [lines.start().tenant for _ in range(20)].count("a") <= 12 + (make is not VtcOrdering) * 8
+
+
+def test_programs_are_no_tenants_of_other_gateways() -> None:
+    assert not isinstance(LeastAttainedServiceOrdering(), PeerOrdering)
 
 
 @pytest.mark.parametrize("make", SHARING)

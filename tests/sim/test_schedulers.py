@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,36 @@ def test_prompts_that_others_placed_are_found_once_they_are_told(source: str) ->
     one, told, silent = cached_tokens({}), cached_tokens({"num": 3}), cached_tokens({"num": 3, "shared": False})
     assert silent < 0.9 * one
     assert told > silent + 0.8 * (one - silent)
+
+
+@pytest.mark.parametrize("ordering", ["fair", "vtc", "drr"])
+def test_a_tenant_that_floods_at_one_scheduler_is_held_back_at_another(
+    ordering: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both tenants ask the second one alike, and the flood the first one as well."""
+    turns, until_s = (("flood", 0), ("flood", 0), ("flood", 1), ("quiet", 1)), 60.0
+    rows = [f"{0.16 * i},200,160,{turns[i % 4][0]}" for i in range(375)]
+    (tmp_path / "day.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,tenant", *rows]))
+
+    def started(shared: bool) -> Counter[str]:
+        """Requests that have started, by tenant, of those that came to the second scheduler."""
+        places = cycle(at for _, at in turns)
+        monkeypatch.setattr(Schedulers, "choose", lambda self: next(places))
+        found = hw.simulate(
+            scenario(
+                {"num": 2, "shared": shared},
+                replicas=1,
+                workload={"trace": str(tmp_path / "day.csv")},
+                policies={"routing": "least-loaded", "ordering": ordering, "ordering_at": "gateway", "window": 12},
+                simulation={"until_s": until_s},
+            )
+        ).records
+        ids = found.requests["request"][~np.isnan(found.requests["admitted_s"])]
+        return Counter(turns[id % 4][0] for id in ids if turns[id % 4][1] == 1)
+
+    told, silent = started(True), started(False)
+    assert told["quiet"] > 3 * told["flood"] > 0
+    assert silent["quiet"] < 1.2 * silent["flood"]
 
 
 def test_tenants_service_elsewhere_counts() -> None:

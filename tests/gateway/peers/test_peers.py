@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import postgres
 import serving
+from keys import bearer, digest
 from serving import ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
@@ -126,6 +129,49 @@ def test_gateways_go_on_alone_while_the_store_is_away_and_agree_when_it_is_back(
     stream.close()
     until(lambda: elsewhere(second) == 0)
     first.wait_for("goes on alone", "shares its state now")
+
+
+@pytest.mark.parametrize("ordering", ["vtc", "drr"])
+def test_a_tenant_that_floods_at_one_gateway_is_held_back_at_another(
+    store: postgres.Server, tmp_path: Path, ordering: str
+) -> None:
+    engine = serving.emulator("--speed", "4")
+    keys = [{"sha256": digest(name), "name": name} for name in ("flood", "quiet", "third")]
+    path = serving.fleet_file(
+        tmp_path, [engine.url],
+        policies={"ordering": ordering, "ordering_at": "gateway", "window": 1},
+        gateway={"api_keys": keys, "peers": {"store": store.url, "lease_s": 5.0}},
+    )  # fmt: skip
+    first, second = serving.gateway(path), serving.gateway(path)
+    with serving.closing(engine, first, second):
+        for each in (first, second):
+            serving.all_up(each, 1)
+            know_each_other(each, 1)
+        for _ in range(4):
+            assert "usage" in chat(first, max_tokens=200, headers=bearer("flood")).json()
+        heard = received(second)
+        until(lambda: received(second) >= heard + 2)
+        running = chat(second, max_tokens=30_000, stream=True, headers=bearer("third"))
+        until(lambda: metric(second, "headway_requests_in_flight") == 1)
+        order: list[str] = []
+
+        def answered(key: str) -> None:
+            chat(second, max_tokens=5, headers=bearer(key)).json()
+            order.append(key)
+
+        threads = [threading.Thread(target=answered, args=(key,)) for key in ("flood", "quiet")]
+        for num, thread in enumerate(threads, 1):
+            thread.start()
+            until(lambda num=num: metric(second, "headway_requests_held") == num)
+        running.close()
+        for thread in threads:
+            thread.join(20)
+        assert order == ["quiet", "flood"]
+
+
+def received(gateway: serving.Process) -> float:
+    """Messages of other gateways."""
+    return metric(gateway, 'headway_peer_messages_total{way="received"}')
 
 
 def test_a_gateway_that_is_killed_takes_only_its_own_requests_and_its_streams_continue_elsewhere(

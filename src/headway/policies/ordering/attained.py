@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headway.core.record import Ended
 from headway.core.view import RequestView
-from headway.policies.ordering.shares import Charges, InFlight, Share, check_room, checked_weights
+from headway.policies.ordering.shares import MOST_AT_ONCE, Charges, Given, InFlight, Share, check_room, checked_weights
 
 _MAX_SHARES = 100_000
 """Tenants or programs whose service is remembered. Of more, the one served longest ago is forgotten."""
@@ -21,7 +21,81 @@ class _Attained:
     tokens: float = 0.0
 
 
-class VtcOrdering:
+class _ServiceOrdering:
+    """What the orderings by attained service have in common."""
+
+    quantum: int | None = None
+    preemptive = False
+
+    def __init__(
+        self, weights: Mapping[str, float] | None, charges: Charges, headroom: float, prompt_window: int | None
+    ) -> None:
+        check_room(headroom, prompt_window)
+        self._weights, self._charges, self._in_flight = checked_weights(weights), charges, InFlight()
+        self.headroom, self.prompt_window = headroom, prompt_window
+        self._attained: OrderedDict[Share, _Attained] = OrderedDict()
+        self._busy: dict[int, dict[Share, _Attained]] = {}
+        """By tier, the shares with requests in flight."""
+
+    def share(self, request: RequestView) -> Share:
+        return request.tier, request.tenant
+
+    def rank(self, request: RequestView, now: float) -> tuple[int, float, float, float]:
+        share = self.share(request)
+        attained = self._attained.get(share)
+        own = 0.0 if attained is None else attained.tokens
+        return request.tier, self._counter(share), own, request.arrival_s
+
+    def _counter(self, share: Share) -> float:
+        """The counter with which the share would start a request now."""
+        attained = self._attained.get(share)
+        return 0.0 if attained is None else attained.tokens
+
+    def is_below_share(self, request: RequestView) -> bool:
+        return self._in_flight.is_below(self.share(request))
+
+    def started(self, request: RequestView, now: float) -> None:
+        if request.id in self._in_flight:
+            return  # placed again
+        share = self.share(request)
+        weight, charge = self._weight(share), self._charges.at_start(request, share)
+        attained = self._lifted(share)
+        self._in_flight.start(request.id, share, weight, charge)
+        self._busy.setdefault(request.tier, {})[share] = attained
+        self._give(share, attained, charge)
+
+    def _lifted(self, share: Share) -> _Attained:
+        """The share's service as it starts a request now. What it was is forgotten last."""
+        counter, attained = self._counter(share), self._attained.setdefault(share, _Attained())
+        attained.tokens = counter
+        self._attained.move_to_end(share)
+        if len(self._attained) > _MAX_SHARES:
+            self._forgotten(self._attained.popitem(last=False)[0])
+        return attained
+
+    def _give(self, share: Share, attained: _Attained, service: float) -> None:
+        attained.tokens += service / self._weight(share)
+
+    def _forgotten(self, share: Share) -> None:
+        """A share's service is remembered no more."""
+
+    def _weight(self, share: Share) -> float:
+        return self._weights.get(str(share[1]), 1.0)
+
+    def learn(self, record: Ended | RequestView) -> None:
+        found = self._in_flight.end(record.id)
+        if found is None:
+            return  # it never started
+        share, charged = found
+        busy = self._busy[share[0]]
+        self._give(share, busy[share], self._charges.at_end(record, share, charged))
+        if not self._in_flight.num(share):
+            del busy[share]
+
+    ended = learn
+
+
+class VtcOrdering(_ServiceOrdering):
     """By tier, and within a tier the tenant with the smallest virtual token counter; by arrival within a tenant.
 
     A tenant's counter grows by the service of its requests over its weight in `weights` (1 if it has none there):
@@ -36,13 +110,10 @@ class VtcOrdering:
     While two tenants of a tier wait, their services over their weights differ by no more than two requests of each,
     and the errors of the predictions for their requests in flight. While the head of a tenant's line waits, each other
     tenant starts requests until its counter has reached that tenant's, and none further. So none starves. Tiers are
-    strict. `headroom` and `prompt_window` are as in `fair`.
+    strict. `headroom` and `prompt_window` are as in `fair`. Several gateways count each other's service.
 
     It orders the gateway's queue only.
     """
-
-    quantum: int | None = None
-    preemptive = False
 
     def __init__(
         self,
@@ -52,69 +123,53 @@ class VtcOrdering:
         headroom: float = 1 / 16,
         prompt_window: int | None = None,
     ) -> None:
-        check_room(headroom, prompt_window)
-        self._weights = checked_weights(weights)
-        self._charges, self._in_flight = Charges(prompt_weight, output_weight), InFlight()
-        self.headroom, self.prompt_window = headroom, prompt_window
-        self._attained: OrderedDict[Share, _Attained] = OrderedDict()
-        self._busy: dict[int, dict[Share, _Attained]] = {}
-        """By tier, the shares with requests in flight."""
+        super().__init__(weights, Charges(prompt_weight, output_weight), headroom, prompt_window)
+        self._given = Given()
+        self._elsewhere: dict[int, float] = {}
+        """By tier, the counter with which a request has started elsewhere; the largest."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Use these weights for the tenants that have one here, from the next request on."""
         self._weights |= checked_weights(weights)
 
-    def share(self, request: RequestView) -> Share:
-        return request.tier, request.tenant
+    def _counter(self, share: Share) -> float:
+        tier = share[0]
+        busy = self._busy.get(tier)
+        tokens = super()._counter(share)
+        if not busy:
+            return max(tokens, self._elsewhere.get(tier, 0.0))
+        return tokens if share in busy else max(tokens, self._least(tier))
 
-    def rank(self, request: RequestView, now: float) -> tuple[int, float, float, float]:
-        attained = self._attained.get(self.share(request))
-        own = 0.0 if attained is None else attained.tokens
-        return request.tier, self._counter(request), own, request.arrival_s
+    def _least(self, tier: int) -> float:
+        """The smallest counter of tenants with requests in flight; without any here, that of elsewhere."""
+        if busy := self._busy.get(tier):
+            return min(each.tokens for each in busy.values())
+        return self._elsewhere.get(tier, 0.0)
 
-    def _counter(self, request: RequestView) -> float:
-        """The counter with which the request's share would start now."""
-        share = self.share(request)
-        attained = self._attained.get(share)
-        tokens = 0.0 if attained is None else attained.tokens
-        busy = self._busy.get(request.tier)
-        if busy and share not in busy:
-            return max(tokens, min(each.tokens for each in busy.values()))
-        return tokens
+    def _give(self, share: Share, attained: _Attained, service: float) -> None:
+        super()._give(share, attained, service)
+        self._given.add(share, service)
 
-    def is_below_share(self, request: RequestView) -> bool:
-        return self._in_flight.is_below(self.share(request))
+    def _forgotten(self, share: Share) -> None:
+        self._given.forget(share)
 
-    def started(self, request: RequestView, now: float) -> None:
-        if request.id in self._in_flight:
-            return  # placed again
-        share = self.share(request)
-        weight, charge, lifted = self._weight(share), self._charges.at_start(request, share), self._counter(request)
-        attained = self._attained.setdefault(share, _Attained())
-        attained.tokens = lifted + charge / weight
-        self._in_flight.start(request.id, share, weight, charge)
-        self._busy.setdefault(request.tier, {})[share] = attained
-        self._attained.move_to_end(share)
-        if len(self._attained) > _MAX_SHARES:
-            self._attained.popitem(last=False)
+    def given(self) -> Mapping[tuple[int, str], float]:
+        """See `core.policy.PeerOrdering`."""
+        return self._given.take()
 
-    def _weight(self, share: Share) -> float:
-        return self._weights.get(str(share[1]), 1.0)
-
-    def learn(self, record: Ended | RequestView) -> None:
-        found = self._in_flight.end(record.id)
-        if found is None:
-            return  # it never started
-        share, charged = found
-        busy = self._busy[share[0]]
-        busy[share].tokens += self._charges.at_end(record, share, charged) / self._weight(share)
-        if not self._in_flight.num(share):
-            del busy[share]
-
-    ended = learn
+    def given_elsewhere(self, share: tuple[int, str], service: float, /) -> None:
+        """See `core.policy.PeerOrdering`: the tenant's counter grows as if its requests had started here."""
+        tier, weight = share[0], self._weight(share)
+        if service > 0:
+            attained = self._lifted(share)
+            self._elsewhere[tier] = max(self._elsewhere.get(tier, 0.0), attained.tokens)
+            attained.tokens += min(service, MOST_AT_ONCE) / weight
+        elif (known := self._attained.get(share)) is not None:
+            # No credit beyond that of a tenant that was idle.
+            known.tokens = max(known.tokens + service / weight, min(known.tokens, self._least(tier)))
 
 
-class LeastAttainedServiceOrdering(VtcOrdering):
+class LeastAttainedServiceOrdering(_ServiceOrdering):
     """By tier, and within a tier the program that has had the least service; by arrival within a program.
 
     A program is the calls of one session (`session_id`); a tenant's requests without one count as one program. Service
@@ -127,8 +182,7 @@ class LeastAttainedServiceOrdering(VtcOrdering):
     """
 
     def __init__(self, prompt_weight: float = 1.0, output_weight: float = 2.0) -> None:
-        super().__init__(None, prompt_weight, output_weight, headroom=0.0)
-        self._charges = Charges(prompt_weight, output_weight, predicts=False)
+        super().__init__(None, Charges(prompt_weight, output_weight, predicts=False), 0.0, None)
 
     def is_below_share(self, request: RequestView) -> bool:
         return True
@@ -136,7 +190,3 @@ class LeastAttainedServiceOrdering(VtcOrdering):
     def share(self, request: RequestView) -> Share:
         session = request.session_id
         return request.tier, request.tenant if session is None else session
-
-    def _counter(self, request: RequestView) -> float:
-        attained = self._attained.get(self.share(request))
-        return 0.0 if attained is None else attained.tokens

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headway.core.record import Ended
 from headway.core.view import RequestView
 from headway.policies.arguments import require_above
-from headway.policies.ordering.shares import Charges, InFlight, Share, check_room, checked_weights
+from headway.policies.ordering.shares import MOST_AT_ONCE, Charges, Given, InFlight, Share, check_room, checked_weights
 
 _MAX_IDLE = 4096
 """Tenants without a request in flight whose round is remembered. Of more, the one idle for longest is forgotten."""
@@ -43,6 +43,7 @@ class DeficitRoundRobinOrdering:
     While the head of a tenant's line waits, each other tenant of its tier starts requests of at most 1 + r quanta and
     one request more. r is what the tenant's own last requests took beyond its quantum, in quanta, rounded up; 0 for a
     tenant that was idle. So none starves. Tiers are strict. `headroom` and `prompt_window` are as in `fair`.
+    Several gateways count each other's service.
 
     It orders the gateway's queue only.
     """
@@ -63,6 +64,7 @@ class DeficitRoundRobinOrdering:
         check_room(headroom, prompt_window)
         self._weights, self._quantum_tokens = checked_weights(weights), quantum_tokens
         self._charges, self._in_flight = Charges(prompt_weight, output_weight), InFlight()
+        self._given = Given()
         self.headroom, self.prompt_window = headroom, prompt_window
         self._turns: dict[Share, _Turn] = {}
         self._idle: OrderedDict[Share, None] = OrderedDict()
@@ -93,16 +95,36 @@ class DeficitRoundRobinOrdering:
     def started(self, request: RequestView, now: float) -> None:
         if request.id in self._in_flight:
             return  # placed again
-        tier, share = request.tier, (request.tier, request.tenant)
-        weight = self._weight(share)
+        share = request.tier, request.tenant
+        weight, charge, turn = self._weight(share), self._charges.at_start(request, share), self._begin(share)
+        self._idle.pop(share, None)
+        self._in_flight.start(request.id, share, weight, charge)
+        self._given.add(share, charge)
+        self._take(turn, charge, weight)
+
+    def _begin(self, share: Share) -> _Turn:
+        """A tenant starts a request: its place, in the present round or a later one, which is then the present one."""
+        tier = share[0]
         present, turn = self._round.get(tier, 0), self._turns.get(share)
         if turn is None or turn.round < present:
-            turn = self._turns[share] = _Turn(present, self._quantum_tokens * weight)
+            turn = self._turns[share] = _Turn(present, self._quantum_tokens * self._weight(share))
         self._round[tier] = turn.round
-        self._idle.pop(share, None)
-        charge = self._charges.at_start(request, share)
-        self._in_flight.start(request.id, share, weight, charge)
-        self._take(turn, charge, weight)
+        return turn
+
+    def given(self) -> Mapping[tuple[int, str], float]:
+        """See `core.policy.PeerOrdering`."""
+        return self._given.take()
+
+    def given_elsewhere(self, share: tuple[int, str], service: float, /) -> None:
+        """See `core.policy.PeerOrdering`: the tenant's quanta are used as if its requests had started here."""
+        weight, turn = self._weight(share), self._turns.get(share)
+        if service > 0:
+            turn = self._begin(share)
+            self._take(turn, min(service, MOST_AT_ONCE), weight)
+        elif turn is not None:
+            turn.left = max(min(turn.left - service, self._quantum_tokens * weight), turn.left)
+        if turn is not None and not self._in_flight.num(share):
+            self._rest(share)
 
     def _take(self, turn: _Turn, tokens: float, weight: float) -> None:
         """Take tokens from a tenant's quantum, and from those of as many further rounds as it needs."""
@@ -118,11 +140,19 @@ class DeficitRoundRobinOrdering:
         if found is None:
             return  # it never started
         share, charged = found
-        self._take(self._turns[share], self._charges.at_end(record, share, charged), self._weight(share))
-        if self._in_flight.num(share):
-            return
+        due = self._charges.at_end(record, share, charged)
+        self._given.add(share, due)
+        self._take(self._turns[share], due, self._weight(share))
+        if not self._in_flight.num(share):
+            self._rest(share)
+
+    def _rest(self, share: Share) -> None:
+        """A tenant has no request in flight here."""
         self._idle[share] = None
+        self._idle.move_to_end(share)
         if len(self._idle) > _MAX_IDLE:
-            del self._turns[self._idle.popitem(last=False)[0]]
+            forgotten = self._idle.popitem(last=False)[0]
+            del self._turns[forgotten]
+            self._given.forget(forgotten)
 
     ended = learn

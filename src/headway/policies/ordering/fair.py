@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from headway.core.record import Ended
 from headway.core.view import RequestView
 from headway.policies.arguments import require_above, require_at_least, require_between
+from headway.policies.ordering.shares import MOST_AT_ONCE
 
 MAX_IDLE = 4096
 """Tenants without a request in flight whose service is remembered. Of more, the one idle for longest is forgotten."""
 _MEAN_OVER = 100
 """Requests over which the mean of output tokens is taken."""
-_MOST_AT_ONCE = 65_536.0
-"""Service by another scheduler in one message that is held against a tenant. More was given while it was not heard."""
 _Share = tuple[int, str]
 """Tier and tenant."""
 
@@ -160,7 +159,7 @@ class FairOrdering:
             tenant = self._add(*share)
         if service > 0:
             # As with requests that started one after the other: what came before the last ones is in the past.
-            past = max(service - _MOST_AT_ONCE, 0.0) / tenant.weight
+            past = max(service - MOST_AT_ONCE, 0.0) / tenant.weight
             start = self._virtual[share[0]] = max(self._virtual[share[0]], tenant.finish + past - tenant.burst)
             tenant.finish = max(tenant.finish, start - past)
         tenant.finish += service / tenant.weight

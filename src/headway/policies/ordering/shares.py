@@ -13,6 +13,8 @@ Share = tuple[int, str | int]
 """Tier, and tenant or program."""
 _KEPT = 0.8
 """Part of a share's mean answer that is kept with each further one, so that the mean is that of some five."""
+MOST_AT_ONCE = 65_536.0
+"""Service by another scheduler in one message that is held against a tenant. More was given while it was not heard."""
 _MAX_MEANS = 100_000
 """Shares whose mean answer is remembered. Of more, the one that ended a request longest ago is forgotten."""
 
@@ -59,6 +61,28 @@ class Charges:
             if len(means) > _MAX_MEANS:
                 means.popitem(last=False)
         return self._prompt_weight * record.prompt_tokens + self._output_weight * tokens - charged
+
+
+class Given:
+    """The service that was given here, by tenant, which other schedulers are told."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Share, float] = {}
+        self._changed: set[Share] = set()
+        """Tenants whose sum has changed since it was told last."""
+
+    def add(self, share: Share, service: float) -> None:
+        self._sums[share] = self._sums.get(share, 0.0) + service
+        self._changed.add(share)
+
+    def take(self) -> dict[tuple[int, str], float]:
+        """The sums that have changed since the last call."""
+        changed, self._changed = sorted(self._changed), set()
+        return {(tier, str(tenant)): self._sums[tier, tenant] for tier, tenant in changed}
+
+    def forget(self, share: Share) -> None:
+        self._sums.pop(share, None)
+        self._changed.discard(share)
 
 
 class InFlight:
