@@ -10,6 +10,7 @@ from headway.config.scenario import Scenario, assemble, variant
 from headway.config.strict_yaml import Places
 from headway.scenario.policies import policies_of
 
+IN_ORDER = {"name": "priority", "preemptive": False}
 POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-v1"}
 
 
@@ -28,7 +29,7 @@ def parts(chosen: Scenario) -> tuple[Any, ...]:
 
 def test_the_preset_is_one_set_and_its_policies_exist() -> None:
     chosen = assembled({"replicas": 2, "max_replicas": 4})
-    assert parts(chosen) == ("headway", "priority", "replica", "headway", "by-deadline", "headway")
+    assert parts(chosen) == ("headway", IN_ORDER, "replica", "headway", "by-deadline", "headway")
     assert policies_of(chosen).migration is not None
     (line,) = explained(chosen.spec.policies, chosen.fleet)
     assert line.endswith("; migration and scaling")
@@ -36,7 +37,7 @@ def test_the_preset_is_one_set_and_its_policies_exist() -> None:
 
 def test_what_a_fleet_cannot_use_is_left_out_and_said() -> None:
     chosen = assembled({"engine": "llama.cpp"})
-    assert parts(chosen) == ("headway", "priority", "gateway", None, "by-deadline", None)
+    assert parts(chosen) == ("headway", IN_ORDER, "gateway", None, "by-deadline", None)
     _, left_out = explained(chosen.spec.policies, chosen.fleet)
     for reason in ("no model has two replicas", "max_replicas", "llama.cpp: first come, first served"):
         assert reason in left_out
@@ -46,7 +47,7 @@ def test_what_a_fleet_cannot_use_is_left_out_and_said() -> None:
 
 def test_keys_beside_the_preset_replace_its_parts() -> None:
     chosen = assembled({"replicas": 2}, policies={"preset": "headway", "routing": "least-kv", "window": 8})
-    assert parts(chosen)[:4] == ("least-kv", "priority", "replica", "headway")
+    assert parts(chosen)[:4] == ("least-kv", IN_ORDER, "replica", "headway")
     assert chosen.spec.policies.window == 8
     named = [{"name": "plain"}, {"name": "all of it", "preset": "headway"}]
     chosen = assembled({"replicas": 2}, policies={"routing": "random"}, variants=named)
@@ -57,18 +58,25 @@ def test_keys_beside_the_preset_replace_its_parts() -> None:
     assert explained(variant(chosen, "plain").spec.policies, chosen.fleet) == []
 
 
+def test_where_the_gateway_pauses_requests_the_order_preempts() -> None:
+    pausing = {"preset": "headway", "ordering_at": "gateway", "preempt_every_s": 0.5}
+    chosen = assembled({"replicas": 2}, policies=pausing)
+    assert chosen.spec.policies.ordering == "priority"
+    assert policies_of(chosen).ordering().preemptive
+
+
 def test_null_leaves_a_part_out_and_a_default_beside_the_preset_is_kept() -> None:
     pool = {"replicas": 2, "max_replicas": 4}
     policies = {"preset": "headway", "routing": "least-loaded", "migration": None, "scaling": None}
     chosen = assembled(pool, policies=policies)
-    assert parts(chosen) == ("least-loaded", "priority", "replica", None, "by-deadline", None)
+    assert parts(chosen) == ("least-loaded", IN_ORDER, "replica", None, "by-deadline", None)
     used, left_out = explained(chosen.spec.policies, chosen.fleet)
     assert "routing: least-loaded" in used and "placed by" not in used
     assert "no migration (switched off)" in left_out and "no scaling (switched off)" in left_out
     named = [{"name": "all"}, {"name": "none", "admission": None}, {"name": "plain", "ordering": "fcfs"}]
     chosen = assembled(pool, variants=named)
-    assert parts(variant(chosen, "all")) == ("headway", "priority", "replica", "headway", "by-deadline", "headway")
-    assert parts(variant(chosen, "none")) == ("headway", "priority", "replica", "headway", None, "headway")
+    assert parts(variant(chosen, "all")) == ("headway", IN_ORDER, "replica", "headway", "by-deadline", "headway")
+    assert parts(variant(chosen, "none")) == ("headway", IN_ORDER, "replica", "headway", None, "headway")
     assert parts(variant(chosen, "plain"))[:2] == ("headway", "fcfs")
     again = variant(variant(chosen, "none"), "none")
     assert parts(again) == parts(variant(chosen, "none"))

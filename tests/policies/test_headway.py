@@ -11,6 +11,7 @@ import pytest
 
 from fakes import FakeFleet, FakePlaced, FakeReplica, FakeRequest
 from headway import scenario
+from headway.config.policy_preset import PARTS
 from headway.config.strict_yaml import Places
 from headway.core.request import Phase, Segment
 from headway.metrics.columns import ints
@@ -267,18 +268,30 @@ def full(id: int, requests: list[FakePlaced], **given: Any) -> FakeReplica:
     )
 
 
+def moved(*replicas: FakeReplica) -> list[tuple[int, int]]:
+    return [(move.request, move.target) for move in HeadwayMigration().moves(FakeFleet(list(replicas)))]
+
+
 def test_only_replicas_without_room_or_about_to_stop_send_requests_away() -> None:
+    decoding = FakePlaced(5, replica=0)
+    free = one(1, num_running=1)
+    assert moved(full(0, [decoding]), free) == [(5, 1)]
+    has_room = one(0, kv_blocks_used=900, num_waiting=1, num_running=4, head_demand_blocks=7, requests=[decoding])
+    assert not moved(has_room, free)
+    has_room.max_num_seqs = 4
+    assert moved(has_room, free) == [(5, 1)]
+    free.num_waiting = 1
+    assert not moved(has_room, free), "nothing is gained where others wait"
+    leaving = one(0, num_running=1, is_draining=True, requests=[FakePlaced(6, replica=0)])
+    assert moved(leaving, free) == [(6, 1)]
+
+
+def test_what_waits_stays_where_the_router_put_it_unless_its_replica_stops() -> None:
     waiting = FakePlaced(5, is_running=False, is_waiting=True, has_kv=False, replica=0)
     free = one(1, num_running=1)
-    assert [move.request for move in HeadwayMigration().moves(FakeFleet([full(0, [waiting]), free]))] == [5]
-    has_room = one(0, kv_blocks_used=900, num_waiting=1, num_running=4, head_demand_blocks=7, requests=[waiting])
-    assert not HeadwayMigration().moves(FakeFleet([has_room, free]))
-    has_room.max_num_seqs = 4
-    assert HeadwayMigration().moves(FakeFleet([has_room, free]))
-    free.num_waiting = 1
-    assert not HeadwayMigration().moves(FakeFleet([has_room, free])), "nothing is gained from one queue to another"
-    leaving = one(0, num_running=1, is_draining=True, requests=[FakePlaced(6, replica=0)])
-    assert [(move.request, move.target) for move in HeadwayMigration().moves(FakeFleet([leaving, free]))] == [(6, 1)]
+    assert not moved(full(0, [waiting]), free)
+    assert moved(full(0, [waiting, FakePlaced(6, replica=0)]), free) == [(6, 1)]
+    assert moved(full(0, [waiting], is_draining=True), free) == [(5, 1)]
 
 
 def test_turns_by_quanta_are_pascals_within_each_tier() -> None:
@@ -304,7 +317,7 @@ def test_what_is_compared_differs_in_policies_alone(part: str) -> None:
     for document in documents.values():
         assembled(document)
     used = assembled(documents["headway"]).spec.policies if part != "all" else None
-    assert used is None or (used.routing, used.ordering, used.admission) == ("headway", "priority", "by-deadline")
+    assert used is None or (used.routing, used.ordering, used.admission) == ("headway", PARTS.ordering, "by-deadline")
 
 
 def test_every_claim_has_its_part_and_a_value() -> None:

@@ -10,9 +10,11 @@ from headway.config.spec import PolicySpecs
 from headway.core.fleet import Combo, Fleet, Pool
 
 PARTS = PolicySpecs(
-    routing="headway", ordering="priority", ordering_at="replica", migration="headway", admission="by-deadline",
-    scaling="headway",
+    routing="headway", ordering={"name": "priority", "preemptive": False}, ordering_at="replica", migration="headway",
+    admission="by-deadline", scaling="headway",
 )  # fmt: skip
+"""Who runs keeps the seat, as in vLLM. Otherwise a request whose prompt waited long elsewhere would take the KV blocks
+of those that arrived after it, and theirs would be computed anew."""
 
 
 def expanded(policies: PolicySpecs, fleet: Fleet, given: Collection[str]) -> PolicySpecs:
@@ -20,6 +22,8 @@ def expanded(policies: PolicySpecs, fleet: Fleet, given: Collection[str]) -> Pol
     if policies.preset is None:
         return policies
     parts = {key: getattr(PARTS, key) for key in ("routing", "ordering", "admission")}
+    if policies.preempt_every_s is not None:  # the gateway pauses what runs, which needs an ordering that preempts
+        parts["ordering"] = "priority"
     # Where engines order by tier, a queue in front of them only keeps the router from placing.
     parts["ordering_at"] = "replica" if all(map(_orders_by_tier, _engines(fleet))) else "gateway"
     if not why_no_migration(fleet):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headway.core.decision import Move
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import FleetView, PlacedRequestView, ReplicaView, RequestView
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
 
@@ -14,30 +14,33 @@ class HeadwayMigration:
     """Answers start where the fewest requests reason; every `interval_s`, requests leave full or draining replicas.
 
     The first part is PASCAL's Algorithm 2 with `host_counts`. The second part is the pairing of `llumnix` with headroom
-    for `num_tiers` tiers, restricted to sources that drain or that lack KV blocks or sequences for their first waiting
-    request, the latter to targets without waiting requests. Between replicas with room, a request gains nothing from a
-    move; between replicas without, it undoes what the router decided.
+    for `num_tiers` tiers. Its sources drain, or lack KV blocks or sequences for their first waiting request. The latter
+    send decoding requests only, to targets without waiting requests: how long an answer gets was not known when it was
+    placed. What waits stays where the router put it: the router knew of the queue, and weighed times, SLOs and caches,
+    of which free blocks say nothing. Between replicas with room, a request gains nothing from a move.
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:
         self._phases = PascalMigration(host_counts=True)
-        self._tiers = LlumnixMigration(interval_s=interval_s, num_tiers=num_tiers)
+        self._relief = _Relief(interval_s=interval_s, num_tiers=num_tiers)
         self.interval_s: float | None = interval_s
 
     def moves(self, view: FleetView) -> Sequence[Move]:
-        pressed = [replica for replica in view.replicas if replica.is_draining or _is_full(replica)]
-        if not pressed or len(view.replicas) == 1:
+        if len(view.replicas) == 1 or not any(replica.is_draining or _is_full(replica) for replica in view.replicas):
             return ()
-        leaving = {request.id for replica in pressed if replica.is_draining for request in replica.requests}
-        theirs = {request.id for replica in pressed for request in replica.requests}
-        has_room = {replica.id for replica in view.replicas if not replica.num_waiting}
-        return [
-            move for move in self._tiers.moves(view)
-            if move.request in leaving or (move.request in theirs and move.target in has_room)
-        ]  # fmt: skip
+        return self._relief.moves(view)
 
     def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
         return self._phases.at_phase(request, view)
+
+
+class _Relief(LlumnixMigration):
+    """Llumnix's pairs, from which decoding requests leave full replicas."""
+
+    def _leaving(self, source: ReplicaView, target: ReplicaView) -> Iterable[PlacedRequestView]:
+        if target.num_waiting or not _is_full(source):
+            return ()
+        return [request for request in source.requests if request.is_running]
 
 
 def _is_full(replica: ReplicaView) -> bool:

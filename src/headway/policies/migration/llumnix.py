@@ -85,13 +85,16 @@ class LlumnixMigration:
         """The move of one request between the replicas of a pair, if one helps."""
         if target.replica.num_arriving or target.best_case <= max(source.freeness, 0.0):
             return []
-        requests = source.replica.requests
-        if any(request.is_moving for request in requests):
+        if any(request.is_moving for request in source.replica.requests):
             return []
-        for request in movable(requests):
+        for request in movable(self._leaving(source.replica, target.replica)):
             if target.freeness_with(request) > max(source.freeness, 0.0):
                 return [self._move(request, target)]
         return []
+
+    def _leaving(self, source: ReplicaView, target: ReplicaView) -> Iterable[PlacedRequestView]:
+        """The requests of a source that may go to the other replica of its pair."""
+        return source.requests
 
     def _move(self, request: PlacedRequestView, target: _Destination) -> Move:
         return Move(request.id, target.replica.id, self._stage_blocks if request.is_running else None)
