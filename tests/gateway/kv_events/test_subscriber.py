@@ -127,6 +127,22 @@ def test_lost_batches_are_replayed(tmp_path: Path) -> None:
     run(story, tmp_path)
 
 
+def test_a_lost_last_batch_is_asked_for_once_events_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(engine: Engine) -> None:
+        monkeypatch.setattr(subscriber, "QUIET_S", 0.05)
+        reader = Reader(engine)
+        await until(lambda: reader.subscriber.state == "live")
+        for _ in range(3):
+            engine.work(3)
+            engine.lose(4)
+            await until(lambda: reader.agrees(engine))
+        counts = reader.subscriber.counts
+        assert counts.replayed >= 12 and not counts.lost and reader.states == ["live"]
+        await reader.close()
+
+    run(story, tmp_path)
+
+
 def test_batches_that_no_replay_has_are_told(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)

@@ -1,8 +1,9 @@
 """Reads one engine's KV cache events into its cache index, over ZeroMQ.
 
-A batch that is missing or malformed is asked for at the engine's replay endpoint. After a new connection, which may be
-to an engine that has restarted, and after events that could not be trusted, the index is built anew from all batches
-that the engine still has. While there are no events, the index guesses from the requests that were placed.
+A batch that is missing or malformed is asked for at the engine's replay endpoint; so is what may have come after the
+last batch, once the events pause. After a new connection, which may be to an engine that has restarted, and after events
+that could not be trusted, the index is built anew from all batches that the engine still has. While there are no events,
+the index guesses from the requests that were placed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from headway.gateway.kv_events.engine_blocks import EngineBlocks
 log = logging.getLogger("headway.gateway")
 REPLAY_TIMEOUT_S = 2.0
 """Longest wait for the next batch of a replay."""
+QUIET_S = 2.0
+"""After a pause of the events that is so long, the engine is asked whether its last batch was lost."""
 MAX_MALFORMED = 3
 """Malformed batches in a row after which the events are not trusted."""
 REBUILD_PERIOD_S = 10.0
@@ -114,9 +117,14 @@ class KvEventSubscriber:
             poller = zmq.asyncio.Poller()
             poller.register(socket, zmq.POLLIN)
             poller.register(monitor, zmq.POLLIN)
+            asked_at = 0
             try:
                 while True:
-                    ready = dict(await poller.poll())
+                    is_new = self._has_index and self._next != asked_at and bool(self.address.replay_endpoint)
+                    ready = dict(await poller.poll(1000 * QUIET_S if is_new else None))
+                    if not ready:
+                        await self._replay(None)
+                        asked_at = self._next
                     if monitor in ready:
                         await self._connection_changed((await recv_monitor_message(monitor))["event"])
                     if socket in ready:
