@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 HIDDEN, LAYERS, HEADS, FEED, CONTEXT = 128, 2, 4, 256, 4096
+VERBOSITY = 1
 LETTERS = string.ascii_lowercase[:10]
 END, THINK, THINK_END = 256, 257, 258
 """Token ids."""
@@ -103,7 +104,7 @@ def main(port: int, slots: str | None) -> None:
     params.warmup = False
     params.model_alias = {"tiny-llama"}
     params.enable_reasoning = 0
-    params.verbosity = 1
+    params.verbosity = VERBOSITY
     params.cpuparams.n_threads = 1
     params.hostnames, params.port = ["127.0.0.1"], port
     if slots is not None:

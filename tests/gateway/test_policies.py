@@ -52,7 +52,7 @@ def test_the_hold_queue_uses_the_ordering(tmp_path: Path) -> None:
         refused: list[tuple[int, str]] = []
 
         def first() -> serving.Reply:
-            return chat(front, max_tokens=30_000, stream=True)
+            return chat(front, max_tokens=30_000, ignore_eos=True, stream=True)
 
         def waiting(num: int) -> bool:
             held = metric(front, "headway_requests_held") == num
@@ -72,7 +72,7 @@ def test_tiers_are_sent_to_engines_with_a_priority_field(tmp_path: Path) -> None
         serving.all_up(front, 1)
         order = _in_turn(
             front,
-            lambda: chat(front, max_tokens=30_000, stream=True),
+            lambda: chat(front, max_tokens=30_000, ignore_eos=True, stream=True),
             lambda num: metric(engine, "vllm:num_requests_waiting") == num,
         )
         assert order == ["0", "3", "5"]
@@ -86,7 +86,7 @@ def test_flex_requests_wait_until_they_delay_nobody(tmp_path: Path) -> None:
     )
     with serving.closing(engine, front):
         serving.all_up(front, 1)
-        running = chat(front, max_tokens=30_000, stream=True)
+        running = chat(front, max_tokens=30_000, ignore_eos=True, stream=True)
         until(lambda: metric(engine, "vllm:num_requests_running") == 1)
         answered: list[Any] = []
         waiting = threading.Thread(
@@ -196,7 +196,7 @@ def test_one_file_is_simulated_and_served_and_its_records_run_again(tmp_path: Pa
         for tier in (0, 1, 2):
             list(chat(front, max_tokens=10 + tier, priority=tier, stream=True).events())
         chat(front, max_tokens=4, headers={"x-headway-region": "eu"}).json()
-        reply = chat(front, max_tokens=20_000, stream=True)
+        reply = chat(front, max_tokens=20_000, ignore_eos=True, stream=True)
         next(reply.events())
         reply.close()
         until(lambda: metric(front, "headway_requests_in_flight") == 0)

@@ -42,7 +42,7 @@ def test_a_worker_tells_the_client_of_a_request_that_is_shed(tmp_path: Path) -> 
 
     with serving.closing(engine, front):
         serving.all_up(front, 1)
-        running = chat(front, max_tokens=30_000, stream=True)  # an idle replica serves in any case
+        running = chat(front, max_tokens=30_000, ignore_eos=True, stream=True)  # an idle replica serves in any case
         until(lambda: metric(front, "headway_requests_in_flight") == 1)
         until(is_shed)
         assert replies[-1].headers["retry-after"] == "1"

@@ -56,12 +56,12 @@ def test_a_flood_of_one_key_does_not_hold_up_another(tmp_path: Path, workers: in
     front = serving.gateway(path, "--records", str(tmp_path / "records"), "--workers", str(workers))
     with serving.closing(engine, front):
         serving.all_up(front, 1)
-        running = chat(front, max_tokens=30_000, stream=True, headers=bearer("b"))
-        order: list[str] = []
+        running = chat(front, max_tokens=30_000, ignore_eos=True, stream=True, headers=bearer("b"))
+        statuses: list[tuple[str, int]] = []
 
         def ask(key: str) -> None:
             reply = chat(front, max_tokens=20, headers=bearer(key))
-            order.append(key if reply.status == 200 else f"{key} {reply.status}")
+            statuses.append((key, reply.status))
             reply.json()
 
         threads = []
@@ -71,15 +71,20 @@ def test_a_flood_of_one_key_does_not_hold_up_another(tmp_path: Path, workers: in
             until(lambda num=num: metric(front, "headway_requests_held") == num)
         assert metric(front, 'headway_tenant_requests_held{tenant="bob"}') == 4
         ask("b")  # the queue is full, and its line is the longest
+        assert statuses == [("b", 429)]
         running.close()
         for thread in threads:
             thread.join(20)
-        assert order[0] == "b 429" and set(order[1:3]) == {"a", "c"} and order[3:] == ["b"] * 4
+        assert sorted(statuses[1:]) == [("a", 200), *4 * [("b", 200)], ("c", 200)]
         assert metric(front, 'headway_tenant_requests_total{model="qwen3-8b",tenant="bob"}') == 5
         front.stop()
     ran, _ = records.load(tmp_path / "records")
     names = [ran.tenants[code] for code in ran.workload["tenant"]]
-    assert names == ["bob"] * 5 + ["ann", digest("c")[:12]]
+    digested = digest("c")[:12]
+    assert names == ["bob"] * 5 + ["ann", digested]
+    first_token_s = dict(zip(ran.requests["request"], ran.requests["first_token_s"], strict=True))
+    served = [names[i] for i in sorted(range(1, 7), key=first_token_s.__getitem__)]
+    assert set(served[:2]) == {"ann", digested} and served[2:] == ["bob"] * 4
 
 
 def test_a_request_that_is_held_for_too_long_gets_a_503_with_retry_after(tmp_path: Path) -> None:
@@ -88,7 +93,7 @@ def test_a_request_that_is_held_for_too_long_gets_a_503_with_retry_after(tmp_pat
     front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], policies=policies))
     with serving.closing(engine, front):
         serving.all_up(front, 1)
-        running = chat(front, max_tokens=30_000, stream=True)
+        running = chat(front, max_tokens=30_000, ignore_eos=True, stream=True)
         until(lambda: metric(front, "headway_requests_in_flight") == 1)
         reply = chat(front, max_tokens=5)
         assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1

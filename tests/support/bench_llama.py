@@ -1,8 +1,12 @@
-"""A llama.cpp server whose iterations last milliseconds, as its model is large enough: `python bench_llama.py PORT`."""
+"""A llama.cpp server whose iterations last milliseconds, as its model is large enough: `python bench_llama.py PORT`.
+
+With LLAMA_BATCH_DEBUG=2 in the environment, it writes to stderr which sequences each pass has.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import tiny_llama
 
 tiny_llama.HIDDEN, tiny_llama.LAYERS, tiny_llama.HEADS, tiny_llama.FEED = 512, 6, 8, 1024
+if "LLAMA_BATCH_DEBUG" in os.environ:
+    tiny_llama.VERBOSITY = 9
 TOKEN_IDS = (300, 1300)
 
 

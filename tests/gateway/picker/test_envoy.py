@@ -112,7 +112,7 @@ def test_a_long_prompt_passes(front: Front) -> None:
 
 
 def test_a_client_that_leaves_is_told_to_the_picker(front: Front) -> None:
-    reply = chat(front.envoy, max_tokens=30_000, stream=True)
+    reply = chat(front.envoy, max_tokens=30_000, ignore_eos=True, stream=True)
     next(reply.events())
     until(lambda: serving.metric(front.picker, "headway_requests_in_flight") == 1)
     reply.close()

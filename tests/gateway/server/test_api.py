@@ -101,7 +101,7 @@ def _request_id(front: serving.Process, given: str) -> str:
 
 
 def test_a_client_that_leaves_stops_its_engine(front: serving.Process, engines: list[serving.Process]) -> None:
-    reply = chat(front, max_tokens=30_000, stream=True)
+    reply = chat(front, max_tokens=30_000, ignore_eos=True, stream=True)
     next(iter(reply.events()))
     assert sum(metric(engine, "vllm:num_requests_running") for engine in engines) == 1
     reply.close()
