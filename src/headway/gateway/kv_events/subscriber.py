@@ -1,9 +1,9 @@
 """Reads one engine's KV cache events into its cache index, over ZeroMQ.
 
 A batch that is missing or malformed is asked for at the engine's replay endpoint; so is what may have come after the
-last batch, once the events pause. After a new connection, which may be to an engine that has restarted, and after events
-that could not be trusted, the index is built anew from all batches that the engine still has. While there are no events,
-the index guesses from the requests that were placed.
+last batch, once the events pause. After a new connection, which may be to an engine that has restarted, and after
+events that could not be trusted, the index is built anew from all batches that the engine still has. While there are
+no events, the index guesses from the requests that were placed.
 """
 
 from __future__ import annotations
