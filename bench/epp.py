@@ -152,7 +152,7 @@ async def measure(port: int, pid: int, url: str, rate: float, seconds: float, as
 async def answer_at_once() -> None:
     """A server of `grpc.aio` that answers each message with what the picker would, and does nothing else."""
     first = pb.ProcessingRequest.FromString(messages(2000, 0, pb.NONE)[0][1]).request_body.body
-    told = picker_messages.picked("127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", (), (), first, False, True)
+    told = list(picker_messages.picked("127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", (), (), first, False, True))
     last = picker_messages.response_headers([("x-headway-replica", "mock/0")])
 
     async def process(_: object, context: Any) -> None:

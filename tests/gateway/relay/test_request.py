@@ -139,3 +139,12 @@ def test_embeddings_are_no_stream() -> None:
     assert read(CHAT, stream=True).stream and not read(EMBEDDINGS, stream=True).stream
     with pytest.raises(ApiError, match="'model' has more than"):
         read(model="m" * (MAX_NAME_CHARS + 1))
+
+
+def test_media_are_parts_of_a_message_and_no_text_about_them() -> None:
+    about = 'an "image_url" and an "image"'
+    picture = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+    assert not read(messages=[{"role": "user", "content": about}]).has_media
+    assert read(messages=[{"role": "user", "content": "see"}, {"role": "user", "content": [picture]}]).has_media
+    assert not read(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}]}]).has_media
+    assert read(MESSAGES, messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]).has_media

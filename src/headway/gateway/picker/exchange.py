@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from os import urandom
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -66,7 +67,12 @@ class PickedRequest(InFlightRequest):
 
 def address(replica: EngineEndpoint) -> str:
     """`ip:port` of an engine, as Envoy writes it."""
-    return urlsplit(replica.url).netloc
+    return _netloc(replica.url)
+
+
+@lru_cache(maxsize=4096)
+def _netloc(url: str) -> str:
+    return urlsplit(url).netloc
 
 
 class Exchange:
@@ -112,6 +118,9 @@ class Exchange:
         return await (self._rpc.read() if reading is None else reading)
 
     async def _write(self, *parts: bytes) -> None:
+        await self._write_each(parts)
+
+    async def _write_each(self, parts: Iterable[bytes]) -> None:
         async with self._writing:  # an abort writes beside `run`
             for data in parts:
                 await self._rpc.write(data)
@@ -210,7 +219,7 @@ class Exchange:
 
     async def _take_body(self, body: pb.HttpBody) -> None:
         if self._passes:
-            await self._write(*messages.passed_on(body.body, body.end_of_stream, self._request_mode))
+            await self._write_each(messages.passed_on(body.body, body.end_of_stream, self._request_mode))
             return
         self._num_bytes = self._bodies.take(self._num_bytes, len(body.body))
         self._body.append(body.body)
@@ -259,7 +268,7 @@ class Exchange:
             removed.append(messages.PREFILLER)
         endpoints = ",".join([address(replica), *(address(each) for each in self._others(in_flight, replica))])
         is_duplex = self._request_mode == pb.FULL_DUPLEX_STREAMED
-        await self._write(*messages.picked(endpoints, headers, removed, body, body is not raw, is_duplex, is_last))
+        await self._write_each(messages.picked(endpoints, headers, removed, body, body is not raw, is_duplex, is_last))
 
     def _apply_headers(self, request: ClientRequest) -> None:
         """The tier of the request's objective, but none more urgent than its key allows."""

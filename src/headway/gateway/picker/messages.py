@@ -6,7 +6,7 @@ and Envoy's `envoy/service/ext_proc/v3/external_processor.proto`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +53,7 @@ def headers_of(sent: pb.HeaderMap) -> dict[str, str]:
 
 def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> Any:
     """A value of the filters' metadata, as in JSON; None: there is none."""
-    if namespace not in message.metadata_context.filter_metadata:
+    if not message.HasField("metadata_context") or namespace not in message.metadata_context.filter_metadata:
         return None
     fields = message.metadata_context.filter_metadata[namespace].fields
     if key not in fields:
@@ -97,22 +97,25 @@ def _mutation(headers: Iterable[tuple[str, str]], removed: Iterable[str] = ()) -
 def picked(
     endpoints: str, headers: Iterable[tuple[str, str]], removed: Iterable[str], body: bytes, is_new_body: bool,
     is_duplex: bool, is_last: bool = True,
-) -> list[bytes]:  # fmt: skip
+) -> Iterator[bytes]:  # fmt: skip
     """The answer to a request's headers and body: the request's address, by header and by metadata, and its changes.
 
     `is_duplex`: the answers are one for the headers and one for each chunk of the body, of which the last one ends the
-    request if it `is_last`. Else the one answer is to the whole body.
+    request if it `is_last`. Else the one answer is to the whole body. Each is made when it is asked for, so that Envoy
+    has the address before the chunks are copied.
     """
     common = _destination(endpoints, tuple(headers), tuple(removed), is_duplex)
-    if not is_new_body:
-        return [common, *_chunks(body, is_last)] if is_duplex else [common]
-    # Encoded messages that follow each other are one message that has the fields of both.
-    changed = pb.CommonResponse(header_mutation=_mutation((("content-length", str(len(body))),)))
+    if is_new_body:
+        # Encoded messages that follow each other are one message that has the fields of both.
+        changed = pb.CommonResponse(header_mutation=_mutation((("content-length", str(len(body))),)))
+        if is_duplex:
+            common += _encoded(pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=changed)))
+        else:
+            changed.body_mutation.body = body
+            common += _encoded(pb.ProcessingResponse(request_body=pb.BodyResponse(response=changed)))
+    yield common
     if is_duplex:
-        response = pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=changed))
-        return [common + _encoded(response), *_chunks(body, is_last)]
-    changed.body_mutation.body = body
-    return [common + _encoded(pb.ProcessingResponse(request_body=pb.BodyResponse(response=changed)))]
+        yield from _chunks(body, is_last)
 
 
 @lru_cache(maxsize=1024)
@@ -127,16 +130,14 @@ def _destination(
     return _encoded(response)
 
 
-def _chunks(body: bytes, is_last: bool) -> list[bytes]:
+def _chunks(body: bytes, is_last: bool) -> Iterator[bytes]:
     starts = range(0, len(body), _CHUNK_BYTES) or range(1)
-    chunks = []
     for start in starts:
         response = pb.ProcessingResponse()
         streamed = response.request_body.response.body_mutation.streamed_response
         streamed.body = body[start : start + _CHUNK_BYTES]
         streamed.end_of_stream = is_last and start == starts[-1]
-        chunks.append(_encoded(response))
-    return chunks
+        yield _encoded(response)
 
 
 def sent_to(endpoint: str, headers: Iterable[tuple[str, str]], removed: Iterable[str]) -> bytes:
@@ -144,7 +145,7 @@ def sent_to(endpoint: str, headers: Iterable[tuple[str, str]], removed: Iterable
     return _destination(endpoint, tuple(headers), tuple(removed), True)
 
 
-def passed_on(body: bytes, is_last: bool, mode: int) -> list[bytes]:
+def passed_on(body: bytes, is_last: bool, mode: int) -> Iterable[bytes]:
     """The answers to a part of a request's body that is sent on as it is."""
     if mode == pb.FULL_DUPLEX_STREAMED:
         return _chunks(body, is_last)

@@ -83,7 +83,10 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     if not _FORWARDED_HEADERS.isdisjoint(headers):
         forwarded = _FORWARDED_HEADERS.intersection(headers)
         engine_headers = "".join([f"{name}: {headers[name]}\r\n" for name in sorted(forwarded)])
-    has_media = b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw
+    may_have_media = not is_chat
+    for message in body["messages"] if is_chat else ():
+        may_have_media |= not isinstance(message.get("content"), str)
+    has_media = may_have_media and (b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw)
     request = ClientRequest(  # by position, as names take msgspec four times as long
         path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
         sent_fields, fields.model, fields.stream is True and path in _STREAMED_PATHS,

@@ -395,9 +395,10 @@ class LiveReplica(EngineEndpoint):
         share = self.load.kv_share
         if share is not None:
             return round(share * self.kv_blocks_total)
-        block = self.block_size_tokens
-        lives = (reservation.live for reservation in self._reservations.values())
-        used = sum(-(-(live.prompt_tokens + live.generated_tokens) // block) for live in lives)
+        block, used = self.block_size_tokens, 0
+        for reservation in self._reservations.values():
+            live = reservation.live
+            used += -(-(live.prompt_tokens + live.generated_tokens) // block)
         return min(used, self.kv_blocks_total)
 
     @property
