@@ -15,7 +15,7 @@ import serving
 from engines import ADMIN, KINDS, Kind, gateways, words
 from engines import STREAM as STREAMED
 from headway import records
-from serving import Process, ask, chat, metric, said, until
+from serving import Process, answer_text, ask, chat, metric, until
 
 pytest.importorskip("httptools")
 GREEDY = {"temperature": 0, "ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
@@ -48,12 +48,12 @@ def _check_stream(events: list[Any], tokens: int) -> str:
     assert events[-1] == "[DONE]" and not any("error" in event for event in events[:-1])
     assert len({event["id"] for event in events[:-1]}) == 1
     assert events[-2]["usage"]["completion_tokens"] == tokens
-    return said(events)
+    return answer_text(events)
 
 
 def _text(events: list[Any]) -> str:
     """The reasoning and the answer."""
-    return "|".join(said(events, name) for name in ("reasoning", "reasoning_content", "content"))
+    return "|".join(answer_text(events, name) for name in ("reasoning", "reasoning_content", "content"))
 
 
 def _replica(reply: serving.Reply) -> int:
@@ -139,8 +139,8 @@ def test_reasoning_and_answer_are_metered_apart(
     options = {**STREAM, **kind.thinks, "max_tokens": 200}
     alone = list(chat(engines[0], **options).events())
     events = list(chat(front, **options).events())
-    assert _text(events) == _text(alone) and len(said(events)) > 100
-    thought = said(events, "reasoning_content") or said(events, "reasoning")
+    assert _text(events) == _text(alone) and len(answer_text(events)) > 100
+    thought = answer_text(events, "reasoning_content") or answer_text(events, "reasoning")
     assert thought and "think>" not in thought
     lines = re.findall(r'inter_token_seconds_count{.*phase="(\w+)".* (\d+)', ask(front, "/metrics").text())
     counted = {phase: int(tokens) for phase, tokens in lines}
@@ -192,7 +192,7 @@ def test_streams_of_a_drained_replica_move(
     kind: Kind, engines: list[Process], serve: Callable[..., Process], tmp_path: Path
 ) -> None:
     front = serve(engines, "--records", str(tmp_path / "records"))
-    alone = said(list(chat(engines[0], max_tokens=1200, **STREAM).events()))
+    alone = answer_text(list(chat(engines[0], max_tokens=1200, **STREAM).events()))
     reply = chat(front, max_tokens=1200, **STREAM)
     left = _replica(reply)
     events = []

@@ -128,7 +128,7 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
         streamed = serving.chat(front, headers=HEADERS, stream=True)
         assert streamed.headers["x-headway-fallback"] == "down"
         events = list(streamed.events())
-        assert serving.said(events) == "hello" and events[-1] == "[DONE]"
+        assert serving.answer_text(events) == "hello" and events[-1] == "[DONE]"
         assert {event["model"] for event in events[:-1]} == {HOSTED}
         assert serving.metric(front, "headway_fallbacks_total") == 3
 

@@ -15,7 +15,7 @@ import yaml
 import serving
 from faulty import FaultyEngine, executions, text_of
 from keys import digest
-from serving import ask, chat, metric, said, until
+from serving import answer_text, ask, chat, metric, until
 
 pytest.importorskip("httptools")
 ROOT = {"authorization": "Bearer root"}
@@ -41,7 +41,7 @@ class Fleet:
         if reply.status != 200:
             return reply.status, json.dumps(reply.json())
         if stream:
-            return 200, said(list(reply.events()))
+            return 200, answer_text(list(reply.events()))
         return 200, reply.json()["choices"][0]["message"]["content"]
 
     def begin(self, num: int, max_tokens: int, stream: bool = True) -> list[Future[tuple[int, str]]]:
@@ -143,7 +143,7 @@ def test_a_prefill_engine_that_hangs_is_passed_over(
         serving.all_up(front, 2)
 
         def text(_: int = 0) -> str:
-            return said(list(chat(front, stream=True, max_tokens=6).events()))
+            return answer_text(list(chat(front, stream=True, max_tokens=6).events()))
 
         assert text() == text_of(6) and metric(front, "headway_prefills_total") == 1
         engines[0].fail("hang")

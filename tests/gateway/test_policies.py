@@ -225,8 +225,8 @@ def test_a_migration_policy_moves_answers_after_their_reasoning(tmp_path: Path) 
         serving.all_up(front, 2)
         events = list(chat(front, max_tokens=90, stream=True).events())
         whole = chat(engines[0], max_tokens=90).json()["choices"][0]["message"]
-        assert serving.said(events, "reasoning").split() == whole["reasoning"].split()
-        assert serving.said(events).split() == whole["content"].split()
+        assert serving.answer_text(events, "reasoning").split() == whole["reasoning"].split()
+        assert serving.answer_text(events).split() == whole["content"].split()
         assert metric(front, "headway_requests_in_flight") == 0
         front.stop()
     ran, _ = records.load(tmp_path / "records")

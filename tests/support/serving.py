@@ -228,7 +228,7 @@ def chat(
     return ask(process, "/v1/chat/completions", body, headers)
 
 
-def said(events: list[Any], key: str = "content") -> str:
+def answer_text(events: list[Any], key: str = "content") -> str:
     """All text of a chat's stream."""
     deltas = [choice["delta"] for event in events if event != "[DONE]" for choice in event.get("choices", ())]
     return "".join(delta.get(key) or "" for delta in deltas)

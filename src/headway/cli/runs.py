@@ -51,8 +51,8 @@ def choose(
     chosen = _chosen(name, scenario, preset, flags)
     if variant is not None:
         chosen = variant_of(chosen, variant)
-    said = (explained(each.spec.policies, each.fleet) for each in variants(chosen))
-    for line in next(filter(None, said), ()):
+    explanations = (explained(each.spec.policies, each.fleet) for each in variants(chosen))
+    for line in next(filter(None, explanations), ()):
         click.echo(line, err=True)
     return chosen
 

@@ -42,7 +42,7 @@ def explained(policies: PolicySpecs, fleet: Fleet) -> list[str]:
         return []
     where = {"replica": "at the engines", "gateway": "in the gateway's queue"}
     at = where.get(policies.ordering_at, "in the gateway's queue and at the engines")
-    said = {
+    descriptions = {
         "routing": "placed by the time added",
         "ordering": f"by tier {at}",
         "admission": "requests with a late deadline wait for room",
@@ -50,7 +50,7 @@ def explained(policies: PolicySpecs, fleet: Fleet) -> list[str]:
         "scaling": "scaling",
     }
     used, own = [], []
-    for key, text in said.items():
+    for key, text in descriptions.items():
         chosen = getattr(policies, key)
         if chosen == getattr(PARTS, key):
             used.append(text)

@@ -16,7 +16,7 @@ from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.fleet.combos import in_order
-from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
+from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, until
 from serving import ask as send
 
 
@@ -54,9 +54,9 @@ def test_the_prefill_replica_computes_prompts_and_decode_replicas_answer_in_turn
     before = prefills(fleet.gateway, "handed over")
     replies = [chat(fleet.gateway, LONG, stream=True, max_tokens=12) for _ in range(2)]
     names = {reply.headers["x-headway-replica"] for reply in replies}
-    texts = {said(list(reply.events())) for reply in replies}
+    texts = {answer_text(list(reply.events())) for reply in replies}
     assert names == {"pair-decode/1", "pair-decode/2"}
-    assert texts == {said(streamed(fleet.prefill))}
+    assert texts == {answer_text(streamed(fleet.prefill))}
     assert prefills(fleet.gateway, "handed over") == before + 2
     idle(fleet.prefill, *fleet.decode)
 
@@ -91,7 +91,7 @@ def test_the_decode_replica_computes_the_prompt_after_a_failed_prefill(fleet: Fl
     send(fleet.prefill, "/emulator/failures", [500], method="PUT").close()
     reply = chat(fleet.gateway, LONG, stream=True, max_tokens=12)
     assert reply.headers["x-headway-replica"].startswith("pair-decode/")
-    assert said(list(reply.events())) == said(streamed(fleet.prefill))
+    assert answer_text(list(reply.events())) == answer_text(streamed(fleet.prefill))
     assert (prefills(fleet.gateway, "handed over"), prefills(fleet.gateway, "failed")) == (before, failed + 1)
 
 
@@ -99,7 +99,7 @@ def test_a_refusing_decode_replica_leaves_the_cache_to_another_one(fleet: Fleet)
     before = prefills(fleet.gateway, "handed over")
     for each in fleet.decode:
         send(each, "/emulator/failures", [503], method="PUT").close()
-    assert said(streamed(fleet.gateway)) == said(streamed(fleet.prefill))
+    assert answer_text(streamed(fleet.gateway)) == answer_text(streamed(fleet.prefill))
     assert prefills(fleet.gateway, "handed over") == before + 1
     idle(fleet.prefill, *fleet.decode)
 
@@ -121,7 +121,7 @@ def test_a_stream_continues_after_its_decode_replica_died(fleet: Fleet, tmp_path
         events = reply.events()
         first = [next(events) for _ in range(20)]
         dying.kill()
-        assert said([*first, *events]) == said(streamed(fleet.prefill, max_tokens=100))
+        assert answer_text([*first, *events]) == answer_text(streamed(fleet.prefill, max_tokens=100))
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
         front.stop()
     _replays(tmp_path, num_tokens=100)
@@ -147,25 +147,25 @@ def test_the_rest_of_a_combo_serves_both_phases(fleet: Fleet, tmp_path: Path) ->
     front = gateway(combo_file(tmp_path, [prefill.url], [decode.url]))
     with closing(prefill, decode, front):
         all_up(front, 2)
-        alone = said(streamed(fleet.prefill, max_tokens=100))
+        alone = answer_text(streamed(fleet.prefill, max_tokens=100))
         events = chat(front, LONG, stream=True, max_tokens=100).events()
         first = next(events)
         decode.kill()
-        assert said([first, *events]) == alone  # on the prefill replica
+        assert answer_text([first, *events]) == alone  # on the prefill replica
         prefill.kill()
         decode = emulator(port=decode.port)
         with closing(decode):
             all_up(front, 1)
             reply = chat(front, LONG, stream=True, max_tokens=100)
             assert reply.headers["x-headway-replica"] == "pair-decode/1"
-            assert said(list(reply.events())) == alone
+            assert answer_text(list(reply.events())) == alone
         assert metric(front, "headway_requests_in_flight") == 0
 
 
 def test_a_prompt_is_recomputed_if_its_cache_is_gone(fleet: Fleet, tmp_path: Path) -> None:
     """By who decodes, if it does that; else the request fails there, and is placed anew: with who is left."""
     forgetful, able = emulator("--kv-keep-s", "0"), emulator("--kv-load-failure-policy", "recompute")
-    text = said(streamed(fleet.prefill))
+    text = answer_text(streamed(fleet.prefill))
     with closing(forgetful, able):
         for decode, by in ((fleet.decode[0], "pair-prefill/0"), (able, "pair-decode/1")):
             front = gateway(combo_file(tmp_path, [forgetful.url], [decode.url]))
@@ -173,7 +173,7 @@ def test_a_prompt_is_recomputed_if_its_cache_is_gone(fleet: Fleet, tmp_path: Pat
                 all_up(front, 2)
                 reply = chat(front, LONG, stream=True, max_tokens=12)
                 assert reply.headers["x-headway-replica"] == by
-                assert said(list(reply.events())) == text
+                assert answer_text(list(reply.events())) == text
                 answer = chat(front, LONG, max_tokens=12).json()
                 assert answer["choices"][0]["message"]["content"] == text
                 assert prefills(front, "handed over") == 2
@@ -186,14 +186,14 @@ def test_several_workers_hand_over(fleet: Fleet, tmp_path: Path) -> None:
     front = gateway(path, "--workers", "2")
     with closing(front):
         all_up(front, 3)
-        text = said(streamed(fleet.prefill))
-        assert {said(streamed(front)) for _ in range(4)} == {text}
+        text = answer_text(streamed(fleet.prefill))
+        assert {answer_text(streamed(front)) for _ in range(4)} == {text}
         assert prefills(front, "handed over") == 4
         send(fleet.prefill, "/emulator/failures", [500], method="PUT").close()
-        assert said(streamed(front)) == text and prefills(front, "failed") == 1
+        assert answer_text(streamed(front)) == text and prefills(front, "failed") == 1
         for each in fleet.decode:
             send(each, "/emulator/failures", [503], method="PUT").close()
-        assert said(streamed(front)) == text and prefills(front, "handed over") == 5
+        assert answer_text(streamed(front)) == text and prefills(front, "handed over") == 5
         reply = chat(front, LONG, max_tokens=1)
         assert reply.headers["x-headway-replica"] == "pair-prefill/0"
         reply.close()
@@ -206,7 +206,7 @@ def test_control_chooses_the_decode_replica_if_the_router_does_not(fleet: Fleet,
     front = gateway(combo_file(tmp_path, [fleet.prefill.url], decode, policies={"routing": "least-loaded"}))
     with closing(front):
         all_up(front, 3)
-        assert {said(streamed(front)) for _ in range(3)} == {said(streamed(fleet.prefill))}
+        assert {answer_text(streamed(front)) for _ in range(3)} == {answer_text(streamed(fleet.prefill))}
         assert prefills(front, "handed over") == 3
 
 
@@ -266,7 +266,7 @@ def test_a_stream_moves_from_a_draining_replica_by_a_new_prefill(fleet: Fleet, t
         id = int(reply.headers["x-headway-replica"][-1])
         send(front, f"/workers/{id}/drain", b"", boss, "POST").close()
         until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, boss).json()["empty"])
-        assert said([*first, *events]) == said(streamed(fleet.prefill, max_tokens=120))
+        assert answer_text([*first, *events]) == answer_text(streamed(fleet.prefill, max_tokens=120))
         assert prefills(front, "handed over") == 2
 
 

@@ -67,7 +67,7 @@ def _answers(front: serving.Process, num: int = 3) -> set[str]:
     """Who answers so many requests at a time."""
     replies = [chat(front, "hello " * 50, stream=True, max_tokens=5) for _ in range(num)]
     names = {reply.headers["x-headway-replica"] for reply in replies}
-    assert all(serving.said(list(reply.events())) for reply in replies)
+    assert all(serving.answer_text(list(reply.events())) for reply in replies)
     return names
 
 

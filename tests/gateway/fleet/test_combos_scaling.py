@@ -50,7 +50,7 @@ def test_combos_of_processes_scale_with_the_load(tmp_path: Path) -> None:
         def busy() -> bool:
             replies = [chat(front, "hello " * 50, stream=True, max_tokens=5) for _ in range(3)]
             names = {reply.headers["x-headway-replica"] for reply in replies}
-            assert all(serving.said(list(reply.events())) for reply in replies)
+            assert all(serving.answer_text(list(reply.events())) for reply in replies)
             return len({name for name in names if name.startswith("pair-decode/")}) == 2
 
         until(busy, 60)
@@ -63,7 +63,7 @@ def test_combos_of_processes_scale_with_the_load(tmp_path: Path) -> None:
         until(lambda: len(running(first, last)) == 2 and ask(front, "/health").json()["replicas"] == 2, 60)
         reply = chat(front, "hello " * 50, stream=True, max_tokens=5)
         assert reply.headers["x-headway-replica"].startswith("pair-decode/")
-        assert serving.said(list(reply.events()))
+        assert serving.answer_text(list(reply.events()))
         assert metric(front, "headway_requests_in_flight") == 0
         front.stop()
         until(lambda: not running(first, last))

@@ -60,7 +60,7 @@ def test_pods_scale_with_the_load_and_none_with_requests_is_deleted(
             for stream in first:
                 stream.close()
             reader.join(60)
-            assert len(serving.said(told).split()) == 700
+            assert len(serving.answer_text(told).split()) == 700
             until(lambda: len(workload.pods) == 1 and _health(front) == (1, 1))
             assert [pod.number for pod in workload.ended] == [0 if kind == "Deployment" else 1]
             assert chat(front, max_tokens=2).json()["usage"]["completion_tokens"] == 2

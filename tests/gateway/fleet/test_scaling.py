@@ -60,7 +60,7 @@ def test_processes_scale_with_the_load(tmp_path: Path) -> None:
         left = SimpleNamespace(port=next(iter(running(first, last))))
         for word, events in told.items():
             alone = chat(left, word, ignore_eos=True, max_tokens=600).json()["choices"][0]["message"]["content"]
-            assert serving.said(events).split() == alone.split() and len(alone.split()) == 600
+            assert serving.answer_text(events).split() == alone.split() and len(alone.split()) == 600
         until(lambda: serving.ask(front, "/health").json() == {"status": "ok", "up": 1, "replicas": 1})
         assert chat(front, max_tokens=3).json()["usage"]["completion_tokens"] == 3
         assert metric(front, "headway_requests_in_flight") == 0
@@ -89,7 +89,7 @@ def test_a_killed_engine_is_replaced_and_its_stream_continues(tmp_path: Path) ->
         there = next(pid for port, pid in before.items() if metric(SimpleNamespace(port=port), RUNNING))
         os.kill(there, signal.SIGKILL)
         events += list(stream)
-        assert len(serving.said(events).split()) == 500
+        assert len(serving.answer_text(events).split()) == 500
         until(lambda: serving.ask(front, "/health").json() == {"status": "ok", "up": 2, "replicas": 2})
         now = running(first, last)
         assert len(now) == 2 and len(set(now.values()) & set(before.values())) == 1

@@ -14,7 +14,7 @@ import pytest
 import postgres
 import serving
 from keys import bearer, digest
-from serving import ask, chat, metric, said, until
+from serving import answer_text, ask, chat, metric, until
 
 pytest.importorskip("httptools")
 asyncpg = pytest.importorskip("asyncpg")
@@ -178,10 +178,10 @@ def test_a_gateway_that_is_killed_takes_only_its_own_requests_and_its_streams_co
     gateways: list[serving.Process], store: postgres.Server
 ) -> None:
     first, second, third = gateways
-    text = said(list(chat(second, **{**ENDLESS, "max_tokens": NUM_COMPARED}).events()))
+    text = answer_text(list(chat(second, **{**ENDLESS, "max_tokens": NUM_COMPARED}).events()))
     doomed, early = begin(first, {"x-request-id": "mine"})
     other, begun = begin(second)
-    seen = said(list(islice(early, NUM_COMPARED // 2)))
+    seen = answer_text(list(islice(early, NUM_COMPARED // 2)))
     until(lambda: elsewhere(third) == 2)
     until(lambda: num_parts(store) > 0)
     first.kill()
@@ -189,9 +189,9 @@ def test_a_gateway_that_is_killed_takes_only_its_own_requests_and_its_streams_co
     again = chat(third, headers={"x-request-id": "mine"}, **ENDLESS)
     replayed = int(again.headers["x-headway-replayed-tokens"])
     assert replayed > 0
-    found = said(list(islice(again.events(), replayed + NUM_COMPARED)))
+    found = answer_text(list(islice(again.events(), replayed + NUM_COMPARED)))
     assert found.startswith(text) and seen in found
-    assert said(list(islice(begun, NUM_COMPARED))) in found  # the stream of another gateway goes on
+    assert answer_text(list(islice(begun, NUM_COMPARED))) in found  # the stream of another gateway goes on
     again.close()
     other.close()
     know_each_other(third, 1)

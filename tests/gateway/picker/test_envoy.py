@@ -17,7 +17,7 @@ pytest.importorskip("httptools")
 import envoys
 import serving
 from envoys import Envoy
-from serving import MODEL, Process, chat, said, until
+from serving import MODEL, Process, answer_text, chat, until
 
 NUM_ENGINES = 4
 
@@ -85,7 +85,7 @@ def test_each_request_is_served_where_it_was_to_be(front: Front) -> None:
             reply.headers["x-request-id"],
             reply.status,
             reply.headers["x-headway-replica"],
-            said(list(reply.events())),
+            answer_text(list(reply.events())),
         )
 
     with ThreadPoolExecutor(8) as pool:

@@ -12,7 +12,7 @@ import pytest
 import serving
 from faulty import POISON, FaultyEngine, executions, text_of
 from keys import digest
-from serving import ask, chat, said
+from serving import answer_text, ask, chat
 
 pytest.importorskip("httptools")
 
@@ -45,7 +45,8 @@ def test_a_poison_prompt_ends_two_engines_and_no_more(tmp_path: Path, workers: t
         for _ in clients.map(lambda _: chat(front, max_tokens=2).json(), range(20)):
             pass
         others = [
-            clients.submit(lambda: said(list(chat(front, stream=True, max_tokens=60).events()))) for _ in range(5)
+            clients.submit(lambda: answer_text(list(chat(front, stream=True, max_tokens=60).events())))
+            for _ in range(5)
         ]
         time.sleep(0.3)
         reply = chat(front, f"some {POISON}", max_tokens=5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import serving
-from serving import MODEL, ask, chat, metric, said, until
+from serving import MODEL, answer_text, ask, chat, metric, until
 
 pytest.importorskip("httptools")
 
@@ -41,8 +41,8 @@ def test_a_stream_continues_elsewhere_when_its_engine_is_killed(
         events = _killed_after(num_events, doomed, reply)
         whole = chat(survivor).json()
         message = whole["choices"][0]["message"]
-        assert said(events, "reasoning").split() == message["reasoning"].split()
-        assert said(events).split() == message["content"].split()
+        assert answer_text(events, "reasoning").split() == message["reasoning"].split()
+        assert answer_text(events).split() == message["content"].split()
         assert events[-1] == "[DONE]" and events[-3]["choices"][0]["finish_reason"] == "stop"
         assert events[-2]["usage"] == whole["usage"]
         assert len({(event["id"], event["created"], event["object"]) for event in events[:-1]}) == 1
@@ -63,8 +63,8 @@ def test_reasoning_continues_after_two_engines_are_killed(survivor: serving.Proc
                 doomed[1].kill()
             events.append(event)
         message = chat(survivor).json()["choices"][0]["message"]
-        assert said(events, "reasoning").split() == message["reasoning"].split()
-        assert said(events).split() == message["content"].split()
+        assert answer_text(events, "reasoning").split() == message["reasoning"].split()
+        assert answer_text(events).split() == message["content"].split()
 
 
 def test_completions_continue_elsewhere(survivor: serving.Process, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
             events.append(event)
         with serving.closing(*engines):
             assert events[-1] == "[DONE]" and not any("error" in event for event in events)
-            assert said(events).split() == chat(survivor).json()["choices"][0]["message"]["content"].split()
+            assert answer_text(events).split() == chat(survivor).json()["choices"][0]["message"]["content"].split()
             until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
@@ -127,7 +127,7 @@ def test_streams_of_a_hanging_engine_continue_elsewhere(survivor: serving.Proces
                 stuck.process.send_signal(signal.SIGSTOP)
             events.append(event)
         assert events[-1] == "[DONE]"
-        assert said(events).split() == chat(survivor).json()["choices"][0]["message"]["content"].split()
+        assert answer_text(events).split() == chat(survivor).json()["choices"][0]["message"]["content"].split()
         assert ask(front, "/health").json()["up"] == 1
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 

@@ -17,7 +17,7 @@ from headway import records, scenario
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import summarize
-from serving import ask, chat, metric, said, until
+from serving import answer_text, ask, chat, metric, until
 
 pytest.importorskip("httptools")
 ORACLE = "only a simulation knows"
@@ -117,8 +117,8 @@ def test_a_stream_is_the_accepted_answer_alone(
     judge.says = says
     events = list(chat(front, model="best", max_tokens=30, stream=True).events())
     straight = chat(engines[which], model="any", max_tokens=30).json()["choices"][0]["message"]
-    assert events[-1] == "[DONE]" and said(events) == straight["content"]
-    assert said(events, "reasoning").split() == straight["reasoning"].split()
+    assert events[-1] == "[DONE]" and answer_text(events) == straight["content"]
+    assert answer_text(events, "reasoning").split() == straight["reasoning"].split()
     assert len({(event["id"], event["model"]) for event in events[:-1]}) == 1
     assert events[0]["model"] == (SMALL, LARGE)[which]
 
@@ -172,7 +172,7 @@ def test_an_answer_without_a_score_is_escalated_or_accepted_by_the_setting(
         with serving.closing(made):
             serving.all_up(made, 2)
             assert _model(chat(made, model="best", max_tokens=3)) == model
-            assert said(list(chat(made, model="best", max_tokens=9, stream=True).events()))
+            assert answer_text(list(chat(made, model="best", max_tokens=9, stream=True).events()))
             assert metric(made, "headway_judgements_total") == 2
             assert 'outcome="unscored"} 2' in ask(made, "/metrics").text()
         judge.may_answer.set()
@@ -216,7 +216,7 @@ def test_a_held_back_answer_survives_its_engine(
         doomed.kill()
         reader.join(serving.PATIENCE_S)
         straight = chat(engines[0], model="any", max_tokens=200).json()["choices"][0]["message"]["content"]
-        assert said(replies[0]).split() == straight.split()
+        assert answer_text(replies[0]).split() == straight.split()
 
 
 def test_each_stage_is_recorded_and_the_records_can_be_simulated(
@@ -334,5 +334,5 @@ def test_stages_may_be_combos(judge: Judge, tmp_path: Path) -> None:
             handed = [line for line in lines if line.startswith("headway_prefills_total") and "handed over" in line]
             assert sum(int(line.rsplit(" ", 1)[1]) for line in handed) == num
         events = list(chat(front, question, model="best", max_tokens=30, stream=True).events())
-        assert said(events) == straight["choices"][0]["message"]["content"]
+        assert answer_text(events) == straight["choices"][0]["message"]["content"]
         assert metric(front, "headway_requests_in_flight") == 0

@@ -19,7 +19,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.scheduling import sglang_disaggregation
 from headway.gateway.upstream.errors import EngineError
-from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
+from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, until
 from serving import ask as send
 
 SLOW = ("--kv-gbps", "0.05")
@@ -70,7 +70,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def streamed(process: Process, **options: Any) -> str:
-    return said(list(chat(process, LONG, stream=True, **{"max_tokens": 12, **options}).events()))
+    return answer_text(list(chat(process, LONG, stream=True, **{"max_tokens": 12, **options}).events()))
 
 
 # The engines by themselves.
@@ -96,17 +96,19 @@ def test_each_engine_waits_for_its_partner(fleet: Fleet, first: str, stream: boo
 
     def asks(mode: str) -> None:
         reply = _asked(engines[mode], 7, port, stream)
-        replies[mode] = said(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
+        replies[mode] = (
+            answer_text(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
+        )
 
     threads = [threading.Thread(target=asks, args=(mode,)) for mode in order]
     threads[0].start()
-    waits = {"prefill": 0, "decode": 1}[first]  # one that waits for its cache is said to be in line
+    waits = {"prefill": 0, "decode": 1}[first]  # one that waits for its cache counts as waiting in line
     until(lambda: metric(engines[first], "sglang:num_queue_reqs") == waits)
     assert not replies
     threads[1].start()
     for thread in threads:
         thread.join()
-    whole = said(list(chat(fleet.alone, LONG, stream=True, max_tokens=5).events()))
+    whole = answer_text(list(chat(fleet.alone, LONG, stream=True, max_tokens=5).events()))
     assert replies["decode"] == whole and whole.startswith(replies["prefill"]) and replies["prefill"]
     idle(prefill, decode)
 
@@ -141,7 +143,7 @@ def test_both_engines_get_the_request_and_the_decode_replica_answers(fleet: Flee
     before = prefills(fleet.gateway, "handed over")
     replies = [chat(fleet.gateway, LONG, stream=True, max_tokens=12) for _ in range(2)]
     assert {reply.headers["x-headway-replica"] for reply in replies} == {"pair-decode/1", "pair-decode/3"}
-    assert {said(list(reply.events())) for reply in replies} == {streamed(fleet.alone)}
+    assert {answer_text(list(reply.events())) for reply in replies} == {streamed(fleet.alone)}
     answer, alone = (chat(each, LONG, max_tokens=12).json() for each in (fleet.gateway, fleet.alone))
     assert answer["choices"] == alone["choices"] and answer["usage"] == alone["usage"]
     one = chat(fleet.gateway, LONG, max_tokens=1).json()
@@ -161,7 +163,7 @@ def test_a_request_moves_to_another_pair_after_a_failure(fleet: Fleet, which: st
     failed = prefills(fleet.gateway, "failed")
     reply = chat(fleet.gateway, LONG, stream=stream, max_tokens=12)
     assert reply.status == 200
-    text = said(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
+    text = answer_text(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
     assert text == streamed(fleet.alone)
     assert prefills(fleet.gateway, "failed") - failed == (2 if which == "prefill" else 0)
     for engine in fleet.engines:
@@ -235,7 +237,7 @@ def _mid_stream(fleet: Fleet, folder: Path, first: Process) -> None:
         events = reply.events()
         begun = [next(events) for _ in range(20)]
         dying.kill()
-        assert said([*begun, *events]) == streamed(fleet.alone, max_tokens=100)
+        assert answer_text([*begun, *events]) == streamed(fleet.alone, max_tokens=100)
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
         front.stop()
     ran = records.load(folder / "ran")[0]
@@ -319,7 +321,7 @@ def test_a_stream_moves_from_a_draining_replica_to_another_pair(fleet: Fleet, tm
         id = int(reply.headers["x-headway-replica"][-1])
         send(front, f"/workers/{id}/drain", b"", boss, "POST").close()
         until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, boss).json()["empty"])
-        assert said([*first, *events]) == streamed(fleet.alone, max_tokens=120)
+        assert answer_text([*first, *events]) == streamed(fleet.alone, max_tokens=120)
         assert prefills(front, "handed over") == 2
         for _ in range(3):
             reply = chat(front, LONG, max_tokens=3)

@@ -87,7 +87,7 @@ def test_pairs_scale_with_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             def busy() -> bool:
                 replies = [chat(front, "hello " * 50, stream=True, max_tokens=5) for _ in range(3)]
                 names = {reply.headers["x-headway-replica"] for reply in replies}
-                assert all(serving.said(list(reply.events())) for reply in replies)
+                assert all(serving.answer_text(list(reply.events())) for reply in replies)
                 assert all(name.startswith("pair-decode/") for name in names)
                 return len(names) == 2
 

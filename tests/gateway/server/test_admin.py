@@ -13,7 +13,7 @@ pytest.importorskip("httptools")
 import serving
 from headway.gateway.server.admin import is_address
 from keys import ADMIN, bearer, digest
-from serving import ask, chat, metric, said, until
+from serving import answer_text, ask, chat, metric, until
 
 
 @pytest.mark.parametrize("url", ["http://a:1", "https://a", "http://[::1]:8000/path"])
@@ -76,7 +76,7 @@ def test_a_stream_survives_while_replicas_are_added_drained_and_removed(
         assert _admin(made, "DELETE", "/workers/1?force=true")[0] == 202
         until(lambda: set(_workers(made)) == {0})
         seen += list(events)
-        assert seen[-1] == "[DONE]" and said(seen).split() == straight.split()
+        assert seen[-1] == "[DONE]" and answer_text(seen).split() == straight.split()
         assert ask(made, "/health").json()["replicas"] == 1
         assert _admin(made, "GET", "/workers/1")[0] == 404
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import serving
-from serving import MODEL, ask, chat, metric, said, until
+from serving import MODEL, answer_text, ask, chat, metric, until
 
 pytest.importorskip("httptools")
 
@@ -38,7 +38,7 @@ def test_a_stream_comes_token_by_token_and_ends_with_done(front: serving.Process
     events = list(reply.events())
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert events[-1] == "[DONE]" and len(events) > 10
-    assert said(events) == chat(front, max_tokens=20).json()["choices"][0]["message"]["content"]
+    assert answer_text(events) == chat(front, max_tokens=20).json()["choices"][0]["message"]["content"]
     heads = {(event["id"], event["created"], event["model"]) for event in events[:-1]}
     assert len(heads) == 1
     assert not any("usage" in event for event in events[:-1])

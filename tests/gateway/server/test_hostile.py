@@ -115,7 +115,7 @@ def test_a_stream_may_end_during_shutdown(tmp_path: Path) -> None:
         next(events)
         front.process.terminate()
         rest = list(events)
-        assert len(serving.said(rest).split()) > 100 and rest[-1] == "[DONE]"
+        assert len(serving.answer_text(rest).split()) > 100 and rest[-1] == "[DONE]"
         front.process.wait(serving.PATIENCE_S)
 
 

@@ -19,7 +19,7 @@ import serving
 from engines import ADMIN, LLAMA, NO_LLAMA, STREAM, gateways
 from headway import serving as composition
 from headway.core.errors import HeadwayError
-from serving import Process, ask, chat, metric, said, until
+from serving import Process, answer_text, ask, chat, metric, until
 
 pytest.importorskip("httptools")
 from headway.gateway.clock import Clock
@@ -57,7 +57,7 @@ def _computed(engine: Process) -> float:
 
 def _text(events: list[Any]) -> str:
     assert events[-1] == "[DONE]" and not any("error" in event for event in events[:-1])
-    return f"{said(events, 'reasoning_content')}|{said(events)}"
+    return f"{answer_text(events, 'reasoning_content')}|{answer_text(events)}"
 
 
 def _drained(front: Process, reply: serving.Reply, after: int) -> list[Any]:

@@ -24,7 +24,7 @@ from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request as read
 from headway.records.parquet import load
 from keys import ADMIN, bearer, digest
-from serving import Reply, ask, chat, metric, said, until
+from serving import Reply, answer_text, ask, chat, metric, until
 from worker_fleet import (
     LONG,
     gateway_with_workers,
@@ -135,10 +135,10 @@ def test_the_scheduler_moves_a_workers_streams(front: serving.Process, engines: 
     assert ask(front, "/workers/0/drain", b"", ADMIN).json()["status"] == "draining"
     until(lambda: ask(front, "/workers/0", headers=ADMIN).json()["empty"])
     until(lambda: num_at_engines(engines[:1]) == 0)
-    whole = said(list(chat(front, headers=FREE, stream=True, max_tokens=300, ignore_eos=True).events()))
+    whole = answer_text(list(chat(front, headers=FREE, stream=True, max_tokens=300, ignore_eos=True).events()))
     for _, events in streams:
         rest = list(events)
-        assert rest[-1] == "[DONE]" and whole.endswith(said(rest))
+        assert rest[-1] == "[DONE]" and whole.endswith(answer_text(rest))
     assert ask(front, "/workers/0/undrain", b"", ADMIN).json()["status"] == "up"
     wait_until_counts_agree(front, engines, 0)
 
@@ -258,12 +258,12 @@ def test_a_stream_survives_its_engine_and_the_scheduler_records_all_requests(tmp
         serving.all_up(front, 2)
         streams = [chat(front, stream=True, max_tokens=150, ignore_eos=True) for _ in range(8)]
         iterators = [reply.events() for reply in streams]
-        texts = [said([next(events) for _ in range(5)]) for events in iterators]
+        texts = [answer_text([next(events) for _ in range(5)]) for events in iterators]
         engines[0].kill()
         rests = [list(events) for events in iterators]
         assert all(rest[-1] == "[DONE]" for rest in rests)
-        whole = said(list(chat(front, stream=True, max_tokens=150, ignore_eos=True).events()))
-        assert {text + said(rest) for text, rest in zip(texts, rests, strict=True)} == {whole}
+        whole = answer_text(list(chat(front, stream=True, max_tokens=150, ignore_eos=True).events()))
+        assert {text + answer_text(rest) for text, rest in zip(texts, rests, strict=True)} == {whole}
         assert {reply.headers["x-headway-replica"] for reply in streams} == {"pool/0", "pool/1"}
         until(lambda: num_in_flight(front) == num_at_engines(engines[1:]) == 0)
         front.stop()

@@ -155,7 +155,7 @@ class Pods:
         self._given_up: set[str] = set()
         """By uid, last pods of a StatefulSet that were subtracted from the request."""
         self._num_requested = served.num_initial
-        """Pods requested, as the cluster last said."""
+        """Pods requested, by the cluster's last answer."""
         self._num_more = 0
         """Pods to request in addition; negative: fewer."""
         self._failures = PodFailures(spec.ready_s, spec.tries)

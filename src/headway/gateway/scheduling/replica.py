@@ -185,7 +185,7 @@ class LiveReplica(EngineEndpoint):
         """What the engine's prefix cache holds. Until events feed it, a guess from the requests placed here."""
         self.engine_ordering = engine_ordering
         self._other_ordering: str | None = None
-        """What the engine said last that it runs."""
+        """What runs at the engine, by its last answer."""
         self._load = Load()
         self.seen_s = float("-inf")
         """When the engine's load was read."""

@@ -86,11 +86,11 @@ def page(answer: ScalingPlan, command: str) -> str:
     sections, charts = [], {}
     for i, each in enumerate(answer.plans):
         charts[f"frontier{i}"] = _picture(each, answer.max_late)
-        said = "".join(f"<p>{escape(line)}</p>" for line in sentences(each))
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in sentences(each))
         cells = ["".join(f'<td class="{"name" if j < 3 else ""}">{escape(cell)}</td>' for j, cell in enumerate(row))
                  for row in rows(each)]  # fmt: skip
         sections.append(
-            f"<section><h2>{escape(headline(each, answer.max_late))}</h2>{said}"
+            f"<section><h2>{escape(headline(each, answer.max_late))}</h2>{paragraphs}"
             f"{chart(f'frontier{i}', f'GPU-hours against lateness, {title(each)}', _CAPTION)}"
             f"{table(HEADS, 3, cells)}</section>"
         )
