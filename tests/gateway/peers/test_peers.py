@@ -140,7 +140,7 @@ def test_a_tenant_that_floods_at_one_gateway_is_held_back_at_another(
     path = serving.fleet_file(
         tmp_path, [engine.url],
         policies={"ordering": ordering, "ordering_at": "gateway", "window": 1},
-        gateway={"api_keys": keys, "peers": {"store": store.url, "lease_s": 5.0}},
+        gateway={"api_keys": keys, "peers": {"store": store.create(ordering), "lease_s": 5.0}},
     )  # fmt: skip
     first, second = serving.gateway(path), serving.gateway(path)
     with serving.closing(engine, first, second):
@@ -151,12 +151,12 @@ def test_a_tenant_that_floods_at_one_gateway_is_held_back_at_another(
             assert "usage" in chat(first, max_tokens=200, headers=bearer("flood")).json()
         heard = received(second)
         until(lambda: received(second) >= heard + 2)
-        running = chat(second, max_tokens=30_000, stream=True, headers=bearer("third"))
+        running = chat(second, **ENDLESS, headers=bearer("third"))
         until(lambda: metric(second, "headway_requests_in_flight") == 1)
         order: list[str] = []
 
         def answered(key: str) -> None:
-            chat(second, max_tokens=5, headers=bearer(key)).json()
+            chat(second, max_tokens=100, headers=bearer(key)).json()
             order.append(key)
 
         threads = [threading.Thread(target=answered, args=(key,)) for key in ("flood", "quiet")]

@@ -162,7 +162,7 @@ def test_a_request_moves_to_another_pair_after_a_failure(fleet: Fleet, which: st
         fails(engine, fault)
     failed = prefills(fleet.gateway, "failed")
     reply = chat(fleet.gateway, LONG, stream=stream, max_tokens=12)
-    assert reply.status == 200
+    assert reply.status == 200, reply.text()
     text = answer_text(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
     assert text == streamed(fleet.alone)
     assert prefills(fleet.gateway, "failed") - failed == (2 if which == "prefill" else 0)
