@@ -294,6 +294,18 @@ def test_what_waits_stays_where_the_router_put_it_unless_its_replica_stops() -> 
     assert moved(full(0, [waiting], is_draining=True), free) == [(5, 1)]
 
 
+def test_an_answer_begins_at_a_replica_like_the_one_that_reasoned() -> None:
+    request = FakePlaced(5, replica=0, phase=Phase.ANSWERING)
+    here = one(0, role="decode", queue_lengths=(9,))
+    slow = one(1, role="decode", times=SLOW)
+    prefill = one(2, role="prefill")
+    alike = one(3, role="decode", queue_lengths=(4,))
+    migration = HeadwayMigration()
+    assert migration.at_phase(request, FakeFleet([here, slow, prefill])) is None
+    move = migration.at_phase(request, FakeFleet([here, slow, prefill, alike]))
+    assert move is not None and move.target == 3
+
+
 def test_turns_by_quanta_are_pascals_within_each_tier() -> None:
     both, phases = TiersAndPhasesOrdering(by_quanta=True), PascalOrdering(by_quanta=True)
     assert both.quantum is None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from headway.core.decision import Move
 from headway.core.view import FleetView, PlacedRequestView, ReplicaView, RequestView
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
 
+T = TypeVar("T")
+
 
 class HeadwayMigration:
     """Answers start where the fewest requests reason; every `interval_s`, requests leave full or draining replicas.
 
-    The first part is PASCAL's Algorithm 2 with `host_counts`. The second part is the pairing of `llumnix` with headroom
-    for `num_tiers` tiers. Its sources drain, or lack KV blocks or sequences for their first waiting request. The latter
+    The first part is PASCAL's Algorithm 2 with `host_counts`, among replicas of one role whose engines are equally
+    fast: between others, counts of requests say little. The second part is the pairing of `llumnix` with headroom for
+    `num_tiers` tiers. Its sources drain, or lack KV blocks or sequences for their first waiting request. The latter
     send decoding requests only, to targets without waiting requests: how long an answer gets was not known when it was
     placed. What waits stays where the router put it: the router knew of the queue, and weighed times, SLOs and caches,
     of which free blocks say nothing. Between replicas with room, a request gains nothing from a move.
@@ -31,7 +35,20 @@ class HeadwayMigration:
         return self._relief.moves(view)
 
     def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
-        return self._phases.at_phase(request, view)
+        alike = _Alike(request.replica, view)
+        return self._phases.at_phase(request, alike) if len(alike.replicas) > 1 else None
+
+
+class _Alike:
+    """A view of a replica and those that do the same work as fast. Satisfies `FleetView`."""
+
+    def __init__(self, replica: int, view: FleetView) -> None:
+        self.now, self.random, self.wants_scores = view.now, view.random, view.wants_scores
+        own = next(each for each in view.replicas if each.id == replica)
+        self.replicas = [each for each in view.replicas if each.times is own.times and each.role == own.role]
+
+    def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
+        return [key(replica) for replica in self.replicas]
 
 
 class _Relief(LlumnixMigration):
