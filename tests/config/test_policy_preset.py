@@ -58,6 +58,12 @@ def test_keys_beside_the_preset_replace_its_parts() -> None:
     assert explained(variant(chosen, "plain").spec.policies, chosen.fleet) == []
 
 
+def test_where_engines_take_any_ordering_the_order_preempts() -> None:
+    chosen = assembled({"replicas": 2, "engine": "simulated"})
+    assert chosen.spec.policies.ordering == "priority"
+    assert "by tier at the engines" in explained(chosen.spec.policies, chosen.fleet)[0]
+
+
 def test_where_the_gateway_pauses_requests_the_order_preempts() -> None:
     pausing = {"preset": "headway", "ordering_at": "gateway", "preempt_every_s": 0.5}
     chosen = assembled({"replicas": 2}, policies=pausing)

@@ -15,6 +15,8 @@ PARTS = PolicySpecs(
 )  # fmt: skip
 """Who runs keeps the seat, as in vLLM. Otherwise a request whose prompt waited long elsewhere would take the KV blocks
 of those that arrived after it, and theirs would be computed anew."""
+PREEMPTING = "priority"
+"""The order where engines take any ordering, such as PASCAL's, or where the gateway pauses what runs."""
 
 
 def expanded(policies: PolicySpecs, fleet: Fleet, given: Collection[str]) -> PolicySpecs:
@@ -22,8 +24,9 @@ def expanded(policies: PolicySpecs, fleet: Fleet, given: Collection[str]) -> Pol
     if policies.preset is None:
         return policies
     parts = {key: getattr(PARTS, key) for key in ("routing", "ordering", "admission")}
-    if policies.preempt_every_s is not None:  # the gateway pauses what runs, which needs an ordering that preempts
-        parts["ordering"] = "priority"
+    takes_any = all(pool.engine.orderings is None for pool in _engines(fleet))
+    if takes_any or policies.preempt_every_s is not None:
+        parts["ordering"] = PREEMPTING
     # Where engines order by tier, a queue in front of them only keeps the router from placing.
     parts["ordering_at"] = "replica" if all(map(_orders_by_tier, _engines(fleet))) else "gateway"
     if not why_no_migration(fleet):
@@ -52,7 +55,7 @@ def explained(policies: PolicySpecs, fleet: Fleet) -> list[str]:
     used, own = [], []
     for key, text in descriptions.items():
         chosen = getattr(policies, key)
-        if chosen == getattr(PARTS, key):
+        if chosen == getattr(PARTS, key) or (key == "ordering" and chosen == PREEMPTING):
             used.append(text)
         elif chosen is not None:
             own.append(f"{key}: {chosen.get('name', 'your own') if isinstance(chosen, Mapping) else chosen}")
