@@ -59,7 +59,7 @@ class _UnitedRuns(SeedResults):
         columns = [n for n in LABELS if all(v is not None for name in names for v in self.values((part, name), n))]
         rows = [[name, *(_average(self.values((part, name), number)) for number in columns)] for name in names]
         heads = ["policies", *(LABELS[number] for number in columns)]
-        return PaperTable(part, "", f"Means over {len(self.seeds)} seeds.", heads, rows)
+        return PaperTable(*runs.PARTS[part], f"Means over {len(self.seeds)} seeds.", heads, rows)
 
 
 def _compared(ours: float | None, theirs: float | None, how: str) -> float | None:

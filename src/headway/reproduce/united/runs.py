@@ -12,7 +12,16 @@ from headway.report.run import Run
 from headway.scenario.presets import builtin
 
 PRESET = {"preset": "headway"}
-PARTS = ("pascal", "ktier burst", "ktier steady", "cauchy", "sageserve", "cascadia", "all")
+PARTS: Mapping[str, tuple[str, str]] = {
+    "pascal": ("PASCAL", "the paper's fleet"),
+    "ktier burst": ("K-tier Llumnix", "a burst"),
+    "ktier steady": ("K-tier Llumnix", "150 requests/s"),
+    "cauchy": ("Cauchy", "three unlike combos at 55 requests/s"),
+    "sageserve": ("SageServe", "regions under LT-UA"),
+    "cascadia": ("Cascadia", "the fleet for trace 1"),
+    "all": ("All at once", "the concerns of all five systems"),
+}
+"""The system and what its policies are compared on, by part."""
 QUICK = 4
 """--quick divides the number of requests, or the rate, by this."""
 
