@@ -6,7 +6,8 @@
 These hours of each day are a run of their own of examples/thursday.yaml's fleet, the first hour aside, with every
 scaler's settings and the clairvoyant plans. A row is a setting of Headway's scaler over all days: GPU-hours, the share
 of late requests, whether no setting of another scaler has both fewer GPU-hours and fewer late requests over the week,
-and GPU-hours over those of the others where they are as seldom late, paired by day. Needs HEADWAY_DATA. Runs are cached
+and GPU-hours over those of the others where they are as seldom late over the week, with 95% jackknife intervals over
+the days. Needs HEADWAY_DATA. Runs are cached
 one by one in out/scaling-week, so that an interrupted bench goes on.
 """
 
@@ -27,13 +28,13 @@ from msgspec import structs
 
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
+from headway.metrics.interval import interval
 from headway.planning.scaling.plan import (
-    Comparison,
     Oracle,
     ScalerResult,
     ScalingOptions,
     StartUpPlan,
-    compared,
+    hours_at,
     is_on_frontier,
     plan,
 )
@@ -73,27 +74,46 @@ def planned(day: int, hours: tuple[int, int], startup_s: float, pool: Executor |
 
 
 def over_days(plans: list[StartUpPlan]) -> list[ScalerResult]:
-    """Each setting over all days, a day in place of a seed: GPU-hours added, and the share of all late requests."""
+    """Each setting over all days, a day in place of a seed."""
     found = []
     for same in zip(*([*each.results, *each.clairvoyant] for each in plans), strict=True):
+        starts = fmean(each.starts for each in same)
         days = tuple(each.by_seed[0] for each in same)
-        num = sum(each.num_requests for each in days)
-        found.append(
-            structs.replace(
-                same[0],
-                gpu_hours=sum(each.gpu_hours for each in days),
-                late=sum(each.late * each.num_requests for each in days) / num,
-                starts=fmean(each.starts for each in days),
-                by_seed=days,
-            )
-        )
+        found.append(whole(structs.replace(same[0], starts=starts, by_seed=days)))
     return found
 
 
-def shown(each: Comparison | None) -> str:
-    if each is None:
+def whole(each: ScalerResult) -> ScalerResult:
+    """With the GPU-hours of its days added, and the share of all their late requests."""
+    num = sum(day.num_requests for day in each.by_seed)
+    late = sum(day.late * day.num_requests for day in each.by_seed) / num
+    return structs.replace(each, gpu_hours=sum(day.gpu_hours for day in each.by_seed), late=late)
+
+
+def ratio(own: ScalerResult, others: list[ScalerResult]) -> float | None:
+    """GPU-hours over those of a family where it is as seldom late over all days. None if it is always later."""
+    hours = hours_at(others, own.late)
+    return own.gpu_hours / hours if hours else None
+
+
+def jackknife(own: ScalerResult, others: list[ScalerResult]) -> tuple[float, float] | None:
+    """The interval of `ratio`, by leaving out one day in turn. None if it cannot be compared without some day."""
+
+    def without(each: ScalerResult, day: int) -> ScalerResult:
+        return whole(structs.replace(each, by_seed=each.by_seed[:day] + each.by_seed[day + 1 :]))
+
+    num, point = len(own.by_seed), ratio(own, others)
+    left = [ratio(without(own, day), [without(each, day) for each in others]) for day in range(num)]
+    if num < 2 or point is None or None in left:
+        return None
+    return interval([num * point - (num - 1) * each for each in left if each is not None])
+
+
+def shown(own: ScalerResult, others: list[ScalerResult]) -> str:
+    point, between = ratio(own, others), jackknife(own, others)
+    if point is None:
         return "-"
-    return f"{each.ratio:.2f}" + ("" if each.interval is None else " [{:.2f}, {:.2f}]".format(*each.interval))
+    return f"{point:.2f}" + ("" if between is None else f" [{between[0]:.2f}, {between[1]:.2f}]")
 
 
 def main() -> None:
@@ -119,7 +139,7 @@ def main() -> None:
     for startup_s, results in weeks.items():
         real = [each for each in results if not each.is_oracle]
         for own in (each for each in real if each.family == "headway"):
-            ratios = [shown(compared(own, [each for each in results if each.family == family])) for family in OTHERS]
+            ratios = [shown(own, [each for each in results if each.family == family]) for family in OTHERS]
             mark = "yes" if is_on_frontier(own, real) else "no"
             print(
                 f"| {startup_s:g} s | {own.setting} | {own.gpu_hours:,.0f} | {own.late:.1%} | {mark} "
