@@ -82,8 +82,8 @@ class WorkerSupervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _drain(self, process: Process, session: WorkerSession) -> None:
-        """Have the worker refuse requests and end, if the gateway does. One that has not started does so once it has:
-        nobody else would answer the connections that Linux gives to its socket."""
+        """End a worker that has started, if the gateway is stopping. Until it has started it is left alone, as nothing
+        else would answer the connections that Linux gives to its socket."""
         if self._is_stopping and session.has_started:
             session.link.flush()  # it must know that the gateway drains before the signal comes
             with suppress(ProcessLookupError):
