@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from headway.control.cache_index import CacheIndex
 from headway.control.live import Live
 from headway.gateway.fleet.local_resources import free_port
+from headway.gateway.kv_events.local_tokenizer import read
 from headway.gateway.kv_events.prompts import PromptBlocks
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.request_reader import read_request
@@ -103,11 +104,12 @@ async def medians(engine: EngineEndpoint, text: Callable[[], str]) -> list[str]:
             taken[kind].append((time.process_time() - start_cpu_s, time.perf_counter() - start_s))
             for share, index in enumerate(indexes, 1):
                 index.apply([(each.id, 1, 0) for each in made.blocks[: len(made.blocks) * share // NUM_REPLICAS]])
-    return [shown([cpu_s for cpu_s, _ in each], [wall_s for _, wall_s in each]) for each in taken]
+    return [shown(each) for each in taken]
 
 
-def shown(cpu_s: list[float], wall_s: list[float]) -> str:
-    return f"{median(cpu_s) * 1e3:.2f} / {median(wall_s) * 1e3:.2f}"
+def shown(times: list[tuple[float, float]]) -> str:
+    """Medians of CPU and wall times, in ms."""
+    return " / ".join(f"{median(each) * 1e3:.2f}" for each in zip(*times, strict=True))
 
 
 async def measure(folder: Path, port: int) -> None:
@@ -132,17 +134,20 @@ async def measure(folder: Path, port: int) -> None:
     hosted = EngineEndpoint(1, "pool", MODEL, engine.url, ADAPTERS["sglang"], 32_768)  # which tells no tokens
     hosted.event_block_tokens, hosted.tokenizer = BLOCK, str(folder / "pairs")
     rows[f"local, {VOCABULARY:,} byte pairs"] = await medians(hosted, source)
-    cpu_s, wall_s = [], []
+    local = read(folder / "pairs")
+    libraries = {"the library fastokens": local._encode_all, "the library tokenizers": tokenizer.encode_batch_fast}
+    alone: dict[str, list[tuple[float, float]]] = {name: [] for name in libraries}
     for _ in range(NUM_PROMPTS):
         text = source()
-        start_s, start_cpu_s = time.perf_counter(), time.process_time()
-        tokenizer.encode_batch_fast([text])
-        cpu_s.append(time.process_time() - start_cpu_s)
-        wall_s.append(time.perf_counter() - start_s)
+        for name, encode in libraries.items():
+            start_s, start_cpu_s = time.perf_counter(), time.process_time()
+            encode([text])
+            alone[name].append((time.process_time() - start_cpu_s, time.perf_counter() - start_s))
     echo(f"{'ms of CPU / of wall time, median':36}{'cold':>18}{'blocks cached':>18}{'same body':>18}")
     for name, found in rows.items():
         echo(f"{name:36}" + "".join(f"{each:>18}" for each in found))
-    echo(f"{'of that, the byte-pair tokenizer':36}{shown(cpu_s, wall_s):>18}")
+    for name, times in alone.items():
+        echo(f"{name + ', the same texts':36}{shown(times):>18}")
 
 
 def main() -> None:

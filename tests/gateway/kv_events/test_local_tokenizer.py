@@ -4,12 +4,16 @@ import asyncio
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers")
 
+import fastokens
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from headway.control import token_blocks
@@ -98,6 +102,42 @@ def test_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert blocks == token_blocks.segments(tokenizer.ids(body), BLOCK) and count == len(tokenizer.ids(body))
         assert len(tokenizer._prefixes) <= 8
         assert tokenizer._num_blocks == sum(len(each.blocks) for each in tokenizer._prefixes.values()) <= 40
+
+
+def test_the_faster_library_makes_the_same_tokens(folder: Path) -> None:
+    own, reference = read(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    reference.no_truncation()
+    assert own.is_fast
+
+    @given(st.text(st.characters() | st.sampled_from("ab  \n12'é東🙂")), st.booleans())
+    def check(text: str, adds_special: bool) -> None:
+        text = text.encode(errors="ignore").decode()
+        for prompt in (text, f"{text}<s>{text}<|im_start|>"):
+            expected = reference.encode(prompt, add_special_tokens=adds_special).ids
+            assert own.ids({"prompt": prompt, "add_special_tokens": adds_special}) == expected
+
+    check()
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_the_faster_library_is_not_used_where_it_differs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """Or where it does not read the tokenizer."""
+    other = fastokens.Tokenizer.from_file(str(folder / "tokenizer.json"))  # which cuts texts at 16 tokens
+
+    def from_json_str(text: str) -> fastokens.Tokenizer:
+        if is_read:
+            return other
+        raise ValueError("unsupported")
+
+    monkeypatch.setattr(local_tokenizer.fastokens, "Tokenizer", SimpleNamespace(from_json_str=from_json_str))
+    own, reference = read(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert not own.is_fast
+    reference.no_truncation()
+    text = " ".join(WORDS) * 9
+    assert own.ids({"prompt": text}) == reference.encode(text).ids
+    assert asyncio.run(own.blocks({"prompt": text}, BLOCK, ""))[0] == len(reference.encode(text))
 
 
 @pytest.mark.parametrize("lstrip", [False, True])

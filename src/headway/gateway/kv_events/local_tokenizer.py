@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fastokens
 import msgspec
 from msgspec import Struct
 from tokenizers import AddedToken, Tokenizer
@@ -26,8 +27,17 @@ from headway.gateway.kv_events.chat_template import ChatTemplate, NotExactError
 
 _MOST_PIECES, _MOST_BLOCKS = 1 << 16, 1 << 20
 """Pieces and blocks that are remembered."""
-_INLINE_CHARS = 2048
-"""Longer texts are tokenized in a thread, as the event loop would wait for a millisecond and more."""
+_INLINE_CHARS, _FAST_INLINE_CHARS = 2048, 16_384
+"""Longer texts are tokenized in a thread, as the event loop would wait for a millisecond and more. By library."""
+_SAMPLES = (
+    "", " ", "a", "Don't WE'LL they've i'm 1 12 123 1234 12345.678",
+    "  two  spaces\n\n\n\ttab \r\n trailing  \n", "def f(x: int=0)->dict[str,int]:\n    return {'a':x**2}  # ok!!!???",
+    "Straße ñandú éa e\u0301a ſtop İi ﬁ Ⅷ ²", "東京とソウル 한국어 ภาษาไทย हिन्दी עברית العربية\u200f",
+    "🙂👨‍👩‍👧‍👦🏳️‍🌈 \u200b\ufeff\x00\x7f\u00a0\u2028\u3000",
+    "https://example.com/a_b-c?d=%20&e=[f]", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "=" * 70,
+)  # fmt: skip
+"""Texts on which two libraries would differ, if they differ."""
+_Encode = Callable[..., Sequence[Any]]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -50,7 +60,13 @@ class LocalTokenizer:
         """`no_template`: why there is none."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self._template, self._no_template = tokenizer, template, no_template
+        self._template, self._no_template = template, no_template
+        fast = _fast(tokenizer)
+        self.is_fast = fast is not None
+        """Its texts are tokenized by the faster library, which reads byte pairs alone."""
+        self._encode_all: _Encode = tokenizer.encode_batch_fast if fast is None else fast.encode_batch
+        self._inline_chars = _INLINE_CHARS if fast is None else _FAST_INLINE_CHARS
+        self._added = list(tokenizer.get_added_tokens_decoder().values())
         self._first_ids = self._ids_before()
         self._special: re.Pattern[str] | None = None
         self._special = self._splitting()
@@ -88,7 +104,7 @@ class LocalTokenizer:
             found.append(known)
         num, new = len(found), pieces[len(found) :]
         self.num_tokenized += (num_chars := sum(map(len, new)))
-        if num_chars > _INLINE_CHARS:
+        if num_chars > self._inline_chars:
             encoded = await asyncio.to_thread(self._encode, new, is_whole)
         else:
             encoded = self._encode(new, is_whole)
@@ -104,9 +120,9 @@ class LocalTokenizer:
     def _encode(self, texts: Sequence[str], adds_special: bool) -> list[list[int]]:
         if not texts:
             return []
-        try:  # of the library's functions, this one lets other threads run
-            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=adds_special)
-        except Exception:  # the library raises nothing more specific
+        try:
+            encoded = self._encode_all(list(texts), add_special_tokens=adds_special)
+        except Exception:  # the libraries raise nothing more specific
             raise NotExactError("a text that the tokenizer does not take") from None
         return [each.ids for each in encoded]
 
@@ -138,7 +154,7 @@ class LocalTokenizer:
 
     def _splitting(self) -> re.Pattern[str] | None:
         """Matches special tokens whose neighbours are tokenized apart; None if there are none."""
-        added = list(self._tokenizer.get_added_tokens_decoder().values())
+        added = self._added
         texts = sorted((each.content for each in added if _splits(each, added)), key=len, reverse=True)
         if not texts:
             return None
@@ -149,6 +165,22 @@ class LocalTokenizer:
         except NotExactError:
             return None
         return self._special if whole == [id for piece in pieces for id in piece] else None
+
+
+def _fast(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
+    """The same tokenizer in the faster library. None: that does not read it, or makes other tokens of some sample."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    samples = [*_SAMPLES, " ".join(f"a{each.content}Bc, {each.content}  1\n{each.content}" for each in added)]
+    try:
+        fast = fastokens.Tokenizer.from_json_str(tokenizer.to_str())
+        for adds_special in (False, True):
+            expected = tokenizer.encode_batch_fast(samples, add_special_tokens=adds_special)
+            found = fast.encode_batch(samples, add_special_tokens=adds_special)
+            if [each.ids for each in found] != [each.ids for each in expected]:
+                return None
+    except Exception:  # the libraries raise nothing more specific
+        return None
+    return fast
 
 
 def _keys(pieces: Iterable[str], root: str) -> list[bytes]:
