@@ -42,8 +42,8 @@ fleet:
 """The requests of `fleet`."""
 FLEET = """
 fleet:
-  - {name: large, model: qwen3-8b, gpu: h100, endpoints: [%s, %s]}
-  - {name: small, model: qwen3-8b, gpu: l40s, endpoints: [%s]}
+  - {name: large, model: qwen3-8b, gpu: h100, engine: vllm-v1, endpoints: [%s, %s]}
+  - {name: small, model: qwen3-8b, gpu: l40s, engine: vllm-v1, endpoints: [%s]}
 policies: {routing: least-kv, ordering: priority, ordering_at: gateway}
 gateway: {dashboard: open}
 """

@@ -171,6 +171,10 @@ def test_each_engine_gets_its_own_priority_sign_and_model_name(heard: ThreadingH
         ({"policies": {"routing": ["random", "round-robin"]}}, "several of a kind"),
         ({"pool": {"endpoints": []}}, "fleet[0].endpoints: missing"),
         ({"pool": {"endpoints": ["localhost:80"]}}, "fleet[0].endpoints[0]: 'localhost:80'; expected http://host:port"),
+        (
+            {"pool": {"endpoints": ["http://a:1", "http://b:1", "http://a:1"]}},
+            "fleet[0].endpoints[2]: 'http://a:1' is here a second time",
+        ),
         ({"pool": {"replicas": 3}}, "3; expected 1, as many as endpoints"),
         ({"pool": {"endpoint": "http://a:1"}}, "unknown key 'endpoint'; did you mean 'endpoints'?"),
         ({"gateway": {"timeout": 1}}, "unknown key 'timeout'; did you mean 'timeout_s'?"),

@@ -11,7 +11,7 @@ import yaml
 
 from headway import serving
 from headway.core.errors import HeadwayError
-from headway.serving.pools import DeclaredPool, bounded_combos, declared_pools, uses_engine_priority
+from headway.serving.pools import DeclaredPool, bounded_combos, declared_pools, uses_engine_priority, without_engine
 
 POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1"}
 COMMAND = {"command": [sys.executable, "{port}"], "ports": [9000, 9005]}
@@ -51,6 +51,17 @@ def test_engines_order_by_tier_unless_the_gateway_does(tmp_path: Path) -> None:
         path = tmp_path / "fleet.yaml"
         path.write_text(yaml.safe_dump({"fleet": [POOL], "policies": policies}))
         assert uses_engine_priority(serving.read(path).spec) == expected
+
+
+@pytest.mark.parametrize(("engine", "expected"), [({}, ["chat"]), ({"engine": "vllm-v1"}, []), ({"api": "openai"}, [])])
+def test_a_pool_that_does_not_say_its_engine_is_named(
+    tmp_path: Path, engine: dict[str, str], expected: list[str]
+) -> None:
+    """Its queues and KV caches are not read, and simulations have no prefix cache."""
+    path = tmp_path / "fleet.yaml"
+    bare = {"name": "chat", "model": POOL["model"], "gpu": "h100", "endpoints": ["http://a:1"]}
+    path.write_text(yaml.safe_dump({"fleet": [{**bare, **engine}]}))
+    assert without_engine(serving.read(path)) == expected
 
 
 @pytest.mark.parametrize(

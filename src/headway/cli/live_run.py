@@ -23,7 +23,7 @@ from headway.gateway.telemetry.logs import Level, LogOptions
 from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 from headway.records.part_writer import PartWriter
 from headway.scenario import replan
-from headway.serving import demand_history
+from headway.serving import demand_history, pools
 from headway.serving.reload import FleetFile
 from headway.serving.supervision import MAX_RESTARTS, supervise
 
@@ -219,6 +219,8 @@ def show_fleet(chosen: Scenario, plan: ServingPlan) -> None:
         if not (pool.replicas or served.endpoints):
             continue  # a shape for later plans
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")
+    if unnamed := pools.without_engine(chosen):
+        click.echo(f"  {', '.join(unnamed)}: no `engine` is given (vllm-v1, sglang, ...), so its metrics are not read")
     for model, others in plan.fallbacks.models.items():
         when = ", ".join(plan.policies.fallback.when) or "never"
         click.echo(f"  {model} falls back to {', then '.join(others)}: {when}")

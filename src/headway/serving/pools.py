@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from headway.config.placeholders import resolved
 from headway.config.scenario import Scenario
-from headway.config.spec import PolicySpecs, PoolSpec, Spec
+from headway.config.spec import DEFAULT_ENGINE, PolicySpecs, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
@@ -75,6 +75,15 @@ class DeclaredPool(Struct, frozen=True):
         if self.num_ports is None or self.pool.max_replicas is not None:
             return self.pool
         return replace(self.pool, max_replicas=self.num_ports)
+
+
+def without_engine(scenario: Scenario) -> list[str]:
+    """Pools whose file says neither `engine` nor `api`: their engines' metrics are not read."""
+    return [
+        each.pool.name
+        for each in declared_pools(scenario)
+        if each.spec.engine == DEFAULT_ENGINE and each.spec.api is None and each.spec.endpoints and not each.pool.hosted
+    ]
 
 
 def ports(processes: Processes) -> range:
@@ -243,6 +252,9 @@ def _check_locations(each: DeclaredPool, places: Places) -> None:
     for i, url in enumerate(each.spec.endpoints):
         if not is_address(url):
             raise places.error((*each.at, "endpoints", i), f"{url!r}; expected http://host:port")
+        if url in each.spec.endpoints[:i]:
+            what = f"{url!r} is here a second time; expected one address for each replica"
+            raise places.error((*each.at, "endpoints", i), what)
 
 
 def check_roles(pools: Sequence[DeclaredPool], places: Places) -> None:

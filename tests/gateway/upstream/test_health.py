@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -41,14 +42,17 @@ class Engine:
         return 200, b""
 
 
-def _replica(id: int, engine: Engine) -> EngineEndpoint:
-    made = EngineEndpoint(id, "pool", "m", "http://engine", ADAPTERS["openai"], 9, cast(Client, engine))
-    made.reported_model = "m"
+def _replica(id: int, engine: Engine, model: str = "m", served: str = "m") -> EngineEndpoint:
+    made = EngineEndpoint(id, "pool", model, "http://engine", ADAPTERS["openai"], 9, cast(Client, engine))
+    made.reported_model = served
     return made
 
 
-def _calls(engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], list[str]], bool]) -> list[str]:
-    """The callbacks of a monitor of two replicas that had been up, until `is_over`."""
+def _calls(
+    engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], list[str]], bool], is_new: bool = False,
+    model: str = "m", served: str = "m",
+) -> list[str]:  # fmt: skip
+    """The callbacks of a monitor of two replicas that had been up, or of a new one, until `is_over`."""
 
     async def run() -> list[str]:
         calls: list[str] = []
@@ -56,9 +60,9 @@ def _calls(engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], lis
         def record(callback: str) -> Any:
             return lambda *_: calls.append(callback)
 
-        both = [_replica(0, engine), _replica(1, Engine())]
+        replicas = [_replica(0, engine, model, served), *([] if is_new else [_replica(1, Engine())])]
         monitor = HealthMonitor(
-            both,
+            replicas,
             Settings(scrape_period_s=PERIOD_S),
             record("up"),
             record("down"),
@@ -66,7 +70,7 @@ def _calls(engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], lis
             record("load"),
         )
         for breaker in monitor.breakers.values():
-            breaker.is_open = False
+            breaker.is_open = is_new
         monitor.start()
         async with asyncio.timeout(30):
             while not is_over(monitor, calls):
@@ -115,3 +119,31 @@ def test_a_replica_that_broke_off_a_connection_is_up_again_after_a_probe() -> No
         return monitor.breakers[0].needs_canary
 
     assert _calls(Engine(), is_over) == ["down", "up", "down", "up", "down"]
+
+
+def test_a_replica_that_is_not_up_from_the_start_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator with a wrong port would see nothing else."""
+    engine = Engine(*99 * [UnreachableError("connection refused")])
+    _calls(engine, lambda monitor, calls: engine.num_probes > 5, is_new=True)
+    told = [each.getMessage() for each in caplog.records if each.name == "headway.gateway"]
+    assert told == ["pool/0 at http://engine is not up yet: connection refused"]
+
+
+@pytest.mark.parametrize(
+    ("pool_model", "served", "is_told"),
+    [
+        ("llama-3.1-8b", "Qwen/Qwen3-8B", True),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", False),
+        ("llama-3.1-8b", "our-chat", False),
+        ("house-model", "qwen3-8b", False),
+    ],
+)
+def test_an_engine_that_serves_another_model_than_its_pool_says_is_named(
+    caplog: pytest.LogCaptureFixture, pool_model: str, served: str, is_told: bool
+) -> None:
+    def is_over(monitor: HealthMonitor[EngineEndpoint], calls: list[str]) -> bool:
+        return "up" in calls
+
+    _calls(Engine(), is_over, is_new=True, model=pool_model, served=served)
+    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert told == (["pool/0 serves qwen3-8b, but pool pool has `model: llama-3.1-8b`"] if is_told else [])

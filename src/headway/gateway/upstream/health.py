@@ -18,6 +18,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
+from headway import catalog
+from headway.core.errors import HeadwayError
 from headway.gateway.errors import logged
 from headway.gateway.settings import Settings
 from headway.gateway.upstream.dialects import Load
@@ -32,6 +34,8 @@ TRUSTED_REFUSALS = 3
 """Refusals that are taken for the requests' fault after a peer has confirmed one: bad requests cost little more."""
 _DOUBTFUL = frozenset((401, 403, 404, 405))
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
+_PROBES_BEFORE_NOTE = 5
+"""Failed probes, about four seconds, after which the log says that a new replica is not up yet."""
 _HOSTED_PERIOD_S = 30.0
 """Time between two probes of a hosted service, which limits the requests of its customers."""
 Replica = TypeVar("Replica", bound=EngineEndpoint)
@@ -44,6 +48,15 @@ def _is_overload(error: EngineError) -> bool:
 def _group(replica: EngineEndpoint) -> tuple[str, str]:
     """Replicas that serve the same requests on the same hardware."""
     return replica.pool, str(getattr(replica, "role", "mixed"))
+
+
+def _other_model(replica: EngineEndpoint) -> str | None:
+    """The engine's model, if the catalog knows it as another one than the pool's. Any other name may be its alias."""
+    try:
+        served, wanted = catalog.model(replica.reported_model or replica.model), catalog.model(replica.model)
+    except HeadwayError:
+        return None
+    return served.name if served.name != wanted.name else None
 
 
 class Refusals:
@@ -284,6 +297,8 @@ class HealthMonitor(Generic[Replica]):
             await self._probe(replica, breaker)
         except EngineError as error:
             breaker.num_failed_probes += 1
+            if breaker.num_failed_probes == _PROBES_BEFORE_NOTE and replica.id not in self._listed_s:
+                log.warning("%s at %s is not up yet: %s", replica.name, replica.url, error)
             is_gone = isinstance(error, UnreachableError) or breaker.num_failed_probes >= MAX_FAILURES
             if not breaker.is_open and is_gone:
                 breaker.is_open = True
@@ -314,5 +329,7 @@ class HealthMonitor(Generic[Replica]):
         breaker.is_open = breaker.needs_canary = False
         model = replica.reported_model or "the requested model"
         log.info("%s at %s is up, and serves %s", replica.name, replica.url, model)
+        if (other := _other_model(replica)) is not None:
+            log.warning("%s serves %s, but pool %s has `model: %s`", replica.name, other, replica.pool, replica.model)
         if not self.outliers.is_ejected(replica.id):
             self._on_up(replica)
