@@ -204,6 +204,22 @@ def test_workload_commands(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert len((tmp_path / "g.csv").read_text().splitlines()) == 13
 
 
+def test_help_lists_commands_with_their_whole_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in ("plan", "workload", "catalog", "keys", "export", "forecast"):
+        assert main([group, "--help"]) == 0
+        listed = capsys.readouterr().out.partition("Commands:")[2]
+        assert listed.strip() and "..." not in listed, group
+
+
+def test_a_run_that_ends_within_its_warm_up_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["simulate", "--workload", "chat", "--model", "llama-3.1-8b", "--gpu", "h100", "--num-requests", "20"]
+    assert main([*small, "--rate", "20", "--warmup-s", "30"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "nothing is measured: all requests arrived in the first" in told and "the warm-up of 30 s" in told
+    assert main([*small, "--rate", "20", "--warmup-s", "0.01"]) == 0
+    assert "nothing is measured" not in capsys.readouterr().out
+
+
 def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert json_of(capsys, "catalog", "gpus", "a100", "--json")["name"] == "a100-80gb"
     names = [engine["name"] for engine in json_of(capsys, "catalog", "engines", "--json")]
@@ -222,7 +238,10 @@ def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
         ("simulate", "no workload: give a SCENARIO, --trace, --workload"),
         ("simulate no.yaml", "no.yaml: no such file"),
         ("simulate x.yaml --builtin chat", "SCENARIO and --builtin: expected one of them"),
-        ("simulate --builtin chat", "policies.routing: several are for headway compare; expected one"),
+        (
+            "simulate --builtin chat",
+            "policies.routing: several are for headway compare; expected one, as with --routing round-robin",
+        ),
         ("compare --gpu a100", "no workload: give a SCENARIO, --trace, --workload"),
         ("compare --workload chat --gpu a100", "--model or --model-config is missing"),
         ("compare --workload chat --model llama-3.1-8b", "--gpu is missing"),

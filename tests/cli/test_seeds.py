@@ -69,6 +69,8 @@ def test_a_trace_has_no_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     fleet = ["--trace", trace, "--model", "llama-3.1-8b", "--gpu", "h100", "--replicas", 2, "--no-progress"]
     text = _told(capsys, *fleet, "--routing", "round-robin,least-loaded")
     assert "5 seeds give the same numbers" in text and "±" not in text
+    _told(capsys, *fleet, "--routing", "round-robin,least-loaded", "--html", tmp_path / "fixed.html")
+    assert "95% interval" not in (tmp_path / "fixed.html").read_text(), "there are none where nothing is random"
     drawn = _json(capsys, *fleet, "--routing", "round-robin,random")["results"]
     fixed, random = (each["intervals"]["ttft_s.mean"] for each in drawn)
     assert fixed["low"] == fixed["high"] and random["low"] < random["high"]

@@ -53,6 +53,8 @@ def error_of(text: str) -> str:
         ("\nflete: []\n", "f.yaml:2: flete: unknown key 'flete'; did you mean 'fleet'?"),
         ("fleet:\n  - tp: 2\n", "f.yaml:2: fleet[0]: 'gpu' is missing"),
         ("fleet:\n  - gpu: a\n    tp: 0\n", "f.yaml:3: fleet[0].tp: expected int >= 1"),
+        ("rate: 55/s\n", "f.yaml:1: rate: expected float, got str: '55/s'"),
+        ("fleet: sk-secret\n", "f.yaml:1: fleet: expected array, got str"),
         ("fleet:\n  - gpu: 7\n", "f.yaml:2: fleet[0].gpu: expected str, got int"),
         ("step: strech\n", "f.yaml:1: step: unknown value 'strech'; did you mean 'stretch'?"),
         ("arrivals: {kind: gama}\n", "f.yaml:1: arrivals.kind: unknown value 'gama'; did you mean 'gamma'?"),

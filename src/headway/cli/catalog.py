@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from headway import catalog
-from headway.cli.output import ABOVE_0, PATH, POSITIVE, json_option, print_json, print_table
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, SubCommands, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.memory import plan
@@ -71,7 +71,7 @@ KINDS = {
 }
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=SubCommands, invoke_without_command=True)
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:

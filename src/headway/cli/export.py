@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headway import catalog, scenario
-from headway.cli.output import PATH
+from headway.cli.output import PATH, SubCommands
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.serving.export.kubernetes import (
@@ -26,7 +26,7 @@ NO_WORKLOAD = {"builtin": "chat"}
 """The workload of a fleet file without one."""
 
 
-@click.group()
+@click.group(cls=SubCommands)
 def command() -> None:
     """Write a fleet in the format of another system."""
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from headway.cli.output import ABOVE_0, PATH, POSITIVE, counting, no_progress_option, print_json, print_table
+from headway.cli.output import (
+    ABOVE_0,
+    PATH,
+    POSITIVE,
+    SubCommands,
+    counting,
+    no_progress_option,
+    print_json,
+    print_table,
+)
 from headway.core.errors import HeadwayError
 from headway.forecast.evaluate import Evaluation, EvaluationSettings, MethodResult
 from headway.forecast.evaluate import evaluate as evaluated
@@ -17,7 +26,7 @@ from headway.workload.series import DemandSeries, read_series
 DEFAULT = EvaluationSettings()
 
 
-@click.group()
+@click.group(cls=SubCommands)
 def command() -> None:
     """Compare forecasts of demand, and the cost of scaling by them."""
 

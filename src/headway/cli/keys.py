@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from msgspec.structs import replace
 
-from headway.cli.output import ABOVE_0, json_option, print_json, print_table
+from headway.cli.output import ABOVE_0, SubCommands, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.gateway.server.web_server import not_installed
 
@@ -108,7 +108,7 @@ def _time(ns: int) -> str:
     return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-@click.group()
+@click.group(cls=SubCommands)
 @click.option(
     "--store", default="keys.sqlite", show_default=True, envvar="HEADWAY_KEY_STORE",
     help="The database of `gateway.key_store`: a file, or postgresql://user@host/database. Also HEADWAY_KEY_STORE.",

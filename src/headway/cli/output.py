@@ -20,6 +20,22 @@ POSITIVE = click.IntRange(min=1)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 PATH = click.Path(path_type=Path)
 PORT = click.IntRange(0, 65535)
+_LONGEST_SENTENCE = 1000
+"""Of a command's help."""
+
+
+class SubCommands(click.Group):
+    """A group whose help has the whole first sentence of each command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, self.commands[name].get_short_help_str(limit=_LONGEST_SENTENCE))
+                    for name in self.list_commands(ctx)
+                ]
+            )
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 no_progress_option = click.option("--no-progress", is_flag=True, help="Show no progress bar.")

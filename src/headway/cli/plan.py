@@ -22,7 +22,7 @@ from headway.cli.flags import (
     used_flags,
     whole,
 )
-from headway.cli.output import console, print_json
+from headway.cli.output import SubCommands, console, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_fleet import fleet
@@ -47,7 +47,7 @@ _above_0 = click.FloatRange(min=0, min_open=True)
 DEFAULT_NUM_REQUESTS = 2000
 
 
-@click.group()
+@click.group(cls=SubCommands)
 def command() -> None:
     """Plan fleets: how many GPUs of which type."""
 

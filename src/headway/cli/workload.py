@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from headway.cli.flags import changes, seed_option, synthetic_options, together, used_flags
-from headway.cli.output import PATH, POSITIVE, json_option, print_json, print_table
+from headway.cli.output import PATH, POSITIVE, SubCommands, json_option, print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.workload.describe import Description, Spread
@@ -28,7 +28,7 @@ trace_options = together((
 ))  # fmt: skip
 
 
-@click.group()
+@click.group(cls=SubCommands)
 def command() -> None:
     """Describe, convert or generate request traces."""
 
@@ -38,6 +38,7 @@ def command() -> None:
 @trace_options
 @json_option
 def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool) -> None:
+    """Print the lengths, arrivals and tiers of the requests in the trace FILE."""
     described = describe_workload(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad))
     if as_json:
         print_json(described)

@@ -144,9 +144,17 @@ def only_variant(scenario: Scenario) -> Scenario:
     if len(variants(scenario)) > 1:
         key = "routing" if len(listed(scenario.spec.policies.routing)) > 1 else "ordering"
         at = ("variants",) if scenario.spec.variants else ("policies", key)
-        how = ", or --variant" if scenario.spec.variants else ""
+        how = ", or --variant" if scenario.spec.variants else f", as with {_first_policies(scenario.spec)}"
         raise scenario.places.error(at, f"several are for headway compare; expected one{how}")
     return variants(scenario)[0]
+
+
+def _first_policies(spec: Spec) -> str:
+    """The flags that choose the first policy of each kind that has several."""
+    kinds = {"--routing": listed(spec.policies.routing), "--ordering": listed(spec.policies.ordering)}
+    first = {flag: each[0] for flag, each in kinds.items() if len(each) > 1}
+    names = {flag: each if isinstance(each, str) else each.get("name") for flag, each in first.items()}
+    return " ".join(f"{flag} {name}" for flag, name in names.items())
 
 
 def with_policies(scenario: Scenario, policies: PolicySpecs) -> Scenario:

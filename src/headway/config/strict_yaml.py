@@ -18,6 +18,10 @@ Key = tuple[str | int, ...]
 """The path of a value: ("fleet", 0, "gpu") is `fleet[0].gpu`."""
 
 
+_MAX_TEXT_CHARS = 64
+"""Of a wrong value in an error."""
+
+
 class Places:
     """The origins of a document's values: lines of a file, or flags of the command line."""
 
@@ -162,7 +166,21 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
         return places.error(key, f"{name[1]!r} is missing")
     if name := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", what):
         return unknown("value", name[1], _values(data, to, inner), places.where(key))
-    return places.error(key, what[:1].lower() + what[1:].replace("`", ""))
+    told = what[:1].lower() + what[1:].replace("`", "")
+    if re.match(r"expected (int|float)\b.*, got str$", told) and (text := _text(data, inner)) is not None:
+        told += f": {text!r}"  # a unit, mostly; elsewhere it might be a secret
+    return places.error(key, told)
+
+
+def _text(data: Any, key: Key) -> str | None:
+    """The text at a key; None if there is none. A long one is shortened."""
+    for step in key:
+        if not isinstance(data, Mapping | list | tuple):
+            return None
+        data = data.get(step) if isinstance(data, Mapping) else data[int(step)] if isinstance(step, int) else None
+    if not isinstance(data, str):
+        return None
+    return data if len(data) <= _MAX_TEXT_CHARS else f"{data[:_MAX_TEXT_CHARS]}..."
 
 
 def _in_free_key(data: Any, to: Any, key: Key) -> tuple[str, msgspec.ValidationError, Any, Any] | None:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 _MAX_NAME_CHARS = 64
+_MIN_LIKENESS = 0.5
+"""Of names less alike than this, none is proposed."""
 
 
 class HeadwayError(Exception):
@@ -16,7 +18,15 @@ def unknown(kind: str, name: str, options: Iterable[str], where: str = "") -> He
     """An error for a name that is not among `options`, with the nearest one. A long name is shortened first."""
     name = name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."
     names = sorted(options)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(names)}"
+    near = max(names, key=lambda each: _likeness(name, each), default="")
+    is_near = _likeness(name, near) >= _MIN_LIKENESS
+    hint = f"did you mean {near!r}?" if is_near else f"one of: {', '.join(names)}"
     prefix = f"{where}: " if where else ""
     return HeadwayError(f"{prefix}unknown {kind} {name!r}; {hint}")
+
+
+def _likeness(name: str, other: str) -> float:
+    """From 0 to 1, equal. Names that begin alike are more so (Winkler): `h100-80g` is rather an H100 than an A100."""
+    share = difflib.SequenceMatcher(None, other, name).ratio()
+    num_first = next((i for i in range(4) if name[i : i + 1] != other[i : i + 1] or i >= len(name)), 4)
+    return share + 0.1 * num_first * (1 - share)

@@ -140,4 +140,5 @@ def verdict(names: Sequence[str], seeded: SeededMetrics, key: str) -> str:
     worst = order[-1]
     if verdicts[worst] == "worse":
         ending += f"; {names[worst]} has {shown(seeded, worst, key)}"
-    return f"{sentence}{ending} ({len(seeded.seeds)} seeds, 95% intervals)."
+    intervals = f" ({len(seeded.seeds)} seeds, 95% intervals)" if seeded.varies else ""
+    return f"{sentence}{ending}{intervals}."

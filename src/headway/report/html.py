@@ -198,7 +198,7 @@ def _load(figures: dict[str, charts.Figure]) -> str:
 def _decision(runs: Sequence[Run], seeded: SeededMetrics) -> str:
     """The first picture: the tail and the cost of every run, and what follows."""
     sentence = dots.verdict([run.name for run in runs], seeded, dots.KEYS[0])
-    bars = " Bars are 95% intervals over seeds." if len(seeded.seeds) > 1 else ""
+    bars = " Bars are 95% intervals over seeds." if seeded.varies else ""
     caption = f"Further left is better.{bars}"
     picture = chart("decision", "Tail and cost", caption)
     return f'<section>\n<p class="verdict">{escape(sentence)}</p>\n{picture}\n</section>'

@@ -280,9 +280,7 @@ def seeds_note(seeded: SeededMetrics) -> str:
     """What the numbers of several seeds are."""
     num = len(seeded.seeds)
     if not seeded.varies:
-        return (
-            f"{num} seeds give the same numbers: workload and policies draw none. They hold for these requests alone."
-        )
+        return f"Nothing here is random: {num} seeds give the same numbers, which hold for these requests alone."
     return f"Means over {num} seeds, ± half of the 95% interval."
 
 

@@ -28,7 +28,7 @@ from headway.core.fleet import Pool
 from headway.core.record import REFUSED, Outcome, Records
 from headway.metrics.latency import sample
 from headway.metrics.seeds import SeededMetrics
-from headway.metrics.summary import flatten, summarize
+from headway.metrics.summary import Summary, flatten, summarize
 from headway.metrics.usage import usage
 from headway.report.run import Provenance, Run
 from headway.scenario.policies import check, knows_future, labels, policies_of, scaler_of
@@ -130,6 +130,7 @@ def run(
         pools=step_times.pools,
         notes=(
             *source.table().notes,
+            *_empty_window(records, summary),
             *_rejections(records, chosen.fleet.all_pools, spec.policies.shed_ttft_share is not None),
             *([LEAK_NOTE] if knows_future(scaler_of(chosen)) else []),
             *_planner_messages(spec, policies),
@@ -279,6 +280,17 @@ def _simulate(
             progress=_share_done(progress, source, spec), line=step_times, pacer=spec.pacer, decisions=decisions,
             limits=limits,
         )  # fmt: skip
+
+
+def _empty_window(records: Records, summary: Summary) -> list[str]:
+    """Why nothing is measured, if no request arrived after the warm-up."""
+    arrivals = records.workload["arrival_s"]
+    if summary.num_requests or not len(arrivals) or not summary.warmup_s:
+        return []
+    return [
+        f"nothing is measured: all requests arrived in the first {arrivals.max():.3g} s, within the warm-up of"
+        f" {summary.warmup_s:g} s (simulation.warmup_s, or --warmup-s)"
+    ]
 
 
 def _rejections(records: Records, pools: tuple[Pool, ...], is_shedding: bool) -> list[str]:
