@@ -6,8 +6,10 @@ ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY . /src
-RUN python3 -m venv /opt/headway \
-    && /opt/headway/bin/pip install --no-cache-dir -c /src/constraints.txt "/src[epp,gateway,kubernetes,otel,postgres]"
+RUN python3 -m venv --without-pip /opt/headway \
+    && pip --python /opt/headway/bin/python install --no-cache-dir -c /src/constraints.txt \
+        "/src[epp,gateway,kubernetes,otel,postgres,tokenizers]" \
+    && /opt/headway/bin/headway --version | grep -F '(compiled)'
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/headway /opt/headway

@@ -70,18 +70,17 @@ def test_the_image_is_built_from_what_the_package_needs() -> None:
 
 
 def _builder() -> str | None:
-    """A command that builds images here: a client without a daemon builds nothing."""
-    docker = shutil.which("docker")
-    if docker and subprocess.run([docker, "info"], capture_output=True).returncode == 0:
-        return docker
-    return None
+    """A command that builds and runs images here: docker with a daemon that answers, or podman."""
+    found = (shutil.which(name) for name in ("docker", "podman"))
+    able = (each for each in found if each and subprocess.run([each, "info"], capture_output=True).returncode == 0)
+    return next(able, None)
 
 
 @pytest.mark.slow
 def test_the_image_runs_without_root_and_writes_nothing() -> None:
     builder = _builder()
     if builder is None:
-        pytest.skip("no Docker daemon answers here")
+        pytest.skip("neither a Docker daemon nor podman is here")
     subprocess.run([builder, "build", "-q", "-t", "headway-test", str(ROOT)], check=True, timeout=1200)
     run = [builder, "run", "--rm", "--read-only", "headway-test"]
     shown = subprocess.run([*run, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
