@@ -38,7 +38,7 @@ class PoolState:
         """Members that were not given back, up or not."""
         self.num_starting = 0
         self.num_failed = 0
-        self.num_queued_elsewhere = 0
+        self.num_queued_at_peers = 0
         """Requests in the hold queues of the model at other gateways."""
         self.wanted = deployment.replicas
         """Number of units that the scaler asked for last."""
@@ -69,7 +69,7 @@ class PoolState:
     @property
     def num_queued(self) -> int:
         """Requests in the hold queue of the model, for any of its pools."""
-        return len(self.service.hold_queue.requests()) + self.num_queued_elsewhere
+        return len(self.service.hold_queue.requests()) + self.num_queued_at_peers
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:

@@ -141,7 +141,7 @@ def plan(scenario: Scenario) -> ServingPlan:
         roles=spec.roles,
         stop_planners=planners.close,
         planned_gpus=None if replanner is None else _planned_gpus(spec, declared, policies, places),
-        planner_news=lambda: [] if replanner is None else replanner.messages,
+        planner_messages=lambda: [] if replanner is None else replanner.messages,
     )
 
 

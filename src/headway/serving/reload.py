@@ -85,7 +85,7 @@ class FleetFile:
             ),
             stop_planners=present.stop_planners,
             planned_gpus=present.planned_gpus,
-            planner_news=present.planner_news,
+            planner_messages=present.planner_messages,
             past_demand=present.past_demand,
         )
 

@@ -28,7 +28,7 @@ def leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kube.Lea
 
 
 def _leads(lease: KubernetesLease) -> bool:
-    return asyncio.run(lease.lead(LEASE_S))
+    return asyncio.run(lease.acquire(LEASE_S))
 
 
 def test_one_holds_it_until_it_lapses_or_is_given_up(leases: kube.Leases) -> None:
@@ -37,7 +37,7 @@ def test_one_holds_it_until_it_lapses_or_is_given_up(leases: kube.Leases) -> Non
     assert leases.found["headway"]["spec"]["holderIdentity"] == "first"
     until(lambda: _leads(second))  # it sees no renewal for a second
     assert not _leads(first)
-    asyncio.run(second.give_up())
+    asyncio.run(second.release())
     assert _leads(first)
     assert leases.found["headway"]["spec"]["leaseTransitions"] == 2
 
@@ -46,7 +46,7 @@ def test_of_two_that_take_it_at_the_same_time_one_gets_it(leases: kube.Leases, m
     """Both have read it before either writes."""
     first, second = (KubernetesLease("headway", "models", "", name) for name in ("first", "second"))
     assert _leads(first)
-    asyncio.run(first.give_up())
+    asyncio.run(first.release())
     take = second._take
 
     def late(*args: object) -> None:

@@ -45,13 +45,13 @@ def test_a_lease_of_the_store_passes_on_once_it_lapses_or_is_given_up(store: pos
         first, second = map(StoreLease, stores)
         for each in stores:
             await each.connect(lambda _: None, lambda: None)
-        assert await first.lead(60.0) and not await second.lead(60.0)
-        await first.give_up()
-        assert await second.lead(0.01)
-        while not await first.lead(60.0):
+        assert await first.acquire(60.0) and not await second.acquire(60.0)
+        await first.release()
+        assert await second.acquire(0.01)
+        while not await first.acquire(60.0):
             await asyncio.sleep(0.01)
-        assert not await second.lead(60.0)
-        await first.give_up()
+        assert not await second.acquire(60.0)
+        await first.release()
         for each in stores:
             await each.close()
 
@@ -78,8 +78,8 @@ class Part:
     def num_held(self) -> dict[str, int]:
         return {}
 
-    def use_elsewhere(self, num_held: dict[str, int], drained: set[int]) -> None:
-        self.control.drain_as_elsewhere(drained)
+    def use_peers(self, num_held: dict[str, int], drained: set[int]) -> None:
+        self.control.drain_as_peers(drained)
 
     def hear(self, peer: str, pieces: list[Any]) -> None:
         for each in pieces:

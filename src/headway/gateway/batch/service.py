@@ -118,7 +118,7 @@ class BatchService:
         while True:
             try:
                 await self.store.open()
-                if await self.store.lead():
+                if await self.store.acquire_lock():
                     await self._pass()
                     self._is_unavailable = False
                 else:
@@ -128,7 +128,7 @@ class BatchService:
                     log.warning("batches wait for their database: %s", str(error).splitlines()[0])
                 self._is_unavailable = True
                 with suppress(*UNAVAILABLE):
-                    await self.store.resign()
+                    await self.store.release_lock()
                 await asyncio.sleep(_IDLE_S)
             except Exception:  # a defect that one batch brings out must not stop the others
                 log.exception("batches")

@@ -85,10 +85,10 @@ class BatchStore(Database):
             rows = list((await connection.execute(query)).mappings())
         return rows[: page.limit], len(rows) > page.limit
 
-    async def lead(self) -> bool:
+    async def acquire_lock(self) -> bool:
         """Become or stay the one gateway that runs batches. False if another one is; the lock ends with the process."""
         if self.path is not None:
-            return self._lock_file is not None or self._lock_path(self.path)
+            return self._lock_file is not None or self._lock(self.path)
         if self._lock_held is not None:
             await self._lock_held.execute(text("SELECT 1"))
             return True
@@ -105,7 +105,7 @@ class BatchStore(Database):
             await connection.close()
         return is_leader
 
-    def _lock_path(self, path: Path) -> bool:
+    def _lock(self, path: Path) -> bool:
         handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ class BatchStore(Database):
         self._lock_file = handle
         return True
 
-    async def resign(self) -> None:
+    async def release_lock(self) -> None:
         """Release the lock, so that another gateway may run batches."""
         handle, self._lock_file = self._lock_file, None
         if handle is not None:
@@ -126,5 +126,5 @@ class BatchStore(Database):
             await held.close()
 
     async def close(self) -> None:
-        await self.resign()
+        await self.release_lock()
         await super().close()

@@ -25,23 +25,23 @@ class KubernetesLease:
     def __init__(self, name: str, namespace: str, context: str, holder: str) -> None:
         self._name, self._namespace, self._holder = name, namespace, holder
         self._api = client.CoordinationV1Api(client.ApiClient(configuration(context)))
-        self._seen: tuple[Any, ...] = ()
+        self._last_read: tuple[Any, ...] = ()
         """Who holds it, and when it was renewed, as read last."""
-        self._seen_s = 0.0
+        self._unchanged_since_s = 0.0
         """When this was read first."""
 
-    async def lead(self, lease_s: float) -> bool:
+    async def acquire(self, lease_s: float) -> bool:
         """Take or renew the Lease, unless another gateway has it. OSError if the cluster does not answer."""
-        return await asyncio.to_thread(self._asked, self._lead, lease_s)
+        return await asyncio.to_thread(self._call, self._acquire, lease_s)
 
-    async def give_up(self) -> None:
+    async def release(self) -> None:
         """Let others take it at once. OSError if the cluster does not answer."""
-        await asyncio.to_thread(self._asked, self._give_up)
+        await asyncio.to_thread(self._call, self._release)
 
     @staticmethod
-    def _asked(ask: Any, *args: Any) -> bool:
+    def _call(operation: Any, *args: Any) -> bool:
         try:
-            return bool(ask(*args))
+            return bool(operation(*args))
         except ApiException as error:
             if error.status == _CONFLICT:  # another one was first
                 return False
@@ -49,7 +49,7 @@ class KubernetesLease:
         except HTTPError as error:
             raise ConnectionError(str(error)) from None
 
-    def _lead(self, lease_s: float) -> bool:
+    def _acquire(self, lease_s: float) -> bool:
         try:
             lease = self._api.read_namespaced_lease(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
         except ApiException as error:
@@ -68,10 +68,10 @@ class KubernetesLease:
         return True
 
     def _has_lapsed(self, spec: Any) -> bool:
-        now, seen = time.monotonic(), (spec.holder_identity, spec.renew_time, spec.lease_transitions)
-        if seen != self._seen:
-            self._seen, self._seen_s = seen, now
-        return now - self._seen_s > (spec.lease_duration_seconds or 0)
+        now, read = time.monotonic(), (spec.holder_identity, spec.renew_time, spec.lease_transitions)
+        if read != self._last_read:
+            self._last_read, self._unchanged_since_s = read, now
+        return now - self._unchanged_since_s > (spec.lease_duration_seconds or 0)
 
     def _take(self, spec: Any, lease_s: float) -> None:
         now = datetime.now(UTC)
@@ -81,7 +81,7 @@ class KubernetesLease:
             spec.lease_transitions = 0 if spec.lease_transitions is None else spec.lease_transitions + 1
         spec.renew_time, spec.lease_duration_seconds = now, ceil(lease_s)
 
-    def _give_up(self) -> None:
+    def _release(self) -> None:
         lease = self._api.read_namespaced_lease(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
         if lease.spec.holder_identity == self._holder:
             lease.spec.holder_identity = ""

@@ -40,12 +40,12 @@ class ScalingWithFailures(Scaling):
         gpu_limits: GpuLimits,
         give_up: Callable[[PoolState], None],
         holding_gpus: frozenset[str],
-        news: Callable[[], Sequence[str]],
+        planner_messages: Callable[[], Sequence[str]],
     ) -> None:
-        """`holding_gpus` are the pools and combos whose failed units keep their GPUs until they are given up. `news`
-        are the planner's messages so far, for the log."""
+        """`holding_gpus` are the pools and combos whose failed units keep their GPUs until they are given up.
+        `planner_messages` are all that the planner has returned so far, for the log."""
         super().__init__(scaler, view, pools, effects, gpu_limits)
-        self._give_up, self._holding_gpus, self._news = give_up, holding_gpus, news
+        self._give_up, self._holding_gpus, self._planner_messages = give_up, holding_gpus, planner_messages
         self._num_logged = 0
         self._last_error = ""
         self.leads: Callable[[], bool] = lambda: True
@@ -55,7 +55,7 @@ class ScalingWithFailures(Scaling):
         """Time from the decision to drain until every gateway that shares the fleet knows."""
         self._drained_s: dict[int, float] = {}
         """By replica that was drained here, since when."""
-        self._drained_elsewhere: set[int] = set()
+        self._drained_by_peers: set[int] = set()
 
     def _changes(self) -> list[tuple[PoolState, int]]:
         changes = super()._changes()
@@ -118,10 +118,10 @@ class ScalingWithFailures(Scaling):
         """Replicas that are drained by decision of this gateway."""
         return {member.view.id for _, unit in self._draining for member in unit}
 
-    def drain_as_elsewhere(self, replicas: set[int]) -> None:
+    def drain_as_peers(self, replicas: set[int]) -> None:
         """Place no requests at the replicas that other gateways drain, and none but these."""
-        changed, own = replicas ^ self._drained_elsewhere, self.drained
-        self._drained_elsewhere = replicas
+        changed, own = replicas ^ self._drained_by_peers, self.drained
+        self._drained_by_peers = replicas
         for pool in self._pools.values():
             for member in pool.members:
                 on = member.view.id in replicas
@@ -134,7 +134,7 @@ class ScalingWithFailures(Scaling):
             self._drain(self._pools[unit[0].deployment], unit, False)
 
     def tick(self, now: float) -> None:
-        """Scale, give up failed units beyond what is wanted, and log the planner's news. An error is logged once."""
+        """Scale, give up failed units beyond what is wanted, and log what the planner reports. An error is logged once."""
         try:
             super().tick(now)
             self._last_error = ""
@@ -149,10 +149,10 @@ class ScalingWithFailures(Scaling):
             num_holding = self._num_holding(pool)
             for _ in range(min(pool.num_serving + pool.num_starting + num_holding - pool.wanted, num_holding)):
                 self._give_up(pool)
-        news = self._news()
-        for message in news[self._num_logged :]:
+        planner_messages = self._planner_messages()
+        for message in planner_messages[self._num_logged :]:
             log.info("%s", message)
-        self._num_logged = len(news)
+        self._num_logged = len(planner_messages)
 
     @property
     def demand(self) -> dict[tuple[str, str, int], tuple[int, int]]:
@@ -231,7 +231,7 @@ class LiveScaling:
             scaler.remember(plan.past_demand)
         self.control = ScalingWithFailures(
             scaler, MutablePoolsView(Random(f"{plan.seed}/scaler")), list(self._states.values()),
-            self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_news,
+            self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_messages,
         )  # fmt: skip
         return self.control
 
@@ -318,14 +318,14 @@ class LiveScaling:
 
     def num_held(self) -> dict[str, int]:
         """Requests in this gateway's hold queues, by model."""
-        return {state.model: state.num_queued - state.num_queued_elsewhere for state in self._states.values()}
+        return {state.model: state.num_queued - state.num_queued_at_peers for state in self._states.values()}
 
-    def use_elsewhere(self, num_held: Mapping[str, int], drained: set[int]) -> None:
-        """Use what other gateways have told: their held requests by model, and the replicas that they drain."""
+    def use_peers(self, num_held: Mapping[str, int], drained: set[int]) -> None:
+        """Use what other gateways have reported: their held requests by model, and the replicas that they drain."""
         for state in self._states.values():
-            state.num_queued_elsewhere = num_held.get(state.model, 0)
+            state.num_queued_at_peers = num_held.get(state.model, 0)
         if self.control is not None:
-            self.control.drain_as_elsewhere(drained)
+            self.control.drain_as_peers(drained)
 
     def _remove(self, replica: LiveReplica, at_once: bool) -> None:
         if not replica.is_removed:

@@ -145,7 +145,7 @@ class ServingPlan(Struct, frozen=True):
     """Scheduled changes of replicas' roles, in seconds from the start."""
     planned_gpus: int | None = None
     """GPUs of this machine that the cascade's replicas share, if a planner chooses the replicas."""
-    planner_news: Callable[[], Sequence[str]] = tuple
+    planner_messages: Callable[[], Sequence[str]] = tuple
     """Returns all messages of the planner so far, for the log."""
     past_demand: PastDemand | None = None
     """Demand from before the start, for a scaler that remembers it."""

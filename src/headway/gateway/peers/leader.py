@@ -18,10 +18,10 @@ _NAME = "scaling"
 class Lease(Protocol):
     """What one gateway at a time has. Every method raises one of `store.UNAVAILABLE` if nobody answers."""
 
-    async def lead(self, lease_s: float) -> bool:
+    async def acquire(self, lease_s: float) -> bool:
         """Take or renew it for so long, unless another gateway has it."""
 
-    async def give_up(self) -> None:
+    async def release(self) -> None:
         """Let others take it at once."""
 
 
@@ -31,20 +31,20 @@ class StoreLease:
     def __init__(self, store: PeerStore) -> None:
         self._store = store
 
-    async def lead(self, lease_s: float) -> bool:
-        return await self._store.lead(_NAME, lease_s)
+    async def acquire(self, lease_s: float) -> bool:
+        return await self._store.acquire_lease(_NAME, lease_s)
 
-    async def give_up(self) -> None:
-        await self._store.give_up_lead(_NAME)
+    async def release(self) -> None:
+        await self._store.release_lease(_NAME)
 
 
 class Leader:
-    """Whether this gateway leads: since it asked for the lease with success, for as long as it asked for."""
+    """Whether this gateway leads: since it requested the lease with success, for as long as it requested."""
 
     def __init__(self, name: str, lease: Lease, lease_s: float, clock: Clock) -> None:
         self._name, self._lease, self._lease_s, self._clock = name, lease, lease_s, clock
         self._until_s = float("-inf")
-        self._led = False
+        self._was_leader = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -63,21 +63,23 @@ class Leader:
         if self.leads:
             self._until_s = float("-inf")
             with suppress(*UNAVAILABLE):
-                await self._lease.give_up()
+                await self._lease.release()
 
     async def _run(self) -> None:
         while True:
             with logged("peers: the lease"):
-                await self._ask()
+                await self._renew()
             await asyncio.sleep(self._lease_s / 4)
 
-    async def _ask(self) -> None:
-        asked_s = self._clock.now
+    async def _renew(self) -> None:
+        sent_s = self._clock.now
         try:
-            # The lease lasts from its grant on, so for longer than from the question.
-            self._until_s = asked_s + self._lease_s if await self._lease.lead(self._lease_s) else float("-inf")
+            # The lease lasts from its grant on, so for longer than from the request.
+            self._until_s = sent_s + self._lease_s if await self._lease.acquire(self._lease_s) else float("-inf")
         except UNAVAILABLE as error:
             log.debug("peers: nobody answers who leads: %s", error)
-        if self.leads != self._led:
-            self._led = self.leads
-            log.info("peers: %s %s", self._name, "scales from now on" if self._led else "does not scale any more")
+        if self.leads != self._was_leader:
+            self._was_leader = self.leads
+            log.info(
+                "peers: %s %s", self._name, "scales from now on" if self._was_leader else "does not scale any more"
+            )

@@ -1,4 +1,4 @@
-"""What a gateway tells the others: pieces of its state, packed into messages that PostgreSQL's NOTIFY can carry."""
+"""What a gateway sends to the others: pieces of its state, packed into messages that PostgreSQL's NOTIFY can carry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES = 7_900
 """A payload of NOTIFY is shorter than 8,000 bytes."""
 _HEADER_BYTES = 200
 MAX_SEGMENTS = 128
-"""Leading segments of a prompt that are told."""
+"""Leading segments of a prompt that are sent."""
 
 
 @lru_cache(maxsize=4096)
@@ -67,7 +67,7 @@ class Served(Struct, array_like=True, tag="s", gc=False):
 
 
 class Arrived(Struct, array_like=True, tag="a", gc=False):
-    """The demand at the gateway since it started, now and when it told it last. For scalers."""
+    """The demand at the gateway since it started, now and in its last report. For scalers."""
 
     model: str
     region: str

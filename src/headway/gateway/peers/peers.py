@@ -1,6 +1,6 @@
-"""The other gateways of this fleet: what they have at its replicas, told through a store in small, frequent messages.
+"""The other gateways of this fleet: what they have at its replicas, sent through a store in small, frequent messages.
 
-Each gateway tells its whole state at most every `period_s`, when it has changed, and at least every third of `lease_s`.
+Each gateway sends its whole state at most every `period_s`, when it has changed, and at least every third of `lease_s`.
 So a lost message costs one period, and a gateway that comes, or comes back, knows all after one message of each other.
 While the store is away, each gateway goes on with its own counts alone.
 """
@@ -58,7 +58,7 @@ _RETRY_S = 0.5
 _CLEAN_S = 30.0
 """Time between two removals of old streams from the store."""
 _MOST_PLACED = 256
-"""Prompts that are told at a time. Of more, the last ones are."""
+"""Prompts that are sent at a time. Of more, the last ones are."""
 
 
 class PeerHost(Protocol):
@@ -80,8 +80,8 @@ class PeerHost(Protocol):
     def plan(self) -> ServingPlan: ...
 
 
-class _Heard:
-    """What was heard of another gateway."""
+class _PeerState:
+    """The state of another gateway, as far as it was received."""
 
     def __init__(self, run: int) -> None:
         self.run = run
@@ -101,7 +101,7 @@ class Peers:
         self._settings, self._host = settings, host
         self.name = f"{settings.name or socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
         self._run_number = time.time_ns()
-        self.loads, self._given = PeerLoads(self._load_changed), GivenElsewhere()
+        self.loads, self._served_by_peers = PeerLoads(self._load_changed), GivenElsewhere()
         self.store = PeerStore(settings.store, self.name, settings.lease_s)
         self._streams: StoredStreams | None = None
         self.scaling: SharedScaling | None = None
@@ -112,13 +112,13 @@ class Peers:
         """Times that the store was lost, or could not be reached."""
         self.num_sent = self.num_received = 0
         """Messages."""
-        self._heard: dict[str, _Heard] = {}
+        self._states: dict[str, _PeerState] = {}
         self._placed: list[Placed] = []
         self._quarantined: list[Quarantined] = []
         self._is_applying = False
         self._sequence = 0
         self._last: tuple[list[Piece], float] = ([], float("-inf"))
-        """The state that was told last, and when."""
+        """The state that was published last, and when."""
         self._lost = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -140,7 +140,7 @@ class Peers:
             leader = Leader(self.name, self._lease(), lease_s, host.clock)
             self.scaling = SharedScaling(host.scaling, leader, lease_s)
             leader.start()
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._forget_silent())]
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._remove_silent())]
 
     def _lease(self) -> Lease:
         """Who has it scales."""
@@ -152,7 +152,7 @@ class Peers:
         return KubernetesLease(f"headway-{pods.name}", pods.namespace, pods.context, self.name)
 
     def follow(self, replica: LiveReplica, _: object = None) -> None:
-        """Tell of the prompts that are placed at a replica."""
+        """Report the prompts that are placed at a replica."""
         replica.on_placed = self._on_placed
 
     async def stop(self) -> None:
@@ -170,11 +170,11 @@ class Peers:
                 await self.store.publish(list(packed(self.name, self._run_number, self._sequence, (), True)))
         await self.store.close()
 
-    # Telling.
+    # Sending.
 
     def _on_placed(self, replica: LiveReplica, live: Live) -> None:
         if not replica.cache_index.guesses or not live.prefix:
-            return  # its engine tells all gateways itself
+            return  # its engine sends events to all gateways
         segments = [value for each in live.prefix[:MAX_SEGMENTS] for value in (each.id, each.tokens)]
         key = replica_key(replica.model, replica.url)
         self._placed.append(Placed(key, live.id, live.prompt_tokens, segments))
@@ -230,7 +230,7 @@ class Peers:
             await asyncio.sleep(_RETRY_S)
 
     async def _exchange(self) -> None:
-        """Tell the others until the connection is lost."""
+        """Publish until the connection is lost."""
         clean_s = self._host.clock.now
         while not self._lost.is_set():
             await self._publish()
@@ -244,8 +244,8 @@ class Peers:
 
     async def _publish(self) -> None:
         now, pieces = self._host.clock.now, self._state()
-        before, told_s = self._last
-        if pieces == before and now - told_s < self._settings.lease_s / 3:
+        before, published_s = self._last
+        if pieces == before and now - published_s < self._settings.lease_s / 3:
             return
         self._sequence += 1
         messages = list(packed(self.name, self._run_number, self._sequence, pieces))
@@ -253,7 +253,7 @@ class Peers:
         self.num_sent += len(messages)
         self._last = pieces, now
 
-    # Hearing.
+    # Receiving.
 
     def _receive(self, text: str) -> None:
         with logged("peers: a message could not be used"):
@@ -269,66 +269,66 @@ class Peers:
     def _use(self, message: Message) -> None:
         now, name = self._host.clock.now, message.gateway
         if message.is_leaving:
-            self._forget(name)
+            self._remove(name)
             return
-        heard = self._heard.get(name)
-        if heard is None or message.run > heard.run:
+        state = self._states.get(name)
+        if state is None or message.run > state.run:
             self.loads.forget(name)
-            self._given.forget(name)
+            self._served_by_peers.forget(name)
             if self.scaling is not None:
                 self.scaling.forget_demand(name)
-            heard = self._heard[name] = _Heard(message.run)
+            state = self._states[name] = _PeerState(message.run)
             log.info("peers: %s shares its state", name)
-        if message.run < heard.run or message.sequence < heard.sequence:
+        if message.run < state.run or message.sequence < state.sequence:
             return
-        if message.sequence > heard.sequence:
-            heard.sequence, heard.loads, heard.held, heard.drained = message.sequence, {}, {}, set()
+        if message.sequence > state.sequence:
+            state.sequence, state.loads, state.held, state.drained = message.sequence, {}, {}, set()
         found = self._by_key()
         self._is_applying = True
         try:
             for piece in message.pieces:
-                self._use_piece(piece, name, heard, found, now)
+                self._use_piece(piece, name, state, found, now)
         finally:
             self._is_applying = False
         if message.is_last:
-            self.loads.update(name, {found[key].id: load for key, load in heard.loads.items() if key in found}, now)
+            self.loads.update(name, {found[key].id: load for key, load in state.loads.items() if key in found}, now)
             if self.scaling is not None:
-                self.scaling.update(name, heard.held, heard.drained, found)
+                self.scaling.update(name, state.held, state.drained, found)
             self._host.driver.control.on_views_refreshed(now)
 
     def _by_key(self) -> dict[int, LiveReplica]:
         return {replica_key(each.model, each.url): each for each in self._host.replicas if not each.is_removed}
 
     def _use_piece(
-        self, piece: Piece, peer: str, heard: _Heard, replicas: Mapping[int, LiveReplica], now: float
+        self, piece: Piece, peer: str, state: _PeerState, replicas: Mapping[int, LiveReplica], now: float
     ) -> None:
         """`replicas` are those of this gateway, by key."""
         if isinstance(piece, LoadAt):
-            heard.loads[piece.replica] = piece.load
+            state.loads[piece.replica] = piece.load
         elif isinstance(piece, Placed):
             replica = replicas.get(piece.replica)
             if replica is not None and replica.cache_index.guesses:
-                replica.cache_index.placed(_with_own_id(piece, heard))
+                replica.cache_index.placed(_with_unique_id(piece, state))
         elif isinstance(piece, Quarantined):
             self._host.quarantine.hold(bytes.fromhex(piece.digest), now + piece.left_s)
         elif isinstance(piece, Held):
-            heard.held[piece.model] = piece.num
+            state.held[piece.model] = piece.num
         elif isinstance(piece, Drained):
-            heard.drained.add(piece.replica)
+            state.drained.add(piece.replica)
         elif isinstance(piece, Arrived):
             if self.scaling is not None:
                 self.scaling.arrived(peer, piece)
         else:
             service = self._host.driver.services.get(piece.model)
             ordering = None if service is None else service.hold_ordering
-            self._given.told(peer, piece.model, piece.share, piece.service, ordering)
+            self._served_by_peers.told(peer, piece.model, piece.share, piece.service, ordering)
 
     def _load_changed(self, replica: int, others: Load) -> None:
         for service in self._host.driver.control.services:
             if service.sent is not None and service.member(replica) is not None:
                 service.sent.set_elsewhere(replica, others.prompt_tokens, others.prefill_tokens_left)
 
-    async def _forget_silent(self) -> None:
+    async def _remove_silent(self) -> None:
         """Forget gateways whose lease has lapsed, and with them what they had at the replicas."""
         lease_s = self._settings.lease_s
         while True:
@@ -336,14 +336,14 @@ class Peers:
             with logged("peers: a silent gateway could not be forgotten"):
                 for name in self.loads.forget_silent(self._host.clock.now, lease_s):
                     log.warning("peers: nothing was heard of %s for %g s", name, lease_s)
-                    self._forget(str(name))
+                    self._remove(str(name))
 
-    def _forget(self, name: str) -> None:
-        if name in self._heard:
+    def _remove(self, name: str) -> None:
+        if name in self._states:
             self.loads.forget(name)
             if self.scaling is not None:
                 self.scaling.forget(name, self._by_key())
-            # What it has served stays known: it may only have been unheard.
+            # What it has served stays known: it may only have been out of reach.
             self._host.driver.control.on_views_refreshed(self._host.clock.now)
 
     # Reports.
@@ -383,9 +383,9 @@ class Peers:
             await self._streams.restore(key.digest)
 
 
-def _with_own_id(placed: Placed, heard: _Heard) -> Placed:
+def _with_unique_id(placed: Placed, state: _PeerState) -> Placed:
     """The same with an id that no request of this gateway or of another one has."""
-    return Placed(placed.replica, (heard.run << 32) + placed.id, placed.prompt_tokens, placed.segments)
+    return Placed(placed.replica, (state.run << 32) + placed.id, placed.prompt_tokens, placed.segments)
 
 
 def _line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What gateways of one fleet tell each other for its scaling: demand, held requests, and which replicas are drained."""
+"""What gateways of one fleet send each other for its scaling: demand, held requests, and which replicas are drained."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ class SharedScaling:
         assert scaling.control is not None
         self._scaling, self._control, self.leader = scaling, scaling.control, leader
         self._control.leads, self._control.settle_s = lambda: leader.leads, settle_s
-        self._elsewhere: dict[_Cell, _Demand] = {}
-        """The part of the demand that others have told."""
-        self._told: dict[_Cell, _Demand] = {}
-        """The demand of this gateway, as told last."""
-        self._heard: dict[tuple[str, _Cell], _Demand] = {}
-        """By gateway and cell, its demand as heard last."""
+        self._peer_demand: dict[_Cell, _Demand] = {}
+        """The part of the demand that others have reported."""
+        self._reported: dict[_Cell, _Demand] = {}
+        """The demand of this gateway, as reported last."""
+        self._received: dict[tuple[str, _Cell], _Demand] = {}
+        """By gateway and cell, its demand as received last."""
         self._states: dict[str, tuple[Mapping[str, int], set[int]]] = {}
         """By gateway, its held requests by model, and the keys of replicas that it drains."""
 
     def pieces(self, replicas: list[LiveReplica]) -> list[Piece]:
-        """What the others are to know now."""
+        """What is to be sent to the others now."""
         found: list[Piece] = []
         for cell, (num, tokens) in self._control.demand.items():
-            others, before = self._elsewhere.get(cell, _NONE), self._told.get(cell, _NONE)
+            others, before = self._peer_demand.get(cell, _NONE), self._reported.get(cell, _NONE)
             now = num - others[0], tokens - others[1]
             if now != before:
                 found.append(Arrived(*cell, *before, *now))
-                self._told[cell] = now
+                self._reported[cell] = now
         found += [Held(model, num) for model, num in self._scaling.num_held().items() if num]
         if self.leader.leads:
             drained = [replicas[id] for id in sorted(self._control.drained)]
             found += [Drained(replica_key(each.model, each.url)) for each in drained]
         return found
 
-    def arrived(self, peer: str, told: Arrived) -> None:
-        """Add the growth of a sum; of one that was not heard before, the growth since it was told last."""
-        cell, now = (told.model, told.region, told.tier), (told.num, told.tokens)
-        before = self._heard.get((peer, cell), (told.num_before, told.tokens_before))
-        self._heard[peer, cell] = now
-        for sums in (self._elsewhere, self._control.demand):
+    def arrived(self, peer: str, report: Arrived) -> None:
+        """Add the growth of a sum; of one that was not received before, the growth since its last report."""
+        cell, now = (report.model, report.region, report.tier), (report.num, report.tokens)
+        before = self._received.get((peer, cell), (report.num_before, report.tokens_before))
+        self._received[peer, cell] = now
+        for sums in (self._peer_demand, self._control.demand):
             num, tokens = sums.get(cell, _NONE)
             sums[cell] = num + now[0] - before[0], tokens + now[1] - before[1]
 
     def update(
         self, peer: str, held: Mapping[str, int], drained: set[int], replicas: Mapping[int, LiveReplica]
     ) -> None:
-        """Another gateway has told its whole state. `replicas` are those of this gateway, by key."""
+        """Another gateway has sent its whole state. `replicas` are those of this gateway, by key."""
         self._states[peer] = held, drained
         self._use(replicas)
 
@@ -74,7 +74,7 @@ class SharedScaling:
 
     def forget_demand(self, peer: str) -> None:
         """Another gateway starts anew, and counts from 0."""
-        self._heard = {key: demand for key, demand in self._heard.items() if key[0] != peer}
+        self._received = {key: demand for key, demand in self._received.items() if key[0] != peer}
 
     def _use(self, replicas: Mapping[int, LiveReplica]) -> None:
         num_held: dict[str, int] = {}
@@ -82,4 +82,4 @@ class SharedScaling:
             for model, num in held.items():
                 num_held[model] = num_held.get(model, 0) + num
         keys = {key for _, drained in self._states.values() for key in drained}
-        self._scaling.use_elsewhere(num_held, {replicas[key].id for key in keys if key in replicas})
+        self._scaling.use_peers(num_held, {replicas[key].id for key in keys if key in replicas})

@@ -21,7 +21,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS headway_streams (
 CREATE TABLE IF NOT EXISTS headway_leases (
     name text PRIMARY KEY, holder text NOT NULL, until timestamptz NOT NULL);
 """
-_LEAD = """
+_ACQUIRE_LEASE = """
 INSERT INTO headway_leases VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
 ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until = excluded.until
 WHERE headway_leases.holder = excluded.holder OR headway_leases.until < clock_timestamp()
@@ -97,11 +97,11 @@ class PeerStore:
         for message in messages:
             await self._connected.execute("SELECT pg_notify($1, $2)", CHANNEL, message)
 
-    async def lead(self, name: str, lease_s: float) -> bool:
+    async def acquire_lease(self, name: str, lease_s: float) -> bool:
         """Take or renew a lease, unless another gateway has it."""
-        return await self._connected.fetchval(_LEAD, name, self._gateway, lease_s) is not None
+        return await self._connected.fetchval(_ACQUIRE_LEASE, name, self._gateway, lease_s) is not None
 
-    async def give_up_lead(self, name: str) -> None:
+    async def release_lease(self, name: str) -> None:
         await self._connected.execute("DELETE FROM headway_leases WHERE name = $1 AND holder = $2", name, self._gateway)
 
     async def add_parts(self, parts: Sequence[tuple[bytes, int, bytes]]) -> None:
