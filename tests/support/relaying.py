@@ -131,11 +131,11 @@ class Health:
         self.reports: list[tuple[str, str]] = []
         self._refusals = Refusals()
 
-    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
-        return self._refusals.doubts(replica, status)
+    def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
+        return self._refusals.needs_confirmation(replica, status)
 
-    def agreed(self, replica: EngineEndpoint) -> None:
-        self._refusals.confirm(replica)
+    def refusal_confirmed(self, replica: EngineEndpoint) -> None:
+        self._refusals.confirmed(replica)
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         self.reports.append((replica.name, str(error)))

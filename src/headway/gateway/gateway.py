@@ -106,7 +106,7 @@ class Gateway:
             self.health.outliers,
             self.health,
             lambda replica: self.fleet.times[replica.pool],
-            self.driver.has_other,
+            self.driver.has_alternative,
         )
         self.drift = PredictionDrift(self.fleet.step_times)
         self.fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
@@ -225,7 +225,7 @@ class Gateway:
     def start(self) -> None:
         """Start to probe replicas, to call periodic policies, and to start replicas."""
         self.health.start()
-        self._look_for_stalls(self.clock.now)
+        self._check_stalls(self.clock.now)
         self._compare_predictions(self.clock.now)
         delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
@@ -581,12 +581,12 @@ class Gateway:
 
     # Callbacks.
 
-    def _look_for_stalls(self, now: float, _: object = None) -> None:
+    def _check_stalls(self, now: float, _: object = None) -> None:
         """Look for engines that stall, and once a second for those that serve worse than their peers."""
-        self.clock.at(self.clock.now + PERIOD_S, self._look_for_stalls, None)
+        self.clock.at(self.clock.now + PERIOD_S, self._check_stalls, None)
         requests = list(self.driver.requests.values())
         with logged("the search for stalled engines failed"):
-            self._stalls.look(requests, self.clock.now)
+            self._stalls.check(requests, self.clock.now)
             self._stalls.abort_stuck(requests)
             if int(now) != int(now - PERIOD_S):
                 self.health.check_outliers()

@@ -1,4 +1,4 @@
-"""GPUs and ports that local replicas take and give back."""
+"""GPUs and ports that local replicas take and release."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_adjacent_gpus_are_taken_first_and_a_request_without_enough_waits() -> N
         waiting = asyncio.create_task(gpus.take(2))
         await asyncio.sleep(0)
         assert not waiting.done()
-        gpus.give(one)
+        gpus.release(one)
         assert await waiting == (0, 1)
 
     asyncio.run(story())
@@ -32,7 +32,7 @@ def test_a_port_is_taken_once_and_only_if_nothing_listens_there() -> None:
     assert ports.take() == first
     with pytest.raises(HeadwayError, match="no port from"):
         ports.take()
-    ports.give(first)
+    ports.release(first)
     with socket.create_server((HOST, first)), pytest.raises(HeadwayError, match="is free"):
         ports.take()
     assert ports.take() == first

@@ -150,14 +150,14 @@ def test_an_engines_refusal_is_the_clients_response() -> None:
     ],
     ids=["a peer answers", "a peer refuses", "a peer fails", "no peer"],
 )
-def test_a_doubtful_refusal_is_the_clients_unless_a_peer_answers(
+def test_an_unconfirmed_refusal_is_the_clients_unless_another_replica_answers(
     second: Serve | None, status: int, reports: list[str]
 ) -> None:
     async def story() -> None:
         engines = [engine(0, answering({"error": {"message": "no"}}, 401))]
         engines += [] if second is None else [engine(1, second)]
         relay, writer, health = relay_of(chat_request(), OrderedScheduler(engines))
-        relay.in_flight.has_peer = True
+        relay.in_flight.has_alternative = True
         await relay.run()
         assert writer.status == status and writer.is_complete
         assert [what.removeprefix("pool/0 ") for _, what in health.reports] == [
@@ -184,7 +184,7 @@ def test_ordinary_refusals_are_believed_for_a_while_after_a_peer_has_confirmed_o
             if num:
                 relay, writer, _ = relay_of(chat_request(), OrderedScheduler(both))
                 relay._health = known
-            relay.in_flight.has_peer = True
+            relay.in_flight.has_alternative = True
             await relay.run()
             assert writer.status == 400
         assert served == [0, 1, 0, 0, 0, 0, 1, 0]

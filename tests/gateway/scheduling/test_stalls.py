@@ -44,7 +44,7 @@ class Watched:
         self.suspected: list[tuple[float, int, float]] = []
         self.now = 0.0
         detector = OutlierDetector(Outliers())
-        self.watch = StallWatch(LIMITS, detector, self, lambda replica: PACE, self.driven.driver.has_other)
+        self.watch = StallWatch(LIMITS, detector, self, lambda replica: PACE, self.driven.driver.has_alternative)
         if is_warm:
             request = self.ask(-1)
             request.live.generated_tokens, request.live.first_token_s = 1, 0.01
@@ -69,7 +69,7 @@ class Watched:
             for request in progress:
                 request.live.generated_tokens += 1
             requests = list(self.driven.driver.requests.values())
-            self.watch.look(requests, self.now)
+            self.watch.check(requests, self.now)
             self.watch.abort_stuck(requests)
 
 
@@ -143,7 +143,7 @@ def test_one_stuck_request_is_aborted_later_and_not_while_the_engine_has_a_queue
 
 
 def test_the_gateways_own_pauses_are_no_silence() -> None:
-    """Silence is counted in looks."""
+    """Silence is counted in checks."""
     watched = Watched()
     watched.ask(0)
     watched.run(2.0)
@@ -186,7 +186,7 @@ class Arrivals:
 
 def test_streams_that_stall_are_aborted_though_new_ones_get_their_first_tokens() -> None:
     watched = Watched(1)
-    watched.watch._has_other = lambda request, replica: True
+    watched.watch._has_alternative = lambda request, replica: True
     arrivals = Arrivals(watched, lambda age_s: min(int(age_s * 20), 5))
     assert not arrivals.run(3.0) and not watched.suspected
     aborted = arrivals.run(3.5)
@@ -215,7 +215,7 @@ def test_streams_may_pause_while_an_engine_computes_long_prompts_first(waiting: 
         watched.driven.arrive(100 + len(watched.driven.driver.requests), prompt_tokens=15_000)
         expected_s = PACE.prefill_s(replica.prefill_tokens_left)
     first = [watched.ask(200 + id) for id in range(20)]
-    for each in first:  # new requests get their first tokens, one a look
+    for each in first:  # new requests get their first tokens, one a check
         each.live.first_token_s = watched.now
         watched.run(PERIOD_S, (each,))
     assert not watched.suspected and not any(map(_why, streams))

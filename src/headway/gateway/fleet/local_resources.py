@@ -31,7 +31,7 @@ class Gpus:
         groups = (range(first, first + num) for first in range(0, self._num - num + 1, num))
         return next((tuple(group) for group in groups if self._free.issuperset(group)), None)
 
-    def give(self, gpus: Sequence[int]) -> None:
+    def release(self, gpus: Sequence[int]) -> None:
         self._free |= set(gpus)
         self._freed.set()
 
@@ -51,7 +51,7 @@ class Ports:
                 return port
         raise HeadwayError(f"no port from {self.first} to {self._last} is free")
 
-    def give(self, port: int) -> None:
+    def release(self, port: int) -> None:
         self._taken.discard(port)
 
 

@@ -137,7 +137,7 @@ class LocalProcesses:
             try:
                 await self._run_on(slot, gpus)
             finally:
-                self._gpus.give(gpus)
+                self._gpus.release(gpus)
 
     async def _take_gpus(self, slot: _ReplicaSlot, gpus: Gpus) -> tuple[int, ...] | None:
         """Wait for GPUs. None if the replica is to stop before."""
@@ -167,7 +167,7 @@ class LocalProcesses:
                 await self._end(keeper)
                 await logging_task
         finally:
-            self._ports.give(port)
+            self._ports.release(port)
 
     async def _wait(self, slot: _ReplicaSlot, keeper: Process, replica: LiveReplica) -> None:
         """Wait until the replica is to stop, has ended, or was not up in time."""

@@ -134,7 +134,7 @@ class ScalingWithFailures(Scaling):
             self._drain(self._pools[unit[0].deployment], unit, False)
 
     def tick(self, now: float) -> None:
-        """Scale, give up failed units beyond what is wanted, and log what the planner reports. An error is logged once."""
+        """Scale, give up failed units beyond what is wanted, and log the planner's messages. Errors are logged once."""
         try:
             super().tick(now)
             self._last_error = ""

@@ -36,10 +36,10 @@ from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import (
     BrokenOffError,
-    DoubtfulRefusalError,
     EngineError,
     RefusedError,
     TooLongError,
+    UnconfirmedRefusalError,
     UnreachableError,
     client_error,
     is_retryable,
@@ -77,7 +77,7 @@ class Relay:
     _is_cut_off = False
     _rendering: asyncio.Task[None] | None = None
     """Has an engine render the chat."""
-    _doubted: tuple[EngineEndpoint, RefusedError] | None = None
+    _refusal: tuple[EngineEndpoint, RefusedError] | None = None
     """The replica whose refusal another one is to confirm, or a fallback to do without."""
     _tokens_at_start = 0
     """Tokens of the answer at the start of the present attempt."""
@@ -135,7 +135,7 @@ class Relay:
     def _start_fallback(self) -> None:
         """Begin the attempts at one more model. Only the same one continues what another has begun."""
         self._models.add(self._live.model)
-        self._num_failures, self._doubted = 0, None
+        self._num_failures, self._refusal = 0, None
         if not self._has_begun and not self._meter.partial.tokens:
             self._start_next_stage()
 
@@ -163,14 +163,14 @@ class Relay:
                 await self._writer.copy_to(self._client)
             await self._client.drain()
         except RequestEndedError as ended:
-            if ended.outcome is Outcome.REJECTED and self._doubted is not None:
-                await self._write_doubted(self._doubted[1])
+            if ended.outcome is Outcome.REJECTED and self._refusal is not None:
+                await self._write_refusal(self._refusal[1])
             elif (error := self._error_of(ended.outcome)) is not None:
                 await self._write_error(error)
         except ApiError as error:
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-            if self._doubted is not None:
-                await self._write_doubted(self._doubted[1])
+            if self._refusal is not None:
+                await self._write_refusal(self._refusal[1])
             else:
                 await self._write_error(error)
         except HeadwayError as error:
@@ -340,12 +340,12 @@ class Relay:
         if status != 200:
             if self._has_begun or is_retryable(status):
                 raise RefusedError(status, await connection.read(1 << 16))
-            if status >= 400 and self._wants_second_opinion(replica, status):
-                raise DoubtfulRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
+            if status >= 400 and self._needs_confirmation(replica, status):
+                raise UnconfirmedRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
         if connection.headers.get("content-encoding", "identity") != "identity":
             raise EngineError("encoded its answer as nobody had asked for")
-        if self._doubted is not None:
-            self._settle_doubt(replica, status)
+        if self._refusal is not None:
+            self._settle_refusal(replica, status)
         if self._is_prefill and status == 200:
             await self._take_prefill(connection)
         elif self._request.stream and status == 200:
@@ -356,22 +356,23 @@ class Relay:
         if status < 400:
             self._quarantine.answered(self._request.raw)
 
-    def _wants_second_opinion(self, replica: EngineEndpoint, status: int) -> bool:
-        """Whether a peer is to confirm that the request is to blame for a refusal."""
+    def _needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
+        """Whether another replica is to confirm that the request is to blame for a refusal."""
         in_flight = self.in_flight
         is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
-        may_ask = is_whole and in_flight.has_peer and not self._has_begun and self._doubted is None
-        return may_ask and self._num_failures + 1 < self._max_attempts and self._health.doubts(replica, status)
+        may_retry = is_whole and in_flight.has_alternative and not self._has_begun and self._refusal is None
+        may_retry = may_retry and self._num_failures + 1 < self._max_attempts
+        return may_retry and self._health.needs_confirmation(replica, status)
 
-    def _settle_doubt(self, replica: EngineEndpoint, status: int) -> None:
-        """A peer has answered, or refused, the request that another replica had refused."""
-        assert self._doubted is not None
-        (doubted, error), self._doubted = self._doubted, None
+    def _settle_refusal(self, replica: EngineEndpoint, status: int) -> None:
+        """A second replica has answered, or refused, the request that another one had refused."""
+        assert self._refusal is not None
+        (refusing, error), self._refusal = self._refusal, None
         if status < 400:
-            self._health.failed(doubted, error)
+            self._health.failed(refusing, error)
         else:
-            self._health.agreed(doubted)
-            self._health.agreed(replica)
+            self._health.refusal_confirmed(refusing)
+            self._health.refusal_confirmed(replica)
 
     def _may_resend(self) -> bool:
         """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
@@ -551,14 +552,14 @@ class Relay:
             scheduler.release(in_flight, ReleaseReason.MOVED)
             return
         if isinstance(error, TooLongError):
-            self._doubted = replica, error  # the client's answer, unless a fallback takes the request
+            self._refusal = replica, error  # the client's answer, unless a fallback takes the request
             scheduler.release(in_flight, ReleaseReason.EXHAUSTED)
             return
         is_prefill_leg = isinstance(error, PrefillLegError)
         if isinstance(error, PrefillLegError):
             replica, error = error.replica, error.cause
-        if isinstance(error, DoubtfulRefusalError):
-            self._doubted = replica, error
+        if isinstance(error, UnconfirmedRefusalError):
+            self._refusal = replica, error
         else:
             self._health.failed(replica, error)
         self._error = error
@@ -567,7 +568,7 @@ class Relay:
             self._count_break(replica)
         has_output = self._meter.partial.tokens or self._meter.passthrough is not None
         if self._num_failures >= self._max_attempts:
-            if self._has_begun or self._doubted is not None or not in_flight.has_fallback:
+            if self._has_begun or self._refusal is not None or not in_flight.has_fallback:
                 raise self._failure()
             scheduler.release(in_flight, ReleaseReason.EXHAUSTED)
             return
@@ -630,7 +631,7 @@ class Relay:
             return ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         return ApiError(504, "the request took too long", "timeout")
 
-    async def _write_doubted(self, error: RefusedError) -> None:
+    async def _write_refusal(self, error: RefusedError) -> None:
         """Write a refusal that no other replica could confirm, or do without."""
         self._write_whole(error.status, openai_error(error.status, error.body), "application/json")
         await self._client.drain()

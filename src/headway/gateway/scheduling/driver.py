@@ -416,7 +416,7 @@ class Driver:
         """Give a replica that was ejected a growing share of the requests."""
         self.services[replica.model].start_slowly(replica.id, self.now, duration_s)
 
-    def has_other(self, request: InFlightRequest, replica: int) -> bool:
+    def has_alternative(self, request: InFlightRequest, replica: int) -> bool:
         """Whether another replica than this one could serve the request."""
         return self.services[request.live.model].is_served_without(replica)
 
@@ -481,7 +481,7 @@ class Driver:
         request = self.requests[live.id]
         request.replica = endpoint = self.replicas[replica]
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
-        request.has_peer = len(self.services[live.model].members) > 1
+        request.has_alternative = len(self.services[live.model].members) > 1
         request.has_fallback = self.control.has_fallback(live)
         live.replica, live.enqueued_s = replica, now
         live.enter(WAITING)

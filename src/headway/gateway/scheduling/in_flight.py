@@ -144,8 +144,8 @@ class InFlightRequest:
     prefilled_by: EngineEndpoint | None = None
     prefill_leg: PrefillLeg | None = None
     """Set while a dual dispatch's prefill replica computes the prompt."""
-    has_peer: bool = False
-    """The model has other replicas, which may judge the present one's refusal."""
+    has_alternative: bool = False
+    """The model has other replicas, which may confirm the present one's refusal."""
     has_fallback: bool = False
     """Another model may answer if the present one's replicas cannot."""
     waits_for_client: bool = False

@@ -26,14 +26,14 @@ from headway.perf.engine_times import PoolTimes
 
 PERIOD_S = 0.25
 _STUCK_FACTOR, _SILENT_FACTOR = 5, 2
-_MIN_BEGUN, _BEGUN_LOOKS = 3, 4
-"""Streams of an engine that stand for its pace, and the looks after their first tokens from which on they do."""
+_MIN_BEGUN, _BEGUN_CHECKS = 3, 4
+"""Streams of an engine that stand for its pace, and the checks after their first tokens from which on they do."""
 _ALONE_FACTOR = 4
 _CANARY_SHARE = 1 / 3
 """Of an engine's limit: time for the answer to the one-token request. Streams are aborted when it is over: where a new
 request got a token, theirs would have come as well."""
 _MAX_LEARNT = 4
-"""Finished requests of a replica that are learnt from between two looks."""
+"""Finished requests of a replica that are learnt from between two checks."""
 _WEIGHT = 0.2
 """Weight of the newest observation in the mean of a replica's ratio of observed to expected times."""
 
@@ -46,10 +46,10 @@ class Suspicions(Protocol):
 
 
 class _Stay:
-    """A request's stay at one replica, as of the last look."""
+    """A request's stay at one replica, as of the last check."""
 
     __slots__ = (
-        "expected_s", "has_tokens", "is_paced", "key", "num_looks", "replica", "silent_s", "start_tokens", "tokens",
+        "expected_s", "has_tokens", "is_paced", "key", "num_checks", "replica", "silent_s", "start_tokens", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -64,17 +64,17 @@ class _Stay:
         self.silent_s = 0.0
         self.has_tokens = has_tokens
         """A token has come from here."""
-        self.num_looks = 0
+        self.num_checks = 0
         """Looks since the one that saw its first tokens here."""
 
     @property
     def has_begun(self) -> bool:
         """The stream began long ago enough to show its engine's pace."""
-        return self.num_looks >= _BEGUN_LOOKS
+        return self.num_checks >= _BEGUN_CHECKS
 
 
 class _Streams:
-    """An engine's streams that have begun, at one look."""
+    """An engine's streams that have begun, at one check."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -82,7 +82,7 @@ class _Streams:
 
 
 class StallWatch:
-    """Looks for stalls among the requests of a gateway. `look` is to be called every PERIOD_S."""
+    """Looks for stalls among the requests of a gateway. `check` is to be called every PERIOD_S."""
 
     def __init__(
         self,
@@ -90,24 +90,24 @@ class StallWatch:
         outliers: OutlierDetector,
         health: Suspicions,
         times_of: Callable[[LiveReplica], PoolTimes],
-        has_other: Callable[[InFlightRequest, int], bool],
+        has_alternative: Callable[[InFlightRequest, int], bool],
     ) -> None:
-        """`has_other(request, replica)`: another replica than this one could serve the request."""
+        """`has_alternative(request, replica)`: another replica than this one could serve the request."""
         self._limits, self._outliers, self._health = limits, outliers, health
-        self._times_of, self._has_other = times_of, has_other
+        self._times_of, self._has_alternative = times_of, has_alternative
         self._stays: dict[int, _Stay] = {}
         self._silent_s: dict[int, float] = {}
         """By replica with requests, the time since the last sign of life."""
         self._streams_silent_s: dict[int, float] = {}
         """By replica with several streams that have begun, the time since one of them brought a token."""
-        self._asked_s: dict[int, float] = {}
+        self._silence_suspected_s: dict[int, float] = {}
         """By replica, how long it had been silent when it was last suspected."""
         self._ratios: dict[int, float] = {}
         """By replica that has answered, observed over expected times."""
         self._steps_s: dict[int, float] = {}
-        """By replica, the expected time of an iteration, as of this look."""
+        """By replica, the expected time of an iteration, as of this check."""
         self._num_learnt: dict[int, int] = {}
-        """By replica, the finished requests that were learnt from since the last look."""
+        """By replica, the finished requests that were learnt from since the last check."""
         self._pools: dict[str, set[int]] = {}
         """By pool, the replicas that have answered."""
 
@@ -115,8 +115,8 @@ class StallWatch:
         """Look for stalls by these limits from now on."""
         self._limits = limits
 
-    def look(self, requests: Iterable[InFlightRequest], now: float) -> None:
-        """Compare the requests with the last look, and suspect engines that are silent for too long."""
+    def check(self, requests: Iterable[InFlightRequest], now: float) -> None:
+        """Compare the requests with the last check, and suspect engines that are silent for too long."""
         self._steps_s.clear()
         self._num_learnt.clear()
         stays: dict[int, _Stay] = {}
@@ -151,18 +151,22 @@ class StallWatch:
                 busy[replica.id] = replica
                 if stay.has_begun:
                     streams.setdefault(replica.id, _Streams()).num += 1
-            stay.num_looks += stay.has_tokens
+            stay.num_checks += stay.has_tokens
         self._stays = stays
         self._silent_s = {id: 0.0 if id in alive else self._silent_s.get(id, -PERIOD_S) + PERIOD_S for id in busy}
         self._streams_silent_s = {
             id: self._streams_silent_s.get(id, 0.0) + PERIOD_S for id, each in streams.items()
             if each.num >= _MIN_BEGUN and not each.has_progressed and id in busy and not busy[id].load.waiting
         }  # fmt: skip
-        self._asked_s = {id: asked_s for id, asked_s in self._asked_s.items() if self._silence_s(id) >= asked_s}
+        self._silence_suspected_s = {
+            id: suspected_s
+            for id, suspected_s in self._silence_suspected_s.items()
+            if self._silence_s(id) >= suspected_s
+        }
         for id, replica in busy.items():
             limit_s, silence_s = self._limit_s(replica), self._silence_s(id)
-            if silence_s - self._asked_s.get(id, 0.0) > limit_s:
-                self._asked_s[id] = silence_s
+            if silence_s - self._silence_suspected_s.get(id, 0.0) > limit_s:
+                self._silence_suspected_s[id] = silence_s
                 self._health.suspect(replica, limit_s * _CANARY_SHARE)
 
     def _silence_s(self, replica: int) -> float:
@@ -197,7 +201,7 @@ class StallWatch:
             if request.live.output_tokens <= 1:
                 return None
             limit_s += self._limits.factor * self._ratio(replica) * self._answer_s(replica, request.live)
-        return limit_s if self._has_other(request, replica.id) else _ALONE_FACTOR * limit_s
+        return limit_s if self._has_alternative(request, replica.id) else _ALONE_FACTOR * limit_s
 
     def finished(self, request: InFlightRequest, now: float) -> None:
         """A request has its whole answer: learn from the times that were not seen while it ran."""

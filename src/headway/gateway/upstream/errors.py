@@ -48,8 +48,8 @@ class RefusedError(EngineError):
         self.is_untouched = status in (429, 503)
 
 
-class DoubtfulRefusalError(RefusedError):
-    """The engine refused a request that a peer may answer."""
+class UnconfirmedRefusalError(RefusedError):
+    """The engine refused a request that another replica may answer."""
 
 
 class TooLongError(RefusedError):

@@ -31,8 +31,8 @@ log = logging.getLogger("headway.gateway")
 MAX_FAILURES = 3
 """Failures in a row that open the breaker."""
 TRUSTED_REFUSALS = 3
-"""Refusals that are taken for the requests' fault after a peer has confirmed one: bad requests cost little more."""
-_DOUBTFUL = frozenset((401, 403, 404, 405))
+"""Refusals that are taken for the requests' fault after another replica has confirmed one: they cost little more."""
+_ALWAYS_CONFIRMED = frozenset((401, 403, 404, 405))
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 _PROBES_BEFORE_NOTE = 5
 """Failed probes, about four seconds, after which the log says that a new replica is not up yet."""
@@ -60,27 +60,27 @@ def _other_model(replica: EngineEndpoint) -> str | None:
 
 
 class Refusals:
-    """Refusals (4xx) of replicas: are they the request's fault, or the replica's? A peer decides."""
+    """Refusals (4xx) of replicas: are they the request's fault, or the replica's? Another replica decides."""
 
     def __init__(self) -> None:
-        self._trust: dict[int, int] = {}
-        """By replica, how many refusals are believed without asking."""
+        self._num_trusted: dict[int, int] = {}
+        """By replica, how many refusals are relayed without a second attempt."""
 
-    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
-        """Whether a peer is to be asked, too, when a replica has refused a request.
+    def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
+        """Whether to try another replica when one has refused a request.
 
-        The gateway has checked key, path and model before, so an engine's objection to these is always doubted; any
-        other refusal unless peers have confirmed the replica's last ones.
+        The gateway has checked key, path and model before, so an engine's objection to these always is confirmed; any
+        other refusal unless other replicas have confirmed this one's last refusals.
         """
-        trust = self._trust.get(replica.id, 0)
-        if status in _DOUBTFUL or not trust:
+        num_trusted = self._num_trusted.get(replica.id, 0)
+        if status in _ALWAYS_CONFIRMED or not num_trusted:
             return True
-        self._trust[replica.id] = trust - 1
+        self._num_trusted[replica.id] = num_trusted - 1
         return False
 
-    def confirm(self, replica: EngineEndpoint) -> None:
-        """A peer has refused the same request."""
-        self._trust[replica.id] = TRUSTED_REFUSALS
+    def confirmed(self, replica: EngineEndpoint) -> None:
+        """Another replica has refused the same request."""
+        self._num_trusted[replica.id] = TRUSTED_REFUSALS
 
 
 class HealthReports(Protocol):
@@ -88,11 +88,11 @@ class HealthReports(Protocol):
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
     def succeeded(self, replica: EngineEndpoint) -> None: ...
-    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
-        """A request was refused. Whether to ask a peer, too."""
+    def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
+        """A request was refused. Whether to try another replica."""
 
-    def agreed(self, replica: EngineEndpoint) -> None:
-        """A peer has refused the same request."""
+    def refusal_confirmed(self, replica: EngineEndpoint) -> None:
+        """Another replica has refused the same request."""
 
 
 class Breaker:
@@ -222,13 +222,13 @@ class HealthMonitor(Generic[Replica]):
         breaker.num_failures, breaker.pause_s = 0, MIN_PAUSE_S
         self.outliers.succeeded(replica.id)
 
-    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
-        """Report a refused request. Whether a peer is to be asked, too."""
-        return self._refusals.doubts(replica, status)
+    def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
+        """Report a refused request. Whether to try another replica."""
+        return self._refusals.needs_confirmation(replica, status)
 
-    def agreed(self, replica: EngineEndpoint) -> None:
-        """Report that a peer has refused the same request."""
-        self._refusals.confirm(replica)
+    def refusal_confirmed(self, replica: EngineEndpoint) -> None:
+        """Report that another replica has refused the same request."""
+        self._refusals.confirmed(replica)
 
     # Replicas that pass their health checks.
 

@@ -76,7 +76,7 @@ class PendingRequest(InFlightRequest):
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
         """Take over the scheduler's state; `replica` is None while the request is held."""
-        self.slot, self.has_peer, self.has_fallback = state.slot, state.has_peer, state.has_fallback
+        self.slot, self.has_alternative, self.has_fallback = state.slot, state.has_alternative, state.has_fallback
         live = self.live
         if state.stage_index != live.stage_index:
             live.generated_tokens = live.reasoning_tokens = live.cached_tokens = 0
@@ -424,11 +424,11 @@ class RemoteHealth:
         unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
         self._link.send(protocol.RequestFailed(replica.id, str(error), status, unreachable, broken_off))
 
-    def doubts(self, replica: EngineEndpoint, status: int) -> bool:
-        return self._refusals.doubts(replica, status)
+    def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
+        return self._refusals.needs_confirmation(replica, status)
 
-    def agreed(self, replica: EngineEndpoint) -> None:
-        self._refusals.confirm(replica)
+    def refusal_confirmed(self, replica: EngineEndpoint) -> None:
+        self._refusals.confirmed(replica)
 
     def succeeded(self, replica: EngineEndpoint) -> None:
         now = monotonic()

@@ -196,7 +196,7 @@ class Assigned(Struct, array_like=True, tag=0, gc=False):
     slot: int | None = None
     prefill_replica: int | None = None
     """The prefill replica of a dual dispatch."""
-    has_peer: bool = False
+    has_alternative: bool = False
     lora: str = ""
     has_fallback: bool = False
     fallback: tuple[str, FallbackReason] | None = None

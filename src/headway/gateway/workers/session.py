@@ -143,7 +143,7 @@ class WorkerSession:
         assert request.replica is not None and request.reservation is not None
         self.send_replica(request.replica)
         message = self._assigned(request, request.replica.id)
-        message.slot, message.has_peer = request.reservation.slot, request.has_peer
+        message.slot, message.has_alternative = request.reservation.slot, request.has_alternative
         message.has_fallback = request.has_fallback
         if request.prefill_leg is not None:
             self.send_replica(request.prefill_leg.replica)

@@ -47,7 +47,7 @@ class WorkerSupervisor:
         self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
         self.http = web_server.listen_unix(self._folder / "http")
         """The socket at which the gateway's application is to be served to workers."""
-        self._keepers: list[asyncio.Task[None]] = []
+        self._worker_tasks: list[asyncio.Task[None]] = []
         self._processes: set[Process] = set()
         self._sessions: dict[Process, WorkerSession] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -63,7 +63,7 @@ class WorkerSupervisor:
 
     def start(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._keepers = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
+        self._worker_tasks = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
 
     async def stop(self) -> None:
         """Have the workers drain their streams and end."""
@@ -76,9 +76,9 @@ class WorkerSupervisor:
         for process in list(self._processes):
             with suppress(ProcessLookupError):
                 process.kill()
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, *self._background, return_exceptions=True)
+        for task in self._worker_tasks:
+            task.cancel()
+        await asyncio.gather(*self._worker_tasks, *self._background, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _drain(self, process: Process, session: WorkerSession) -> None:
