@@ -72,20 +72,20 @@ def _started(process: subprocess.Popen[bytes], log: IO[bytes], end_s: float) -> 
             return ServedFleet(url, num_replicas)
         time.sleep(_POLL_S)
     log.seek(0)
-    told = log.read().decode(errors="replace").strip().splitlines()
+    lines = log.read().decode(errors="replace").strip().splitlines()
     raise HeadwayError(
-        f"the fleet did not start: {told[-1].removeprefix('error: ') if told else 'it was not up in time'}"
+        f"the fleet did not start: {lines[-1].removeprefix('error: ') if lines else 'it was not up in time'}"
     )
 
 
 def _health(url: str) -> tuple[int, int]:
     """Replicas that are up, and all."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
-            told = json.load(answer)
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+            health = json.load(response)
     except (OSError, ValueError):
         return 0, 0
-    return int(told.get("up", 0)), int(told.get("replicas", 0))
+    return int(health.get("up", 0)), int(health.get("replicas", 0))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -85,7 +85,7 @@ def _values(cell: CellResult, names: Sequence[str], metric: str) -> list[str]:
 
 MOST_TRIALS = 10
 """Trials that a search shows; `--json` has all."""
-_SAID = {
+_VERDICTS = {
     "better": "better than the defaults on the test half",
     "indistinguishable": "not to be told from the defaults on the test half: keep these",
     "worse": "worse than the defaults on the test half: the search fitted its training half",
@@ -103,7 +103,7 @@ def render_search(found: Search, *, width: int, color: bool = False) -> str:
         trials.add_row(*(str(each.arguments[name]) for name in names), f"{100 * each.gain:+.2f}%", str(each.num_runs))
     gain, metric = found.test_gain, METRICS[found.metric].title
     bounds = f" ({100 * gain.low:+.2f} to {100 * gain.high:+.2f}%)" if gain.half else ""
-    judged = f"{_SAID[found.verdict]}: {100 * gain.mean:+.2f}%{bounds} of {metric} in {found.num_test_runs} runs"
+    judged = f"{_VERDICTS[found.verdict]}: {100 * gain.mean:+.2f}%{bounds} of {metric} in {found.num_test_runs} runs"
     cached = f", {found.num_found:,} from the cache" if found.num_found else ""
     lines = [
         Text(f"{found.policy}: {judged}.", style="bold"),

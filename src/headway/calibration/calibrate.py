@@ -161,11 +161,11 @@ def _changes(known: Coefficients, fits: Sequence[FitResult], stays: Collection[s
         ]
         own = known.kernels.residuals.get(fit.key)
         errors = f"median error {fit.residual:.1%}" + ("" if own is None else f", the catalog's {own:.1%}")
-        told = f"{', '.join(changed) or 'much as in the catalog'} ({errors})"
+        line = f"{', '.join(changed) or 'much as in the catalog'} ({errors})"
         if fit.key in stays:
-            yield f"{fit.key}: {told}: PyTorch's kernel; kept: the catalog's, an engine's; --replace {fit.key} takes it"
+            yield f"{fit.key}: {line}: PyTorch's kernel; kept: the catalog's, an engine's; --replace {fit.key} takes it"
         elif changed:
-            yield f"{fit.key}: {told}: replaces what the catalog has measured on this GPU"
+            yield f"{fit.key}: {line}: replaces what the catalog has measured on this GPU"
 
 
 def write(path: Path, file: CoefficientFile) -> None:

@@ -221,12 +221,12 @@ class _Fit:
 def _log_ratios(experiment: ServingExperiment, found: ReplayResult) -> Floats:
     """Of each stage: time per token, TTFT. 0 where nothing is measured or finished."""
     ratios = []
-    for stage, said in zip(experiment.stages, found.stages, strict=True):
+    for stage, simulated in zip(experiment.stages, found.stages, strict=True):
         measured = stage.measured
         is_given = experiment.load is not None
         itl_ms = measured.itl_mean_ms if is_given else measured.tpot_ms(experiment.output_tokens)
-        predicted_ms = said.itl_mean_ms if len(said.e2e_ms) else float("nan")
-        ttft_ms = float(said.ttft_ms.mean()) if len(said.ttft_ms) else float("nan")
+        predicted_ms = simulated.itl_mean_ms if len(simulated.e2e_ms) else float("nan")
+        ttft_ms = float(simulated.ttft_ms.mean()) if len(simulated.ttft_ms) else float("nan")
         ratios += [_log(predicted_ms, itl_ms), _log(ttft_ms, measured.ttft_mean_ms)]
     return np.array(ratios)
 

@@ -58,9 +58,9 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+def _print_version(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
     """Print the version, and whether the loops of simulator and gateway are compiled (`setup.py`)."""
-    if is_asked and not ctx.resilient_parsing:
+    if is_requested and not ctx.resilient_parsing:
         loop = find_spec("headway.sim.kernel")
         is_compiled = loop is not None and str(loop.origin).endswith(tuple(EXTENSION_SUFFIXES))
         click.echo(f"headway {__version__} ({'compiled' if is_compiled else 'pure Python'})")

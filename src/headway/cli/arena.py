@@ -53,8 +53,8 @@ class GridOrCommand(click.Group):
     """A group whose first word is a grid unless it is one of its commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks = not args or args[0] in self.commands or args[0] in ("-h", "--help")
-        return super().parse_args(ctx, args if asks else [PLAY, *args])
+        has_command = not args or args[0] in self.commands or args[0] in ("-h", "--help")
+        return super().parse_args(ctx, args if has_command else [PLAY, *args])
 
 
 @click.group(cls=GridOrCommand)
@@ -117,7 +117,7 @@ def play_grid(
         print_json(arena)
     else:
         click.echo(render(arena, width=console().width, color=sys.stdout.isatty()), nl=False)
-    _tell(rehearsals, [path for path in (html, markdown_path) if path is not None])
+    _report(rehearsals, [path for path in (html, markdown_path) if path is not None])
 
 
 @command.command("search")
@@ -162,7 +162,7 @@ def search_grid(
     else:
         click.echo(render_search(result, width=console().width, color=sys.stdout.isatty()), nl=False)
         click.echo(specification(result), nl=False)
-    _tell(rehearsals, [] if out is None else [out])
+    _report(rehearsals, [] if out is None else [out])
 
 
 def _file(grid: Path | None, preset: str | None) -> Path:
@@ -177,6 +177,6 @@ def _folder(data: Path | None) -> Path | None:
     return data
 
 
-def _tell(rehearsals: RehearsalCache, written: Sequence[Path]) -> None:
+def _report(rehearsals: RehearsalCache, written: Sequence[Path]) -> None:
     for note in [*rehearsals.notes, *(f"wrote {path}" for path in written)]:
         click.echo(note, err=True)

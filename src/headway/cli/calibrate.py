@@ -106,8 +106,8 @@ def _print_fits(fits: Sequence[FitResult]) -> None:
                 ("term", "before", "fitted", "width left"), _term_rows(fit), f"{fit.key}: what the runs determine"
             )
             errors = ((key.split("_")[0].upper(), value) for key, value in fit.held_out.items())
-            told = ", ".join(f"{name} {value:.1f}%" for name, value in errors)
-            click.echo(f"mean error on runs that were left out in turn: {told}")
+            means = ", ".join(f"{name} {value:.1f}%" for name, value in errors)
+            click.echo(f"mean error on runs that were left out in turn: {means}")
             click.echo()
 
 

@@ -15,7 +15,7 @@ from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
-from headway.planning.cascade.page import LOST, doubts, lost, named_plans, numbers_of, page
+from headway.planning.cascade.page import LOST, caveats, lost, named_plans, numbers_of, page
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.regret import JudgeError
@@ -122,7 +122,7 @@ def _show(answer: CascadeAnswer) -> None:
         rows.append([name, " + ".join(str(stage.num_gpus) for stage in each.plan.stages), *numbers_of(each)])
     print_table(heads, rows)
     click.echo(answer.chosen.plan.why)
-    for line in doubts(answer):
+    for line in caveats(answer):
         click.echo(line)
     if answer.confidence is not None:
         low, high = answer.confidence.quality

@@ -24,7 +24,7 @@ from headway.cli.plan_output import (
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.combos.page import doubts, kept, millions, page
+from headway.planning.combos.page import caveats, kept, millions, page
 from headway.planning.combos.plan import (
     ROUTINGS,
     ComboAnswer,
@@ -168,7 +168,7 @@ def _show(answer: ComboAnswer, options: ComboOptions) -> None:
         click.echo(f"{name}: {_summary(other)}")
     for bind in answer.plan.binding:
         click.echo(f"binds: {bind.kind} {bind.name}, {bind.used:g} of {bind.limit:g}")
-    for line in doubts(answer.plan):
+    for line in caveats(answer.plan):
         click.echo(line)
     for note in (answer.plan.why, *answer.plan.notes):
         if note:

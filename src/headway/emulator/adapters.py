@@ -61,22 +61,22 @@ def adapter_routes(engine: Callable[[], EmulatedEngine]) -> list[Route]:
 
     async def load(request: Request) -> Response:
         try:
-            asked = msgspec.json.decode(await request.body(), type=_LoadRequest)
-            engine().load_adapter(LoraAdapter(name=asked.lora_name))
+            body = msgspec.json.decode(await request.body(), type=_LoadRequest)
+            engine().load_adapter(LoraAdapter(name=body.lora_name))
         except (msgspec.MsgspecError, HeadwayError) as error:
             return _error(400, "InvalidUserInput", str(error))
-        return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(request: Request) -> Response:
         try:
-            asked = msgspec.json.decode(await request.body(), type=_UnloadRequest)
+            body = msgspec.json.decode(await request.body(), type=_UnloadRequest)
         except msgspec.MsgspecError as error:
             return _error(400, "InvalidUserInput", str(error))
         try:
-            engine().unload_adapter(asked.lora_name)
+            engine().unload_adapter(body.lora_name)
         except HeadwayError as error:
             return _error(404, "NotFoundError", str(error))
-        return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return [
         Route("/v1/load_lora_adapter", load, methods=["POST"]),

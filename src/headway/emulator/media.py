@@ -39,8 +39,8 @@ Handler = Callable[[GetEngine, SurfaceConfig, Request], Awaitable[Response]]
 def media_routes(engine: GetEngine, config: SurfaceConfig) -> list[Route]:
     """Routes for one engine."""
     handlers: dict[str, Handler] = {
-        "/v1/audio/transcriptions": _transcribe, "/v1/audio/translations": _transcribe, "/v1/audio/speech": _speak,
-        "/v1/images/generations": _draw,
+        "/v1/audio/transcriptions": _transcribe, "/v1/audio/translations": _transcribe, "/v1/audio/speech": _speech,
+        "/v1/images/generations": _images,
     }  # fmt: skip
 
     def endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -83,7 +83,7 @@ async def _transcribe(engine: GetEngine, config: SurfaceConfig, request: Request
     return JSONResponse(answer)
 
 
-async def _speak(engine: GetEngine, config: SurfaceConfig, request: Request) -> Response:
+async def _speech(engine: GetEngine, config: SurfaceConfig, request: Request) -> Response:
     body = await _json(request)
     text, kind = body.get("input"), body.get("response_format") or "wav"
     if not isinstance(text, str) or not text:
@@ -96,7 +96,7 @@ async def _speak(engine: GetEngine, config: SurfaceConfig, request: Request) -> 
     return Response(_wav(samples) if kind == "wav" else samples, media_type=f"audio/{kind}")
 
 
-async def _draw(engine: GetEngine, config: SurfaceConfig, request: Request) -> Response:
+async def _images(engine: GetEngine, config: SurfaceConfig, request: Request) -> Response:
     body = await _json(request)
     prompt, num = body.get("prompt"), 1 if body.get("n") is None else body["n"]
     width, _, height = str(body.get("size") or "64x64").partition("x")

@@ -94,9 +94,9 @@ def dearest_usd(
 
     `names` are those of each model; `fallbacks` are the models that may answer in place of one.
     """
-    asked = [name for name, own in names.items() if model in own]
-    may_serve = {*asked, *(each for name in asked for each in fallbacks.get(name, ()))}
-    costs = [prices.usd(input_tokens, output_tokens) for name, prices in pools if name in may_serve or not asked]
+    requested = [name for name, own in names.items() if model in own]
+    may_serve = {*requested, *(each for name in requested for each in fallbacks.get(name, ()))}
+    costs = [prices.usd(input_tokens, output_tokens) for name, prices in pools if name in may_serve or not requested]
     return max(costs, default=0.0)
 
 

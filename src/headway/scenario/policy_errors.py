@@ -37,11 +37,11 @@ def as_policy_errors(policies: Policies) -> Iterator[None]:
             at = next((frame for frame in reversed(frames) if frame.filename == file), None)
             if at is not None:
                 where = f"{Path(at.filename).name}:{at.lineno}, in {at.name}"
-                raise HeadwayError(f"policy {choice.name} ({where}): {_told(error)}") from error
+                raise HeadwayError(f"policy {choice.name} ({where}): {_described(error)}") from error
         last = Path(frames[-1].filename)
         if own and any(folder in last.parents for folder in _DECIDING):
             names = ", ".join(dict.fromkeys(choice.name for choice in own))
-            what = f"policy {names}: returned what its kind of policy may not, which led to {_told(error)}"
+            what = f"policy {names}: returned what its kind of policy may not, which led to {_described(error)}"
             raise HeadwayError(f"{what}; headway.testing checks policies") from error
         raise
 
@@ -60,6 +60,6 @@ def _file_of(choice: PolicyChoice[Any]) -> str:
     return next((each.__code__.co_filename for each in vars(choice.made_by).values() if inspect.isfunction(each)), "")
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """As in "KeyError: 'no such replica'", on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

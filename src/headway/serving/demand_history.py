@@ -34,8 +34,8 @@ def check(scenario: Scenario, choice: object) -> None:
         raise places.error(AT, "is for a scaler; expected `policies: {scaling: ...}`")
     if not hasattr(choice.made_by, RemembersDemand.remember.__name__):
         raise places.error(AT, f"the scaler {choice.name} forecasts nothing; expected headway, lt-i, lt-u or lt-ua")
-    given = scenario.spec.policies.scaling
-    forecaster = given.get("forecaster") if isinstance(given, Mapping) else None
+    scaling = scenario.spec.policies.scaling
+    forecaster = scaling.get("forecaster") if isinstance(scaling, Mapping) else None
     if isinstance(forecaster, Mapping) and forecaster.get("past_hours"):
         what = "is generated demand, and gateway.demand_history has what was recorded; expected one of them"
         raise places.error(("policies", "scaling", "forecaster", "past_hours"), what)
@@ -75,7 +75,7 @@ def _length(seconds: float) -> str:
 
 
 def _renamed(past: PastDemand, names: Mapping[str, str]) -> PastDemand | None:
-    """The demand by the models' own names. With several models, what asked for none of them is left out."""
+    """The demand by the models' own names. With several models, what parameters for none of them is left out."""
     is_one = len(set(names.values())) == 1
     tps: dict[DemandKey, Any] = {}
     for (model, region, tier), rates in past.tps.items():
@@ -89,8 +89,8 @@ def _of_prometheus(settings: DemandHistory, scenario: Scenario, now_s: float) ->
     step_s = records.STEP_S * max(int(np.ceil(settings.days * 86_400 / records.STEP_S / MOST_POINTS)), 1)
     end = int(now_s // step_s)
     num = round(settings.days * 86_400 / step_s)
-    asked = {"query": settings.query, "start": (end - num + 1) * step_s, "end": end * step_s, "step": step_s}
-    url = f"{settings.prometheus}/api/v1/query_range?{urlencode(asked)}"
+    parameters = {"query": settings.query, "start": (end - num + 1) * step_s, "end": end * step_s, "step": step_s}
+    url = f"{settings.prometheus}/api/v1/query_range?{urlencode(parameters)}"
     source = f"{settings.prometheus}: {settings.query}"
     regions = {pool.region for pool in scenario.fleet.all_pools}
     found: dict[DemandKey, dict[int, float]] = {}

@@ -168,9 +168,9 @@ def _order(calls: Sequence[_Call], numbers: Sequence[int], path: Path) -> tuple[
             before = tuple(dict.fromkeys(names[name] for name in call.wait_for))
         elif not has_graph and call.session_id is not None and call.session_id in last:
             previous = last[call.session_id]
-            before, told = (previous,), (calls[previous].start_ms, call.start_ms)
-            if gap_ms is None and told[0] is not None and told[1] is not None:
-                gap_ms = max(0.0, told[1] - told[0])
+            before, starts_ms = (previous,), (calls[previous].start_ms, call.start_ms)
+            if gap_ms is None and starts_ms[0] is not None and starts_ms[1] is not None:
+                gap_ms = max(0.0, starts_ms[1] - starts_ms[0])
         if not before and call.start_ms is None:
             raise HeadwayError(
                 f"{path}: line {numbers[i]}: timestamp: missing; expected it for a call that starts a program"

@@ -55,7 +55,7 @@ def test_no_simulation_is_faster_than_its_bound(stage: int, rate_rps: float, pro
     prompts = table.prompt_tokens * (prompt_tokens / 160)
     lengths = Lengths(prompts, prompts, table.output_tokens[:, stage].astype("f8"))
     sets = replica_sets(feasible_shapes(model, gpu, engine, 16, 8, 3)[0], 16, 2)
-    lower, guess = StepTimeBounds(gpu, engine, rounds).estimate(model, sets, rate_rps, lengths)
+    lower, estimate = StepTimeBounds(gpu, engine, rounds).estimate(model, sets, rate_rps, lengths)
     picked = np.random.default_rng(stage).choice(len(sets), 6, replace=False).tolist()
     one_kind = [i for i in range(len(sets)) if (sets.counts[i] > 0).sum() == 1]
     picked += one_kind[:: max(1, len(one_kind) // 4)]
@@ -63,7 +63,7 @@ def test_no_simulation_is_faster_than_its_bound(stage: int, rate_rps: float, pro
     share = lower[picked] / truth
     assert share.max() <= 1.0, "a bound above the truth"
     assert np.median(share[6:]) > (0.35 if stage == 2 else 0.6), "a bound that says nothing"
-    assert (guess >= lower - 1e-9).all()
+    assert (estimate >= lower - 1e-9).all()
 
 
 class StageSimulator:

@@ -265,8 +265,8 @@ def all_of(
     sets, lengths = all_sets(made)(stage, ()), made.lengths(stage, np.ones(len(made.scores), np.bool_))
     others = {offer.gpu.name: offer.gpu for offer in made.other_offers}
     bounds = StepTimeBounds(made.gpu, made.engine, rounds, other_gpus=others, in_place=routing != "least-loaded")
-    lower, guess = bounds.estimate(made.models[stage], sets, made.rate_rps, lengths)
-    assert (guess >= lower).all()
+    lower, estimate = bounds.estimate(made.models[stage], sets, made.rate_rps, lengths)
+    assert (estimate >= lower).all()
     return sets, lengths, simulated(made, routing, rounds), lower
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cascade_queues import ENGINE, GPU, LARGE, MIDDLE, SMALL, HonestBounds, Queue
 from headway.planning.cascade.allocation import least_max
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.deployment import GuessCorrection, LatencyTable, deploy, with_spare_gpus
+from headway.planning.cascade.deployment import EstimateCorrection, LatencyTable, deploy, with_spare_gpus
 from headway.planning.cascade.problem import Lengths
 from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets
 from headway.planning.cascade.search import Effort
@@ -26,11 +26,11 @@ def tables_of(seed: int, num_gpus: int, stages: int, honest: bool) -> tuple[list
         lengths = Lengths(*(random.integers(10, 300, 20).astype("f8") for _ in range(3)))
         rate_rps = float(random.uniform(0.5, 4.0)) / (i + 1)
         bounds = HonestBounds(Queue(), seed) if honest else NoBounds()
-        lower, guess = bounds.estimate(model, sets, rate_rps, lengths)
+        lower, estimate = bounds.estimate(model, sets, rate_rps, lengths)
         table = LatencyTable(
-            sets, lower, guess, num_gpus,
+            sets, lower, estimate, num_gpus,
             lambda replicas, m=model, r=rate_rps, x=lengths: queue.p95_latency_s(m, replicas, r, x),
-            [GuessCorrection()], 0.1 * i,
+            [EstimateCorrection()], 0.1 * i,
         )  # fmt: skip
         found.append(table)
     return found, queue

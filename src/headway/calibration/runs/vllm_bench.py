@@ -78,8 +78,8 @@ def _rows(document: Object, where: str) -> tuple[RequestRows, int]:
     prompts, outputs, ttfts, itls = (document[name] for name in DETAILS)
     lengths = {name: len(document[name]) for name in DETAILS}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {num}" for name, num in lengths.items())
-        raise HeadwayError(f"{where}: details of unequal length: {told}")
+        counts = ", ".join(f"{name} {num}" for name, num in lengths.items())
+        raise HeadwayError(f"{where}: details of unequal length: {counts}")
     starts = document.get("start_times")
     starts = starts if isinstance(starts, list) and len(starts) == len(prompts) else [math.nan] * len(prompts)
     errors = document.get("errors")

@@ -147,8 +147,8 @@ class ResponseMeter:
             if self.confidence is not None:
                 for choice in chunk.choices:
                     self.confidence.observe(choice)
-            told = chunk.usage
-            usage = None if told is None else (told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+            counts = chunk.usage
+            usage = None if counts is None else (counts.prompt_tokens, counts.completion_tokens, counts.cached_tokens)
         if usage is not None:
             self.set_prompt_tokens(usage[0])
             self._live.cached_tokens = usage[2]

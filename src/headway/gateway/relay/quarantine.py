@@ -70,8 +70,8 @@ class Quarantine:
         self._until_s[digest] = until_s
         if len(self._until_s) > _MAX_KEPT:
             self._until_s.popitem(last=False)
-        for tell in self.listeners:
-            tell(digest, until_s)
+        for listener in self.listeners:
+            listener(digest, until_s)
 
     def held(self) -> list[tuple[bytes, float]]:
         """The digests of all quarantined bodies, and until when they are refused."""

@@ -34,10 +34,10 @@ class Recording:
         """Add a request that has ended. `cascade`: the cascade that it asked for, if it did not ask for a model."""
         if not self.enabled:
             return
-        nan, asked = float("nan"), live.model if live.fallback is None else live.fallback.model
+        nan, requested = float("nan"), live.model if live.fallback is None else live.fallback.model
         output_tokens = max(live.generated_tokens, 1)
         self._arrivals.append((
-            live.id, live.arrival_s, live.prompt_tokens, output_tokens, cascade or asked, live.tier,
+            live.id, live.arrival_s, live.prompt_tokens, output_tokens, cascade or requested, live.tier,
             min(live.reasoning_tokens, output_tokens), self._region(live.region),
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,

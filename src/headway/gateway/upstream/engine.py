@@ -136,30 +136,30 @@ class EngineEndpoint:
 
     async def count_tokens(self, body: dict[str, Any]) -> int | None:
         """The tokens of a request's prompt, counted by the engine; None: it does not count them, or not in time."""
-        told = await self._tokenize(body)
-        if told is None:
+        reply = await self._tokenize(body)
+        if reply is None:
             return None
-        count = told.count if told.count is not None else len(told.tokens or ())
+        count = reply.count if reply.count is not None else len(reply.tokens or ())
         return count if count > 0 else None
 
     async def tokenize(self, body: dict[str, Any]) -> list[int] | None:
-        """The token ids of a request's prompt, by the engine; None: it does not say them, or not in time."""
-        told = await self._tokenize(body)
-        ids = None if told is None else told.tokens
+        """The token ids of a request's prompt, by the engine; None: it does not report them, or not in time."""
+        reply = await self._tokenize(body)
+        ids = None if reply is None else reply.tokens
         return ids if ids and all(type(id) is int for id in ids) else None
 
     async def _tokenize(self, body: dict[str, Any]) -> Tokens | None:
         if self.adapter.tokenize is None:
             return None
-        asked = {name: body[name] for name in _COUNTED_FIELDS if name in body}
+        fields = {name: body[name] for name in _COUNTED_FIELDS if name in body}
         try:
             if self.adapter.template is not None:  # such an engine counts texts only
                 text = body.get("prompt") if "messages" not in body else await self.render_chat(body)
                 if not isinstance(text, str):
                     return None
-                asked = {"content": text, "add_special": True}
-            asked["model"] = self.reported_model or self.model
-            path, sent = self.adapter.tokenize, msgspec.json.encode(asked)
+                fields = {"content": text, "add_special": True}
+            fields["model"] = self.reported_model or self.model
+            path, sent = self.adapter.tokenize, msgspec.json.encode(fields)
             status, data = await self.client.fetch(path, _COUNT_TIMEOUT_S, sent)
             return msgspec.json.decode(data, type=Tokens) if status == 200 else None
         except (EngineError, *DECODE_ERRORS):

@@ -40,20 +40,20 @@ def add_order(
         body[_FIELD] = _hints(body.get(_FIELD), request, live, tokens, now)
 
 
-def _hints(given: object, request: HintedRequest, live: Live, tokens: int, now: float) -> dict[str, Any]:
+def _hints(from_client: object, request: HintedRequest, live: Live, tokens: int, now: float) -> dict[str, Any]:
     """Hints in seconds after the request's arrival, so that an engine ranks it as the gateway would, after a move too.
 
     Keys that the client sends itself go before. The length without a hint is the body's `max_tokens`, of which
     `tokens` are subtracted already.
     """
     deadline_s = None if live.deadline_s is None else live.deadline_s - live.arrival_s
-    told = {
+    values = {
         "headway_deadline_s": deadline_s, "headway_slo_ttft_s": request.slo_ttft_s,
         "headway_slo_tpot_s": request.slo_tpot_s,
     }  # fmt: skip
-    hints = {name: round(value, 6) for name, value in told.items() if value is not None}
-    if isinstance(given, dict):
-        hints |= given
+    hints = {name: round(value, 6) for name, value in values.items() if value is not None}
+    if isinstance(from_client, dict):
+        hints |= from_client
     if tokens and type(length := hints.get(_OUTPUT_TOKENS)) is int:
         hints[_OUTPUT_TOKENS] = max(length - tokens, 0)
     hints[_WAITED] = round(max(now - live.arrival_s, 0.0), 6)

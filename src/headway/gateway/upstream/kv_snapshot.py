@@ -113,8 +113,8 @@ async def _token_of(engine: EngineEndpoint, text: str) -> list[int]:
 
     A server streams a token before its slot holds it. The slot of a stream that is aborted in between lacks the token.
     """
-    asked = msgspec.json.encode({"content": text, "add_special": False, "parse_special": True})
-    status, data = await engine.client.fetch("/tokenize", _TIMEOUT_S, asked)
+    body = msgspec.json.encode({"content": text, "add_special": False, "parse_special": True})
+    status, data = await engine.client.fetch("/tokenize", _TIMEOUT_S, body)
     try:
         tokens = msgspec.json.decode(data, type=_Tokens).tokens if status == 200 else []
     except msgspec.MsgspecError:

@@ -75,7 +75,7 @@ class Worker:
         self.scheduler = RemoteScheduler(self.clock, scorer, on_lost, handlers)
         self._health = RemoteHealth(self.scheduler.link)
         self._quarantine = Quarantine(self.settings.quarantine_s)
-        self._quarantine.listeners.append(lambda *told: self.scheduler.link.send(BodyQuarantined(*told)))
+        self._quarantine.listeners.append(lambda *entry: self.scheduler.link.send(BodyQuarantined(*entry)))
         self._tracing: Tracing | None = None
         self._new_relay: Callable[..., Relay] = Relay
         if self.settings.tracing:

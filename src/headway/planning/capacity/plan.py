@@ -105,7 +105,7 @@ def plan(
         candidates, targets, max(1, len(regions)), options.max_replicas, _situations(options, regions)
     )
     best = _lasting(problem, bounds, rehearsal, options, progress)
-    notes += _doubts(best)
+    notes += _caveats(best)
     if best.choice is not None and not (best.measured and best.measured.calibrated):
         what = f"step times of {best.choice.candidate.gpu} are not calibrated ({', '.join(best.choice.uncalibrated)})"
         notes.append(f"{what}: trust the order, not the numbers")
@@ -140,7 +140,7 @@ def _lasting(
         rehearsal.lengthen(options.longer)
 
 
-def _doubts(best: CapacityPlan) -> Iterator[str]:
+def _caveats(best: CapacityPlan) -> Iterator[str]:
     """Why the plan may miss its targets in a longer run."""
     if best.longer is not None and best.longer.misses:
         what = ", ".join(best.longer.misses)

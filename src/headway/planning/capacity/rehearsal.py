@@ -49,8 +49,8 @@ class CapacityTask:
 
     def _watch(self, source: RequestSource) -> RequestSource:
         spec = self.scenario.spec
-        asked = {kind: getattr(self.targets, f"{kind}_p99_s") for kind in SLO_KINDS}
-        limits = {kind: (FRACTION, limit_s) for kind, limit_s in asked.items() if limit_s is not None}
+        targets = {kind: getattr(self.targets, f"{kind}_p99_s") for kind in SLO_KINDS}
+        limits = {kind: (FRACTION, limit_s) for kind, limit_s in targets.items() if limit_s is not None}
         return watched(source, limits, self.targets.attainment, spec.simulation.warmup_s, spec.slo)
 
 

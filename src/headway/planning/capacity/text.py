@@ -79,17 +79,17 @@ def _policies(plan: CapacityPlan) -> Iterator[str]:
         return
     names = [name for name in SLOS if getattr(plan.targets, name) is not None]
 
-    def told(each: PolicyResult) -> str:
+    def summary(each: PolicyResult) -> str:
         values = ", ".join(f"{NAMES[name]} {_latency(name, each.measured)}" for name in names)
         return f"{each.policy} ({values}{'; misses' if each.misses else ''})"
 
     tied = [each for each in plan.policies if each.ties]
-    others = "; ".join(told(each) for each in plan.policies if not each.ties)
+    others = "; ".join(summary(each) for each in plan.policies if not each.ties)
     if len(tied) > 1:
         rest = f" Worse: {others}." if others else ""
-        yield f"At this cost, these policies tie, and the first is taken: {'; '.join(map(told, tied))}.{rest}"
+        yield f"At this cost, these policies tie, and the first is taken: {'; '.join(map(summary, tied))}.{rest}"
     else:
-        yield f"At this cost, {told(tied[0])} is best of the policies compared; then {others}."
+        yield f"At this cost, {summary(tied[0])} is best of the policies compared; then {others}."
 
 
 def _values(measured: RehearsalMetrics | None, names: Sequence[str]) -> list[str]:

@@ -13,10 +13,10 @@ Likewise a request's prompt takes at least its tokens times the cheapest prompt 
 
 In a combo the prefill replicas compute all prompts, and the decode replicas write the answers; or the prefill replicas
 write them in the time that prompts leave, as an answer stays there if no decode replica has room for its KV cache. The
-bound includes that, the guess does not. If the router may place whole requests on either (`in_place`), or the prefill
-replicas have no room for the longest request, all replicas of a combo are taken to serve both phases.
+bound includes that, the estimate does not. If the router may place whole requests on either (`in_place`), or the
+prefill replicas have no room for the longest request, all replicas of a combo are taken to serve both phases.
 
-L is searched on a grid; the bound is its largest value that is impossible. The guess is where the count crosses the
+L is searched on a grid; the bound is its largest value that is impossible. The estimate is where the count crosses the
 number needed; it orders the sets.
 """
 
@@ -51,10 +51,10 @@ MOST_LINES = 6
 
 
 class Bounds(Protocol):
-    """Lower bounds and guesses of p95 latencies, in seconds."""
+    """Lower bounds and estimates of p95 latencies, in seconds."""
 
     def estimate(self, model: Model, sets: ReplicaSets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
-        """Lower bounds, and guesses: one element per set."""
+        """Lower bounds, and estimates: one element per set."""
         ...
 
 
@@ -96,10 +96,10 @@ class StepTimeBounds:
         window = num / rate_rps + grid / self.repeats
         eligible = columns.eligible(grid)
         most, expected = columns.in_time(grid, window)
-        lower, guess = _crossing(np.minimum(most, eligible), needed, grid)
+        lower, estimate = _crossing(np.minimum(most, eligible), needed, grid)
         if expected is not None:
-            guess = np.maximum(_crossing(np.minimum(expected, eligible), needed, grid)[1], lower)
-        return lower, guess
+            estimate = np.maximum(_crossing(np.minimum(expected, eligible), needed, grid)[1], lower)
+        return lower, estimate
 
     def _shape(self, model: Model, parallel: Parallel, on: str) -> _ShapeBounds:
         key = (model.name, parallel, on)
@@ -118,9 +118,9 @@ def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Float
     after, rows = np.minimum(first, len(grid) - 1), np.arange(len(total))
     gain = total[rows, after] - total[rows, before]
     share = np.where(gain > 0, (needed - total[rows, before]) / np.where(gain > 0, gain, 1.0), 0.0)
-    guess = grid[before] + np.clip(share, 0.0, 1.0) * (grid[after] - grid[before])
+    estimate = grid[before] + np.clip(share, 0.0, 1.0) * (grid[after] - grid[before])
     never = first == len(grid)
-    return grid[before], np.where(never, grid[-1] * needed / np.maximum(total[:, -1], 1e-3), guess)
+    return grid[before], np.where(never, grid[-1] * needed / np.maximum(total[:, -1], 1e-3), estimate)
 
 
 class _SetBounds:

@@ -273,8 +273,8 @@ def _least_cost_sum(
         return least_sum([cost(w, column) for w, column in zip(weights, columns, strict=True)], search.gpus, use_all)
 
     for _ in range(max_evaluations):
-        gpus = allocate([table.guess for table in tables])
-        open_ = [] if gpus is None else [(t, f) for t, f in zip(tables, gpus, strict=True) if t.guess[f] < t.best[f]]
+        gpus = allocate([table.estimate for table in tables])
+        open_ = [] if gpus is None else [(t, f) for t, f in zip(tables, gpus, strict=True) if t.estimate[f] < t.best[f]]
         if not open_:
             break
         for table, f in open_:

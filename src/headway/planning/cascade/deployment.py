@@ -58,8 +58,8 @@ class StageLatencies:
 
 
 @dataclass
-class GuessCorrection:
-    """The mean ratio of evaluated to guessed latencies so far."""
+class EstimateCorrection:
+    """The mean ratio of evaluated to estimated latencies so far."""
 
     total: float = 0.0
     num: int = 0
@@ -76,32 +76,32 @@ class GuessCorrection:
 class LatencyTable:
     """l(f) of one stage under one load. Arrays over f = 0..N: `lower` is a lower bound, `best` the least evaluated.
 
-    With several types of GPU, f is a cell of the `GpuBudget`. `lower[f] == best[f]` where l(f) is known. `guess` is the
-    expected l(f). Where there are two corrections, sets with combos have a queue and the second correction, as
-    guesses leave out how prompts delay decoding, which matters less in combos.
+    With several types of GPU, f is a cell of the `GpuBudget`. `lower[f] == best[f]` where l(f) is known. `estimate`
+    is the expected l(f). Where there are two corrections, sets with combos have a queue and the second correction, as
+    estimates leave out how prompts delay decoding, which matters less in combos.
     """
 
     def __init__(
         self,
         sets: ReplicaSets,
         lower: Floats,
-        guess: Floats,
+        estimate: Floats,
         num_gpus: int,
         p95_s: Callable[[ReplicaSet], float],
-        corrections: Sequence[GuessCorrection],
+        corrections: Sequence[EstimateCorrection],
         added_s: float = 0.0,
     ) -> None:
         self.sets, self._p95_s, self._corrections, self._added_s = sets, p95_s, corrections, added_s
-        self._lower, self._guess = lower + added_s, guess
+        self._lower, self._estimate = lower + added_s, estimate
         num_queues = len(corrections)
         queue_of_set = sets.cells * num_queues + (sets.are_split.astype("i8") if num_queues > 1 else 0)
-        order = np.lexsort((guess, lower, queue_of_set))
+        order = np.lexsort((estimate, lower, queue_of_set))
         ends = np.searchsorted(queue_of_set[order], np.arange(num_queues, num_queues * (num_gpus + 1) + 1))
         self._queue = [*[order[:0]] * num_queues, *(order[a:b] for a, b in pairwise(ends.tolist()))]
         self._next = [0] * len(self._queue)
         self.best = np.full(num_gpus + 1, inf)
         self.lower = np.full(num_gpus + 1, inf)
-        self._open_guess = np.full((num_queues, num_gpus + 1), inf)
+        self._open_estimate = np.full((num_queues, num_gpus + 1), inf)
         self._open_lower = np.full((num_queues, num_gpus + 1), inf)
         self.best_sets: list[ReplicaSet | None] = [None] * (num_gpus + 1)
         self.num_sets, self.num_evaluated = len(sets), 0
@@ -109,14 +109,14 @@ class LatencyTable:
             self._update(f)
 
     @property
-    def guess(self) -> Floats:
+    def estimate(self) -> Floats:
         """The best latency evaluated, or the expected latency of the next set if that is less."""
         return np.asarray(np.minimum(self.best, self._expected(slice(None)).min(axis=0)))
 
     def _expected(self, f: slice) -> Floats:
         """[queue, f]: of the next set; infinite where it cannot be better than the best evaluated."""
         ratios = np.array([[correction.ratio] for correction in self._corrections])
-        return np.asarray(np.maximum(self._open_guess[:, f] * ratios + self._added_s, self._open_lower[:, f]))
+        return np.asarray(np.maximum(self._open_estimate[:, f] * ratios + self._added_s, self._open_lower[:, f]))
 
     def can_improve(self, f: int) -> bool:
         """Whether another set of f GPUs could be better than the best evaluated."""
@@ -131,8 +131,8 @@ class LatencyTable:
         self.num_evaluated += 1
         replicas = self.sets[i]
         p95_s = self._p95_s(replicas)
-        if np.isfinite(p95_s) and self._guess[i] > 0:
-            self._corrections[q].add(p95_s / self._guess[i])
+        if np.isfinite(p95_s) and self._estimate[i] > 0:
+            self._corrections[q].add(p95_s / self._estimate[i])
         if p95_s + self._added_s < self.best[f] or self.best_sets[f] is None:
             self.best[f], self.best_sets[f] = p95_s + self._added_s, replicas
         self._update(f)
@@ -146,7 +146,7 @@ class LatencyTable:
             next_lower = self._lower[sets[at]] if at < len(sets) else inf
             self.lower[f] = min(self.lower[f], next_lower)
             is_open = next_lower < self.best[f]
-            self._open_guess[q, f] = self._guess[sets[at]] if is_open else inf
+            self._open_estimate[q, f] = self._estimate[sets[at]] if is_open else inf
             self._open_lower[q, f] = next_lower if is_open else inf
 
 
@@ -211,9 +211,9 @@ def deploy(
             return structs.replace(deployment_of(tables, known.gpus, None), usd_per_hour=value), bound
         if is_spent and within_s is not None:
             return None, bound
-        guess, _ = best_of([table.guess for table in tables])
+        estimate, _ = best_of([table.estimate for table in tables])
         # Evaluate the allocation that is expected to be best; if that is known, the one that the lower bounds allow.
-        for allocation in (guess, lowest):
+        for allocation in (estimate, lowest):
             if allocation is None:
                 continue
             needed_s = allocation.latency_s if within_s is None else within_s

@@ -38,7 +38,7 @@ def page(answer: CascadeAnswer, command: str) -> str:
 <h1>{escape(f"{used} GPUs: quality {number(result.quality)} at a p95 of {number(result.p95_s)} s")}</h1>
 {reached}
 <p>{escape(chosen.why)}</p>
-{"".join(f'<p class="note">{escape(line)}</p>' for line in doubts(answer))}
+{"".join(f'<p class="note">{escape(line)}</p>' for line in caveats(answer))}
 </header>
 <section><h2>Stages</h2>{table(STAGES, 2, _stages(chosen, answer.confidence))}</section>
 <section><h2>Quality against latency</h2>{chart("pareto", "Quality and p95 latency", _CAPTION)}</section>
@@ -55,7 +55,7 @@ def named_plans(answer: CascadeAnswer) -> list[tuple[str, RehearsedPlan, str]]:
     return named + [(f"quality {each.plan.quality:.3g}", each, "curve") for each in answer.curve]
 
 
-def doubts(answer: CascadeAnswer) -> list[str]:
+def caveats(answer: CascadeAnswer) -> list[str]:
     """A line for each pool of the plan whose step times were not measured."""
     return [
         f"step times of {each.name} on {each.gpu} are not calibrated ({', '.join(each.uncalibrated)}): trust the order,"

@@ -24,7 +24,7 @@ from headway.planning.cascade.allocation import Gpus, budget_of
 from headway.planning.cascade.bounds import Bounds, StepTimeBounds
 from headway.planning.cascade.deployment import (
     Deployment,
-    GuessCorrection,
+    EstimateCorrection,
     LatencyTable,
     StageLatencies,
     deploy,
@@ -110,7 +110,7 @@ class Search:
         """Whether a stage's sets depend on which stages are used."""
         self._tables: dict[tuple[int, bytes, tuple[bool, ...]], LatencyTable] = {}
         self._corrections = [
-            [GuessCorrection() for _ in range(2 if problem.combo_kinds.get(name) else 1)] for name in problem.names
+            [EstimateCorrection() for _ in range(2 if problem.combo_kinds.get(name) else 1)] for name in problem.names
         ]
         self.gpus: Gpus = budget_of(problem) if problem.other_offers else problem.num_gpus
         self.cheapest: Cheapest | None = None
@@ -245,11 +245,11 @@ class Search:
         model, lengths = problem.models[stage], problem.lengths(stage, reached)
         rate_rps = problem.rate_rps * len(lengths) / len(reached)
         sets = self.sets_of(stage, used)
-        lower, guess = self.bounds.estimate(model, sets, rate_rps, lengths)
+        lower, estimate = self.bounds.estimate(model, sets, rate_rps, lengths)
         return LatencyTable(
             sets,
             lower,
-            guess,
+            estimate,
             last,
             lambda replicas: self.latencies.p95_s(model, replicas, rate_rps, lengths),
             self._corrections[stage],

@@ -40,7 +40,7 @@ def page(
 <h1>{escape(headline(plan))}</h1>
 {facts(_plan_facts(plan))}
 {"".join(f"<p>{escape(line)}</p>" for line in (*map(kept, rehearsals.values()), plan.why, *plan.notes) if line)}
-{"".join(f'<p class="note">{escape(line)}</p>' for line in doubts(plan))}
+{"".join(f'<p class="note">{escape(line)}</p>' for line in caveats(plan))}
 </header>
 <section><h2>What every candidate costs and serves</h2>{drawn}</section>
 <section><h2>The plan rehearsed, by router</h2>{table(RUN_HEADS, 3, rehearsed)}</section>
@@ -74,7 +74,7 @@ def kept(found: ServiceRehearsal) -> str:
     return f"{found.service}: {'; '.join((what, *compared))}"
 
 
-def doubts(plan: ComboPlan) -> list[str]:
+def caveats(plan: ComboPlan) -> list[str]:
     """A line for each planned combo whose step times were not measured."""
     marked = {each.combo.label: each.uncalibrated for each in plan.combos if each.uncalibrated}
     return [

@@ -55,7 +55,7 @@ def page(plan: FleetPlan, title: str, command: str, out: Path | None = None) -> 
 {_section("Fleets that were rehearsed whole", POINT_HEADS, point_rows(plan), (0, 1, 8)) if plan.points else ""}
 {_section("Each model alone, on each kind of GPUs", OPTION_HEADS, option_rows(plan), (0, 1, 5))}
 {_next(out) if plan.points else ""}
-<footer><p class="quiet">{escape(title)}: {escape(_asked(plan))}.</p>
+<footer><p class="quiet">{escape(title)}: {escape(_request(plan))}.</p>
 <p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
     return document(title, body, f"const charts = {literal(charts)};\n{DRAW}")
 
@@ -157,10 +157,10 @@ def _next(out: Path | None) -> str:
     if out is None:
         return ""
     commands = f"headway simulate {out}\nheadway serve {out} --emulated"
-    told = "For real engines, add the addresses of each pool's as <code>endpoints</code>, and leave out --emulated."
-    return f'<section><h2>Run it</h2><pre>{escape(commands)}</pre><p class="quiet">{told}</p></section>'
+    hint = "For real engines, add the addresses of each pool's as <code>endpoints</code>, and leave out --emulated."
+    return f'<section><h2>Run it</h2><pre>{escape(commands)}</pre><p class="quiet">{hint}</p></section>'
 
 
-def _asked(plan: FleetPlan) -> str:
+def _request(plan: FleetPlan) -> str:
     have = ", ".join(gpu if limit is None else f"{limit} {gpu}" for gpu, limit in plan.limits.items())
     return f"{share(plan.target)} of each model's requests within {describe(plan.slo)}; at hand: {have}"

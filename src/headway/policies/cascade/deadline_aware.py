@@ -20,7 +20,7 @@ class DeadlineAwareCascade(ThresholdsCascade):
         super().__init__(thresholds)
         require_above(0, weight=weight)
         self._weight = min(weight, 1.0)
-        self._usual_s: dict[str, float] = {}
+        self._mean_s: dict[str, float] = {}
         self._started: dict[int, tuple[str, float]] = {}
 
     def enter(self, request: RequestView, view: CascadeView) -> int:
@@ -31,7 +31,7 @@ class DeadlineAwareCascade(ThresholdsCascade):
         if super().accept(request, score, view):
             return True
         model, due_s = view.stages[view.stage + 1].model, _due_s(request)
-        if due_s is not None and view.now + self._usual_s.get(model, 0.0) > due_s:
+        if due_s is not None and view.now + self._mean_s.get(model, 0.0) > due_s:
             return True
         self._started[request.id] = model, view.now
         return False
@@ -41,8 +41,8 @@ class DeadlineAwareCascade(ThresholdsCascade):
         if model != record.model or not record.generated_tokens:
             return
         took_s = record.end_s - started_s
-        usual_s = self._usual_s.setdefault(model, took_s)
-        self._usual_s[model] = usual_s + self._weight * (took_s - usual_s)
+        mean_s = self._mean_s.setdefault(model, took_s)
+        self._mean_s[model] = mean_s + self._weight * (took_s - mean_s)
 
 
 def _due_s(request: RequestView) -> float | None:

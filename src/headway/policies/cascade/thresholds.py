@@ -28,8 +28,8 @@ class ThresholdsCascade:
 
 def require_thresholds(**arguments: float | list[float]) -> None:
     """HeadwayError unless the named argument is a score, or a list of one or more scores."""
-    for name, given in arguments.items():
-        values = given if isinstance(given, list) else [given]
+    for name, argument in arguments.items():
+        values = argument if isinstance(argument, list) else [argument]
         if not values:
             raise HeadwayError(f"{name}: expected one for each stage but the last")
         for value in values:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from headway.core.record import Ended
 from headway.core.view import RequestView
-from headway.policies.ordering.shares import MOST_AT_ONCE, Charges, Given, InFlight, Share, check_room, checked_weights
+from headway.policies.ordering.shares import (
+    MOST_AT_ONCE,
+    Charges,
+    GivenService,
+    InFlight,
+    Share,
+    check_room,
+    checked_weights,
+)
 
 _MAX_SHARES = 100_000
 """Tenants or programs whose service is remembered. Of more, the one served longest ago is forgotten."""
@@ -124,8 +132,8 @@ class VtcOrdering(_ServiceOrdering):
         prompt_window: int | None = None,
     ) -> None:
         super().__init__(weights, Charges(prompt_weight, output_weight), headroom, prompt_window)
-        self._given = Given()
-        self._elsewhere: dict[int, float] = {}
+        self._given = GivenService()
+        self._peer_counters: dict[int, float] = {}
         """By tier, the counter with which a request has started elsewhere; the largest."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -137,14 +145,14 @@ class VtcOrdering(_ServiceOrdering):
         busy = self._busy.get(tier)
         tokens = super()._counter(share)
         if not busy:
-            return max(tokens, self._elsewhere.get(tier, 0.0))
+            return max(tokens, self._peer_counters.get(tier, 0.0))
         return tokens if share in busy else max(tokens, self._least(tier))
 
     def _least(self, tier: int) -> float:
         """The smallest counter of tenants with requests in flight; without any here, that of elsewhere."""
         if busy := self._busy.get(tier):
             return min(each.tokens for each in busy.values())
-        return self._elsewhere.get(tier, 0.0)
+        return self._peer_counters.get(tier, 0.0)
 
     def _give(self, share: Share, attained: _Attained, service: float) -> None:
         super()._give(share, attained, service)
@@ -162,7 +170,7 @@ class VtcOrdering(_ServiceOrdering):
         tier, weight = share[0], self._weight(share)
         if service > 0:
             attained = self._lifted(share)
-            self._elsewhere[tier] = max(self._elsewhere.get(tier, 0.0), attained.tokens)
+            self._peer_counters[tier] = max(self._peer_counters.get(tier, 0.0), attained.tokens)
             attained.tokens += min(service, MOST_AT_ONCE) / weight
         elif (known := self._attained.get(share)) is not None:
             # No credit beyond that of a tenant that was idle.

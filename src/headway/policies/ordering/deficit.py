@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from headway.core.record import Ended
 from headway.core.view import RequestView
 from headway.policies.arguments import require_above
-from headway.policies.ordering.shares import MOST_AT_ONCE, Charges, Given, InFlight, Share, check_room, checked_weights
+from headway.policies.ordering.shares import (
+    MOST_AT_ONCE,
+    Charges,
+    GivenService,
+    InFlight,
+    Share,
+    check_room,
+    checked_weights,
+)
 
 _MAX_IDLE = 4096
 """Tenants without a request in flight whose round is remembered. Of more, the one idle for longest is forgotten."""
@@ -64,7 +72,7 @@ class DeficitRoundRobinOrdering:
         check_room(headroom, prompt_window)
         self._weights, self._quantum_tokens = checked_weights(weights), quantum_tokens
         self._charges, self._in_flight = Charges(prompt_weight, output_weight), InFlight()
-        self._given = Given()
+        self._given = GivenService()
         self.headroom, self.prompt_window = headroom, prompt_window
         self._turns: dict[Share, _Turn] = {}
         self._idle: OrderedDict[Share, None] = OrderedDict()

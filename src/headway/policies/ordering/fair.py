@@ -97,7 +97,7 @@ class FairOrdering:
         self._weight_in_flight = 0.0
         """The weights of all tenants with requests in flight."""
         self._mean_output_tokens, self._num_ended = 0.0, 0
-        self._newly_given: set[_Share] = set()
+        self._unreported: set[_Share] = set()
         """Shares whose `given` has changed since it was last reported."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -145,11 +145,11 @@ class FairOrdering:
         tenant.finish = (finish if finish > start else start) + charge / tenant.weight
         charged[id] = tenant, charge
         tenant.given += charge
-        self._newly_given.add(tenant.share)
+        self._unreported.add(tenant.share)
 
     def given(self) -> Mapping[_Share, float]:
         """See `core.policy.PeerOrdering`."""
-        changed, self._newly_given = self._newly_given, set()
+        changed, self._unreported = self._unreported, set()
         return {share: self._tenants[share].given for share in sorted(changed)}
 
     def given_elsewhere(self, share: _Share, service: float, /) -> None:
@@ -183,7 +183,7 @@ class FairOrdering:
         service = self._prompt_weight * record.prompt_tokens + self._output_weight * output_tokens
         tenant.finish += (service - charge) / tenant.weight
         tenant.given += service - charge
-        self._newly_given.add(tenant.share)
+        self._unreported.add(tenant.share)
         num_ended = self._num_ended
         if num_ended < _MEAN_OVER:
             self._num_ended = num_ended = num_ended + 1
@@ -201,6 +201,6 @@ class FairOrdering:
         while len(self._idle) > MAX_IDLE:
             forgotten = self._idle.popitem(last=False)[0]
             del self._tenants[forgotten]
-            self._newly_given.discard(forgotten)
+            self._unreported.discard(forgotten)
 
     ended = learn

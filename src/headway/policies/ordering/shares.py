@@ -63,13 +63,13 @@ class Charges:
         return self._prompt_weight * record.prompt_tokens + self._output_weight * tokens - charged
 
 
-class Given:
-    """The service that was given here, by tenant, which other schedulers are told."""
+class GivenService:
+    """The service that was given here, by tenant, as it is reported to other schedulers."""
 
     def __init__(self) -> None:
         self._sums: dict[Share, float] = {}
         self._changed: set[Share] = set()
-        """Tenants whose sum has changed since it was told last."""
+        """Tenants whose sum has changed since its last report."""
 
     def add(self, share: Share, service: float) -> None:
         self._sums[share] = self._sums.get(share, 0.0) + service

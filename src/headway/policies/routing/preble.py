@@ -32,7 +32,7 @@ class PrebleRouter:
         require_at_least(1, imbalance=imbalance)
         require_at_least(0, decode_weight=decode_weight)
         self._window_s, self._imbalance, self._decode_weight = window_s, imbalance, decode_weight
-        self._given: deque[tuple[float, int, float, int, int]] = deque()
+        self._placed: deque[tuple[float, int, float, int, int]] = deque()
         """(time, replica, work, prompt tokens, cached ones) of the requests placed in the window, oldest first."""
         self._work: dict[int, float] = {}
         self._prompt_tokens: dict[int, int] = {}
@@ -51,7 +51,7 @@ class PrebleRouter:
         else:
             chosen = min(range(len(replicas)), key=lambda i: (self._cost(replicas[i], uncached[i]), replicas[i].id))
         replica = replicas[chosen].id
-        self._give(view.now, replica, uncached[chosen], tokens)
+        self._place(view.now, replica, uncached[chosen], tokens)
         return Placement(replica)
 
     def _exploit(self, replicas: Sequence[ReplicaView], uncached: Sequence[int]) -> int:
@@ -70,14 +70,14 @@ class PrebleRouter:
         hit_rate = self._cached_tokens.get(id, 0) / max(self._prompt_tokens.get(id, 0), 1)
         return self._work.get(id, 0.0) + uncached + max(0, uncached - free) * hit_rate
 
-    def _give(self, now: float, replica: int, uncached: int, tokens: int) -> None:
+    def _place(self, now: float, replica: int, uncached: int, tokens: int) -> None:
         work = uncached + self._decode_weight * self._output.tokens
         self._add(replica, work, tokens, tokens - uncached)
-        self._given.append((now, replica, work, tokens, tokens - uncached))
+        self._placed.append((now, replica, work, tokens, tokens - uncached))
 
     def _forget(self, before_s: float) -> None:
-        while self._given and self._given[0][0] < before_s:
-            _, replica, work, tokens, cached = self._given.popleft()
+        while self._placed and self._placed[0][0] < before_s:
+            _, replica, work, tokens, cached = self._placed.popleft()
             self._add(replica, -work, -tokens, -cached)
             if not self._prompt_tokens[replica]:
                 del self._work[replica], self._prompt_tokens[replica], self._cached_tokens[replica]

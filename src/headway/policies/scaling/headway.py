@@ -100,7 +100,7 @@ class HeadwayScaler:
         self._loads: dict[str, _PoolLoad] = {}
         self._past: PastDemand | None = None
         """Until the first view, which has the names of models and regions."""
-        self._asked: dict[str, int] = {}
+        self._requested: dict[str, int] = {}
         self._full_until_s: dict[str, float] = {}
         self._seen_s: float | None = None
 
@@ -117,7 +117,7 @@ class HeadwayScaler:
             self._observe(model, pools, elapsed_s, view.now)
             needs = self._needs(model, pools, view.now)
             wanted |= self._resized(pools, needs, view.now)
-        self._asked = wanted
+        self._requested = wanted
         self._seen_s = view.now
         return wanted
 
@@ -150,7 +150,7 @@ class HeadwayScaler:
     def _note_refusals(self, view: PoolsView) -> None:
         """Take a pool as full if it has neither started nor taken back what was asked for: views show no GPU limits."""
         for pool in view.pools:
-            if _number(pool) < self._asked.get(pool.name, 0) and not pool.num_down:
+            if _number(pool) < self._requested.get(pool.name, 0) and not pool.num_down:
                 self._full_until_s[pool.name] = view.now + RETRY_S
 
     def _observe(self, model: str, pools: Sequence[PoolView], elapsed_s: float, now: float) -> None:
@@ -170,7 +170,7 @@ class HeadwayScaler:
         backlog = sum(self._loads[pool.name].backlog_tokens for pool in pools)
         used = sum(serving[pool.name] * self._loads[pool.name].use for pool in pools)
         served.learn(tokens, backlog, used, capacity, elapsed_s)
-        served.is_known = served.rate > 0 and (requests >= FEW_REQUESTS or served.is_guessed)
+        served.is_known = served.rate > 0 and (requests >= FEW_REQUESTS or served.is_assumed)
 
     def _needs(self, model: str, pools: Sequence[PoolView], now: float) -> dict[str, _Need]:
         """By region: the capacity needed now, and the largest one lately."""
@@ -343,7 +343,7 @@ class _PoolLoad:
         """Prompt tokens that were not computed, now."""
         self._default_ttft_s = ttft_s
         self._slos_s: deque[float] = deque(maxlen=32)
-        self._looked = 0
+        self._num_sampled = 0
         self._means = [0.0, 0.0, 0.0]
         self._is_first = True
 
@@ -357,7 +357,7 @@ class _PoolLoad:
         if not staying:
             self.use = self.backlog_tokens = 0.0
             return
-        self._look_at_slos(staying, batch_tier)
+        self._sample_slos(staying, batch_tier)
         shares = [_urgent_share(replica, batch_tier) for replica in staying]
         roles = grouped(zip(staying, shares, strict=True), lambda pair: pair[0].role).values()
         self.backlog_tokens = pool.num_queued * prompt_tokens + sum(
@@ -377,11 +377,11 @@ class _PoolLoad:
         prompts = backlog / prompt_tokens / prefilling if prompt_tokens > 0 else 0.0
         self.use = min(max(kv / num, seats / num, prompts / (1.0 + prompts)), 1.0)
 
-    def _look_at_slos(self, replicas: Sequence[ReplicaView], batch_tier: int | None) -> None:
+    def _sample_slos(self, replicas: Sequence[ReplicaView], batch_tier: int | None) -> None:
         """Read the requests of one replica, another one each time."""
-        self._looked += 1
+        self._num_sampled += 1
         slos = [
-            request.slo_ttft_s for request in replicas[self._looked % len(replicas)].requests
+            request.slo_ttft_s for request in replicas[self._num_sampled % len(replicas)].requests
             if request.slo_ttft_s and (batch_tier is None or request.tier < batch_tier)
         ]  # fmt: skip
         if slos:
@@ -428,14 +428,14 @@ class _Weights:
 
     def update(self, pools: Sequence[PoolView], prompt_tokens: float) -> str:
         """The unit of the weights of one model's pools: "tps", "KV tokens" or "USD"."""
-        given = {pool.name: self._given_tps(pool, prompt_tokens) for pool in pools}
+        profiled = {pool.name: self._profiled_tps(pool, prompt_tokens) for pool in pools}
         for pool in pools:
             units = len({replica.combo for replica in pool.replicas})
             if units:
                 total = sum(float(replica.kv_blocks_total * replica.block_size_tokens) for replica in pool.replicas)
                 self._kv_tokens[pool.name] = total / units
         seen = {pool.name: self._kv_tokens.get(pool.name, 0.0) for pool in pools}
-        unit, known = ("tps", given) if any(given.values()) else ("KV tokens", seen)
+        unit, known = ("tps", profiled) if any(profiled.values()) else ("KV tokens", seen)
         if not any(known.values()):
             unit, known = "USD", {pool.name: pool.usd_per_hour or 1.0 for pool in pools}
         ratios = sorted(known[pool.name] / (pool.usd_per_hour or 1.0) for pool in pools if known[pool.name])
@@ -444,7 +444,7 @@ class _Weights:
             self._weights[pool.name] = known[pool.name] or by_price
         return unit
 
-    def _given_tps(self, pool: PoolView, prompt_tokens: float) -> float:
+    def _profiled_tps(self, pool: PoolView, prompt_tokens: float) -> float:
         own = self._tps.get(pool.name, self._tps.get(pool.model))
         return (pool.goodput_rps or 0.0) * prompt_tokens if own is None else own
 
@@ -458,17 +458,17 @@ class _Served:
     def __init__(self, use: float, unit: str, capacity: float, now: float) -> None:
         self.since_s = now
         self.unit = unit
-        self.is_guessed = unit == "tps"
+        self.is_assumed = unit == "tps"
         self._use = use
-        # a guess counts as much as five minutes at the targeted use
-        self._tokens = 300.0 * capacity if self.is_guessed else 0.0
-        self._used = 300.0 * capacity * use if self.is_guessed else 0.0
+        # an assumed value counts as much as five minutes at the targeted use
+        self._tokens = 300.0 * capacity if self.is_assumed else 0.0
+        self._used = 300.0 * capacity * use if self.is_assumed else 0.0
         self._done_tokens: float | None = None
-        self.is_known = self.is_guessed
+        self.is_known = self.is_assumed
 
     @property
     def rate(self) -> float:
-        return self._use * self._tokens / self._used if self._used > 0 else float(self.is_guessed)
+        return self._use * self._tokens / self._used if self._used > 0 else float(self.is_assumed)
 
     def learn(self, tokens: int, backlog_tokens: float, used: float, capacity: float, elapsed_s: float) -> None:
         """`tokens` came so far, of which `backlog_tokens` wait; `used` of `capacity` was used for `elapsed_s`."""
@@ -516,13 +516,13 @@ class _Counts:
     def remove(self, pools: Sequence[PoolView], least: Mapping[str, float], total: float) -> None:
         """Remove the dearest capacity that neither its region nor the whole needs."""
         while True:
-            able = [pool for pool in pools if self._may_go(pool, least.get(pool.region, 0.0), total)]
+            able = [pool for pool in pools if self._can_remove(pool, least.get(pool.region, 0.0), total)]
             if not able:
                 return
             worst = max(able, key=lambda pool: (self._usd(pool), self._of_region(pool.region), pool.name))
             self._after[worst.name] -= 1
 
-    def _may_go(self, pool: PoolView, least: float, total: float) -> bool:
+    def _can_remove(self, pool: PoolView, least: float, total: float) -> bool:
         own = [each for each in self._pools if each.region == pool.region]
         if pool.num_starting or self._after[pool.name] <= pool.min_replicas:
             return False

@@ -46,7 +46,7 @@ class ReplannedScaler:
         free = Counter(self._gpus)
         for pool in pools:
             _take(free, pool, _num_up(pool) + pool.num_starting + pool.num_down)
-        scaled = self._ask_scaler(view)
+        scaled = self._run_scaler(view)
         if self._wanted(pools) == counts:
             self._scale_between_plans(pools, scaled, counts, free)
         wanted = self._wanted(pools)
@@ -65,7 +65,7 @@ class ReplannedScaler:
         self._drop(pools, wanted, counts, needed, free, pending)
         return {**{name: num for name, num in scaled.items() if name not in planned}, **counts}
 
-    def _ask_scaler(self, view: PoolsView) -> Mapping[str, int]:
+    def _run_scaler(self, view: PoolsView) -> Mapping[str, int]:
         """The scaler's replicas by pool, if it is due."""
         if self._scaler is None or view.now < self._scaler_next_s:
             return {}

@@ -110,8 +110,8 @@ def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed:
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
     config = Replan(quality=problem.target.q_min, every_s=PERIOD_S)
-    asking = partial(replace, problem, target=planning_target(config), use_all=False, span_s=config.every_s)
-    work = UnrehearsedPlanner(asking, case.policies, case.coefficients, case.seed)
+    make_problem = partial(replace, problem, target=planning_target(config), use_all=False, span_s=config.every_s)
+    work = UnrehearsedPlanner(make_problem, case.policies, case.coefficients, case.seed)
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
     pools = {shape: pool.name for shape, pool in _pools(case, {}).items()}
     return Replanner(

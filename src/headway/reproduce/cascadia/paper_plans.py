@@ -32,17 +32,17 @@ def paper_plan(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> M
 
 def plan_of_tables(case: PlanningRequest, row: int) -> CascadePlan:
     """A plan with what the tables say; what they do not say is 0 or unknown."""
-    told, problem = TABLE_2[row], case.problem
+    cell, problem = TABLE_2[row], case.problem
     stages = tuple(
         StagePlan(
             name, gpus, shapes, threshold if num_left else None, ratio, ratio * problem.rate_rps, None
         )
         for name, gpus, shapes, threshold, ratio, num_left in zip(
-            DEEPSEEK, told.gpus, TABLE_3[row], (*told.thresholds, None), told.ratios, (*told.gpus[1:], 0), strict=True
+            DEEPSEEK, cell.gpus, TABLE_3[row], (*cell.thresholds, None), cell.ratios, (*cell.gpus[1:], 0), strict=True
         )
     )  # fmt: skip
     return CascadePlan(
         status="converged", planner="the paper", target=problem.target, stages=stages, num_gpus=problem.num_gpus,
-        gpus_used=sum(told.gpus), latency_s=0.0, bound_s=None, quality=told.q_min, objective=0.0, utopia_quality=100.0,
+        gpus_used=sum(cell.gpus), latency_s=0.0, bound_s=None, quality=cell.q_min, objective=0.0, utopia_quality=100.0,
         nadir_quality=0.0, rounds=(), num_evaluations=0, num_remembered=0, num_sets=0, why="Tables 2 and 3",
     )  # fmt: skip

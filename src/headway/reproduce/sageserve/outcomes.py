@@ -349,10 +349,10 @@ def _scout(results: SageServeRuns) -> FindingsById:
     models = (scenes.SCOUT, LLAMA_2)
     tails = [results.of_model(SCOUT, LT_UA, "ttft_p90_s", model) for model in models]
     numbers = listed_means(dict(zip(models, tails, strict=True)))
-    hours_of, asked_of = (
+    hours_of, requests_of = (
         [results.of_model(SCOUT, LT_UA, key, model) for model in models] for key in ("instance_hours", "num_requests")
     )
-    each = [[a / b for a, b in zip(*pair, strict=True)] for pair in zip(hours_of, asked_of, strict=True)]
+    each = [[a / b for a, b in zip(*pair, strict=True)] for pair in zip(hours_of, requests_of, strict=True)]
     hours = ", ".join(f"{1000 * fmean(values):.3g} ({model})" for values, model in zip(each, models, strict=True))
     both = [results.of_all(SCOUT, name, "instance_hours") for name in (LT_UA, REACTIVE)]
     return {

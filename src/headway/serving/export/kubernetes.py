@@ -154,8 +154,8 @@ def deployed_models(scenario: Scenario) -> list[str]:
     for each in _pools(scenario):
         model, shown = each.pool.model, each.spec.model
         shape = f"the shape of {shown.config}" if not isinstance(shown, str) else catalog.model(shown).name
-        asked = f" (asked for as {each.spec.served_name})" if each.spec.served_name else ""
-        lines.append(f"{each.pool.name}: deploys {model.hf_id}{asked}; simulated as {shape}")
+        served = f" (asked for as {each.spec.served_name})" if each.spec.served_name else ""
+        lines.append(f"{each.pool.name}: deploys {model.hf_id}{served}; simulated as {shape}")
         engine = CONTAINERS[api_of(each.pool.engine.name)]
         made = {option_of(word) for word in engine.arguments(each.pool, "", False, "")} - {""}
         again = [word for word in each.spec.engine_args if option_of(word) in made]
@@ -303,20 +303,20 @@ def _inference_pool(name: str) -> Manifest:
 def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Manifest]:
     scales = scenario.spec.policies.scaling is not None
     # Only the cluster knows the pods of a Deployment, and those that an autoscaler adds.
-    asks = kind == "Deployment" or scales or options.autoscale or options.inference_pool
-    text, configs = _fleet_file(scenario, kind, options, asks), _model_configs(scenario)
+    watches = kind == "Deployment" or scales or options.autoscale or options.inference_pool
+    text, configs = _fleet_file(scenario, kind, options, watches), _model_configs(scenario)
     environment = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": name}}} for name in secrets(scenario)
     ]
     config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text, **configs}}
     account = _manifest("v1", "ServiceAccount", GATEWAY, None)
-    rights = _rights(scenario, kind, scales, options) if asks else []
+    rights = _rights(scenario, kind, scales, options) if watches else []
     ports, arguments = {"http": GATEWAY_PORT}, ["--port", str(GATEWAY_PORT)]
     if options.inference_pool:
         ports = {"grpc": PICKER_PORT, "http": PICKER_HTTP_PORT}
         arguments = ["--port", str(PICKER_PORT), "--http-port", str(PICKER_HTTP_PORT)]
     pod = {
-        "serviceAccountName": GATEWAY, "automountServiceAccountToken": asks,
+        "serviceAccountName": GATEWAY, "automountServiceAccountToken": watches,
         "terminationGracePeriodSeconds": _grace_s(scenario.spec.gateway.drain_s),
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},
         "containers": [{
@@ -351,8 +351,8 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
     return [config, account, *rights, gateway, _service(GATEWAY, ports, headless=False)]
 
 
-def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, asks_cluster: bool) -> str:
-    """The file's text. Pools name the endpoints of their pods or, with `asks_cluster`, their Kubernetes objects.
+def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, watches_cluster: bool) -> str:
+    """The file's text. Pools name the endpoints of their pods or, with `watches_cluster`, their Kubernetes objects.
 
     HeadwayError if the gateway needs a disk, which its pod does not have.
     """
@@ -374,7 +374,7 @@ def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, asks_clus
             kept |= {"model": {"config": _config_name(pool)}, "hf_id": pool.model.hf_id}
         if options.inference_pool:
             return kept | {"inference_pool": {"name": pool.name, "namespace": namespace}}
-        if asks_cluster:
+        if watches_cluster:
             return kept | {"kubernetes": {"name": pool.name, "kind": kind, "namespace": namespace, "port": PORT}}
         host = f"{pool.name}.{namespace}.svc"
         return kept | {"endpoints": [f"http://{pool.name}-{i}.{host}:{PORT}" for i in range(num)]}
