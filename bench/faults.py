@@ -51,7 +51,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def ask(port: int, method: str, path: str, body: Any = None, headers: str = "") -> tuple[int, bytes, float]:
+async def send(port: int, method: str, path: str, body: Any = None, headers: str = "") -> tuple[int, bytes, float]:
     """Status and body of an answer, and the longest time without a byte of it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     try:
@@ -137,7 +137,7 @@ class Stand:
 
     async def fail(self, name: str, **how: Any) -> None:
         """Set the first engine's fault."""
-        await ask(self.ports[0], "PUT", "/fault", {"name": name, **how} if name else {})
+        await send(self.ports[0], "PUT", "/fault", {"name": name, **how} if name else {})
 
     async def restart(self, which: int) -> None:
         """Kill an engine and start it again."""
@@ -150,7 +150,7 @@ class Stand:
         async with asyncio.timeout(60):
             while True:
                 with suppress(OSError, ValueError, IndexError):
-                    if json.loads((await ask(self.port, "GET", "/health"))[1])["up"] >= num:
+                    if json.loads((await send(self.port, "GET", "/health"))[1])["up"] >= num:
                         return
                 await asyncio.sleep(0.1)
 
@@ -166,7 +166,7 @@ class Stand:
         name = f"X-Request-Id: {uuid4().hex}\r\n" if self._retries else ""
         for attempts_left in reversed(range(_MAX_RETRIES if self._retries else 1)):
             try:
-                status, data, pause_s = await ask(self.port, "POST", "/v1/chat/completions", body, name)
+                status, data, pause_s = await send(self.port, "POST", "/v1/chat/completions", body, name)
                 if not attempts_left or b"[DONE]" in data or (status != 503 and status != 200):
                     break
             except (OSError, IndexError, ValueError) as error:
@@ -190,7 +190,7 @@ class Stand:
     async def watch(self, fault_s: float) -> None:
         """Note when the first engine gets no more requests."""
         while self.seen.found_s is None:
-            _, data, _ = await ask(self.port, "GET", "/workers/0", headers=f"Authorization: Bearer {KEY}\r\n")
+            _, data, _ = await send(self.port, "GET", "/workers/0", headers=f"Authorization: Bearer {KEY}\r\n")
             if time.perf_counter() > fault_s and json.loads(data)["status"] != "up":
                 self.seen.found_s = time.perf_counter() - fault_s
             await asyncio.sleep(0.05)
@@ -200,7 +200,7 @@ class Stand:
         for port, engine in zip(self.ports, self.engines, strict=True):
             engine.send_signal(signal.SIGCONT)
             with suppress(OSError, IndexError):
-                total.update(json.loads((await ask(port, "GET", "/executions"))[1]))
+                total.update(json.loads((await send(port, "GET", "/executions"))[1]))
             self.seen.num_dead += engine.poll() is not None
         # Canaries of the gateway have no id.
         self.seen.most_executions = max((num for id, num in total.items() if id), default=0)

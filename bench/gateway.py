@@ -55,7 +55,7 @@ class Client(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
-    async def ask(self, stream: bool) -> None:
+    async def send(self, stream: bool) -> None:
         """Send a request and wait for all of the answer."""
         body = BODY % (b',"stream":true' if stream else b"")
         self._parser = httptools.HttpResponseParser(self)
@@ -80,7 +80,7 @@ async def alone(port: int, num: int) -> list[float]:
     took = []
     for i in range(num + 100):
         began_s = time.perf_counter()
-        await client.ask(False)
+        await client.send(False)
         if i >= 100:
             took.append(time.perf_counter() - began_s)
     return sorted(took)
@@ -95,7 +95,7 @@ async def together(port: int, clients: int, seconds: float, stream: bool) -> flo
         nonlocal num
         client = await connect(port)
         while time.perf_counter() < end_s:
-            await client.ask(stream)
+            await client.send(stream)
             num += 1
 
     began_s = time.perf_counter()
@@ -109,7 +109,7 @@ async def paced(port: int, streams: int) -> list[float]:
     async def one(i: int) -> list[float]:
         await asyncio.sleep(i * 0.002)
         client = await connect(port)
-        await client.ask(True)
+        await client.send(True)
         came = client.came_s[5:-5]
         offsets = [at - k * INTERVAL_S for k, at in enumerate(came)]
         first = min(offsets)

@@ -93,7 +93,7 @@ async def ready(port: int) -> bool:
     while time.monotonic() < end_s:
         try:
             async with asyncio.timeout(5):
-                await (await connect(port)).ask(False)
+                await (await connect(port)).send(False)
         except (OSError, AssertionError, TimeoutError):
             await asyncio.sleep(0.5)
         else:

@@ -179,7 +179,7 @@ async def drive(
     draw, begin_s = Random(0), time.monotonic() + 0.5
     prompts = [[draw.randrange(3, 30_000) for _ in range(num)] for num in map(int, table["prompt_tokens"])]
 
-    async def ask(row: int) -> float:
+    async def send(row: int) -> float:
         await asyncio.sleep(begin_s + table["arrival_s"][row] / speed - time.monotonic())
         return await ttft_s(ports[chosen[row]], prompts[row], int(table["output_tokens"][row]))
 
@@ -189,7 +189,7 @@ async def drive(
 
     chosen = [draw.randrange(len(ports)) for _ in prompts]
     told = [asyncio.create_task(happen(*event)) for event in events]
-    found = await asyncio.gather(*(ask(row) for row in range(len(prompts))))
+    found = await asyncio.gather(*(send(row) for row in range(len(prompts))))
     await asyncio.gather(*told)
     return Answers(np.asarray(table["arrival_s"]), np.asarray(found) * speed)
 

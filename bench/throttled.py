@@ -49,7 +49,7 @@ def document(policies: Any) -> dict[str, Any]:
     return {"fleet": pools, "policies": policies, "slo": {"ttft_s": 5.0, "tpot_s": 0.2}}
 
 
-async def ask(seconds: float, rate: float) -> None:
+async def generate_load(seconds: float, rate: float) -> None:
     """Requests at random moments, of random lengths: the same for every set."""
     draw, loop, tasks = Random(1), asyncio.get_running_loop(), []
     begin_s = time.monotonic()
@@ -83,7 +83,7 @@ def live(folder: Path, policies: Any, seconds: float, rate: float) -> Records:
     try:
         wait(len(GPUS))
         time.sleep(max(0.0, began_s + START_S - time.monotonic()))
-        uvloop.run(ask(AT_S + seconds, rate))
+        uvloop.run(generate_load(AT_S + seconds, rate))
         front.send_signal(signal.SIGTERM)
         front.wait()
     finally:

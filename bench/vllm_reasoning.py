@@ -124,7 +124,7 @@ class Client(Reply):
                 self.times_s += [now_s] * len(tokens)
 
 
-async def ask(app: Any, request: Request) -> tuple[int, list[float]]:
+async def send(app: Any, request: Request) -> tuple[int, list[float]]:
     """The request's id and times. It is a chat, about as long as the request's prompt: each letter is a token."""
     words = random.Random(request.id)
     text = "".join(words.choice("stuvwxyz") for _ in range(request.prompt_tokens))
@@ -158,12 +158,12 @@ async def served(ordering: Any, servers: list[Server], folder: Path) -> Times:
         "gateway": {"outliers": {"max_ejected_share": 0}, "limits": {"silence_s": 60, "stuck_s": 600}},
     }
     async with fleet(folder / f"{name}.yaml", servers, **sections) as (_, app):
-        await asyncio.gather(*(ask(app, request) for request in requests()[:2]))  # the first ones are slow
+        await asyncio.gather(*(send(app, request) for request in requests()[:2]))  # the first ones are slow
         loop, running = asyncio.get_running_loop(), []
         began = loop.time()
         for request in requests():
             await asyncio.sleep(began + request.arrival_s - loop.time())
-            running.append(asyncio.create_task(ask(app, request)))
+            running.append(asyncio.create_task(send(app, request)))
         return dict(await asyncio.gather(*running))
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 import serving
 from attacking import SCALE, memory_ceiling
 from keys import bearer, digest
-from serving import ask
+from serving import send
 
 KEY = bearer("key")
 NUM_EXAMPLES = 8 * SCALE
@@ -37,8 +37,8 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]
 
 def _operations(front: serving.Process) -> Iterator[Any]:
     """The operations for clients, with the models' names in place of any text."""
-    description = ask(front, "/openapi.json").json()
-    names = [model["id"] for model in ask(front, "/v1/models").json()["data"]]
+    description = send(front, "/openapi.json").json()
+    names = [model["id"] for model in send(front, "/v1/models").json()["data"]]
     assert names
     for name, schema in description["components"]["schemas"].items():
         if name.endswith("Request"):
@@ -73,4 +73,4 @@ def test_requests_of_any_shape_are_answered_without_a_failure(front: serving.Pro
     print(dict(statuses))  # noqa: T201  # shown by pytest -s, and if the test fails
     for path in ("chat/completions", "completions"):
         assert statuses[f"POST /v1/{path}", 200], "no request reached an engine"
-    assert ask(front, "/health").json()["up"] == 1
+    assert send(front, "/health").json()["up"] == 1

@@ -142,7 +142,7 @@ def test_neighbouring_slots_share_a_pass(tmp_path: Path) -> None:
     command = [sys.executable, bench_llama.__file__, "0"]
     log = tmp_path / "log"
 
-    def ask(url: str, slot: int) -> None:
+    def generate(url: str, slot: int) -> None:
         prompt = [bench_llama.TOKEN_IDS[0] + slot] * 4
         body = {"prompt": prompt, "n_predict": 64, "ignore_eos": True, "cache_prompt": False, "id_slot": slot}
         headers = {"content-type": "application/json"}
@@ -158,7 +158,7 @@ def test_neighbouring_slots_share_a_pass(tmp_path: Path) -> None:
                 """The sequences of each pass while these slots generate at once."""
                 before = log.stat().st_size
                 with ThreadPoolExecutor(len(slots)) as pool:
-                    list(pool.map(ask, len(slots) * [url], slots))
+                    list(pool.map(generate, len(slots) * [url], slots))
                 added = r"added ubatch.*?seq_id_unq = \[ ([\d ]*) \]"
                 return re.findall(added, log.read_bytes()[before:].decode(), re.DOTALL)
 

@@ -39,7 +39,7 @@ def busy(prefill_tokens: int = 0, log: list[Decision] | None = None, num_others:
     return Fleet([replica], observer=observer, **{"slo_ttft_s": 2.0, "shed_ttft_share": 1.0, **policies})
 
 
-def asked(run: Fleet, id: int, at_s: float = 0.0, **fields: Any) -> Live:
+def arrive(run: Fleet, id: int, at_s: float = 0.0, **fields: Any) -> Live:
     live = Live(id, at_s, 100, 10, **fields)
     run.control.on_arrival(live, at_s)
     return live
@@ -48,7 +48,7 @@ def asked(run: Fleet, id: int, at_s: float = 0.0, **fields: Any) -> Live:
 def test_a_request_behind_too_many_prompt_tokens_is_rejected_with_the_reason() -> None:
     log: list[Decision] = []
     run = busy(prefill_tokens=3000, log=log)
-    live = asked(run, 0)
+    live = arrive(run, 0)
     assert run.effects.ended == [(0, Outcome.REJECTED)] and not run.effects.started
     assert log[-1].what == "refused" and log[-1].why.startswith("its first token is expected after 3.")
     assert live.shed_s == pytest.approx(1.1, abs=0.2)  # 3,100 tokens and an iteration, less the SLO of 2 s
@@ -67,7 +67,7 @@ def test_a_request_behind_too_many_prompt_tokens_is_rejected_with_the_reason() -
 )
 def test_a_request_that_may_wait_is_served(fields: dict[str, Any], policies: dict[str, Any]) -> None:
     run = busy(3000, **policies)
-    asked(run, 0, **fields)
+    arrive(run, 0, **fields)
     assert run.effects.started == [(0, 0)]
 
 
@@ -77,19 +77,19 @@ def test_the_replica_that_is_soonest_counts() -> None:
         for i, tokens in enumerate((9000, 0))
     ]
     run = Fleet(replicas, slo_ttft_s=2.0, shed_ttft_share=1.0)
-    asked(run, 0)
+    arrive(run, 0)
     assert not run.effects.ended
 
 
 def test_held_requests_that_go_first_count_and_others_do_not() -> None:
     """A seat is free every 6 s or so: 256 tokens an answer, 10 a second, 4 seats."""
     run = busy(num_others=0, ordering=PriorityOrdering, ordering_at="gateway", window=4)
-    running = [asked(run, i) for i in range(4)]
-    waiting = asked(run, 4, slo_ttft_s=1000.0, tier=1)
+    running = [arrive(run, i) for i in range(4)]
+    waiting = arrive(run, 4, slo_ttft_s=1000.0, tier=1)
     assert waiting.stage is HELD
-    asked(run, 5, slo_ttft_s=10.0, tier=1)  # behind the one that waits
+    arrive(run, 5, slo_ttft_s=10.0, tier=1)  # behind the one that waits
     assert run.effects.ended == [(5, Outcome.REJECTED)]
-    first = asked(run, 6, slo_ttft_s=10.0)  # before it
+    first = arrive(run, 6, slo_ttft_s=10.0)  # before it
     assert first.stage is HELD
     run.finish(running[0], 1.0)
     assert run.effects.started[-1] == (6, 0)
@@ -98,7 +98,7 @@ def test_held_requests_that_go_first_count_and_others_do_not() -> None:
 def test_no_request_is_shed_while_no_replica_is_up() -> None:
     run = busy(prefill_tokens=3000)
     run.control.on_crashed(0, [], 0.0)
-    assert asked(run, 0).stage is HELD
+    assert arrive(run, 0).stage is HELD
 
 
 def test_a_fallback_answers_in_place_of_a_rejection() -> None:
@@ -108,26 +108,26 @@ def test_a_fallback_answers_in_place_of_a_rejection() -> None:
     ]
     fallbacks = Fallbacks({"large": ("small",)})
     run = Fleet(replicas, fallbacks=fallbacks, slo_ttft_s=2.0, shed_ttft_share=1.0)
-    asked(run, 0, model="large")
+    arrive(run, 0, model="large")
     assert run.effects.started == [(0, 1)] and not run.effects.ended
 
 
 def test_engines_that_are_slower_than_their_model_shed_sooner_and_are_tried_again() -> None:
     """The model expects 1.4 s of 2 s."""
     run = busy(prefill_tokens=1000)
-    live = asked(run, 0)
+    live = arrive(run, 0)
     live.first_token_s = 5.0
     run.finish(live, 6.0)
-    assert asked(run, 1, at_s=6.0).shed_s > 0
-    assert not asked(run, 2, at_s=120.0).shed_s, "what was seen long ago counts no more"
+    assert arrive(run, 1, at_s=6.0).shed_s > 0
+    assert not arrive(run, 2, at_s=120.0).shed_s, "what was seen long ago counts no more"
     run.effects.replicas[0].num_in_flight = 0
-    assert not asked(run, 3, at_s=6.0).shed_s, "nothing would ever be seen of an idle replica that gets nothing"
+    assert not arrive(run, 3, at_s=6.0).shed_s, "nothing would ever be seen of an idle replica that gets nothing"
 
 
 def test_engines_that_are_as_fast_as_their_model_go_on() -> None:
     run = busy(prefill_tokens=1000)
     for i in range(20):
-        live = asked(run, i)
+        live = arrive(run, i)
         live.first_token_s = 1.4
         run.finish(live, 2.0)
     assert {outcome for _, outcome in run.effects.ended} == {Outcome.FINISHED}
@@ -136,13 +136,13 @@ def test_engines_that_are_as_fast_as_their_model_go_on() -> None:
 def test_the_number_of_requests_before_one_is_that_of_its_order() -> None:
     run = busy(num_others=0, ordering=FcfsOrdering, ordering_at="gateway", window=1, shed_ttft_share=None)
     for i in range(4):
-        asked(run, i)
+        arrive(run, i)
     queue = run.control.services[0].hold_queue
     assert queue.num_before(Live(9, 1.0, 100, 10), 1.0) == 3 and queue.oldest_s(Live(9, 1.0, 100, 10), 5.0) == 5.0
 
     run = busy(num_others=0, ordering=FairOrdering, ordering_at="gateway", window=1, shed_ttft_share=None)
     for i, tenant in enumerate(("a", "a", "a", "a", "b")):
-        asked(run, i, tenant=tenant)
+        arrive(run, i, tenant=tenant)
     queue = run.control.services[0].hold_queue
     assert queue.num == 4
     new = {tenant: Live(9, 1.0, 100, 10, tenant=tenant, tier=tier) for tenant, tier in (("a", 0), ("c", 0), ("d", 1))}

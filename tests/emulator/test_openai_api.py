@@ -27,7 +27,7 @@ SCHEMA = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
 }  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA}}
-ASK = [{"role": "user", "content": "what is the weather"}]
+CHAT = [{"role": "user", "content": "what is the weather"}]
 Case = Callable[[Any], Awaitable[None]]
 
 
@@ -53,7 +53,7 @@ def with_client(case: Case, reasoning_tokens: int = 0) -> None:
 def test_a_required_tool_is_called_with_valid_arguments(reasoning_tokens: int) -> None:
     async def case(client: Any) -> None:
         for choice in ("required", {"type": "function", "function": {"name": "forecast"}}):
-            options = {"model": MODEL, "messages": ASK, "tools": [TOOL], "tool_choice": choice}
+            options = {"model": MODEL, "messages": CHAT, "tools": [TOOL], "tool_choice": choice}
             answer = await client.chat.completions.create(**options)
             (call,) = answer.choices[0].message.tool_calls
             assert (call.function.name, answer.choices[0].finish_reason) == ("forecast", "tool_calls")
@@ -76,7 +76,7 @@ def test_a_required_tool_is_called_with_valid_arguments(reasoning_tokens: int) -
 
 def test_tools_are_left_alone_by_default() -> None:
     async def case(client: Any) -> None:
-        answer = await client.chat.completions.create(model=MODEL, messages=ASK, tools=[TOOL])
+        answer = await client.chat.completions.create(model=MODEL, messages=CHAT, tools=[TOOL])
         assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
 
     with_client(case)
@@ -85,13 +85,13 @@ def test_tools_are_left_alone_by_default() -> None:
 def test_a_schema_determines_the_answer() -> None:
     async def case(client: Any) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
-        answer = await client.chat.completions.create(model=MODEL, messages=ASK, response_format=form)
+        answer = await client.chat.completions.create(model=MODEL, messages=CHAT, response_format=form)
         assert json.loads(answer.choices[0].message.content).keys() == {"city", "days"}
         assert answer.choices[0].finish_reason == "stop"
-        cut = await client.chat.completions.create(model=MODEL, messages=ASK, response_format=form, max_tokens=2)
+        cut = await client.chat.completions.create(model=MODEL, messages=CHAT, response_format=form, max_tokens=2)
         assert cut.choices[0].finish_reason == "length" and cut.usage.completion_tokens == 2
         assert answer.choices[0].message.content.startswith(cut.choices[0].message.content)
-        free = await client.chat.completions.create(model=MODEL, messages=ASK, response_format={"type": "json_object"})
+        free = await client.chat.completions.create(model=MODEL, messages=CHAT, response_format={"type": "json_object"})
         assert isinstance(json.loads(free.choices[0].message.content), dict)
 
     with_client(case)
@@ -99,12 +99,12 @@ def test_a_schema_determines_the_answer() -> None:
 
 def test_several_choices_differ_and_are_all_counted() -> None:
     async def case(client: Any) -> None:
-        answer = await client.chat.completions.create(model=MODEL, messages=ASK, n=3)
+        answer = await client.chat.completions.create(model=MODEL, messages=CHAT, n=3)
         texts = [choice.message.content for choice in answer.choices]
         assert [choice.index for choice in answer.choices] == [0, 1, 2] and len(set(texts)) == 3
         assert answer.usage.completion_tokens == 60
         streamed = ["", "", ""]
-        async for chunk in await client.chat.completions.create(model=MODEL, messages=ASK, n=3, stream=True):
+        async for chunk in await client.chat.completions.create(model=MODEL, messages=CHAT, n=3, stream=True):
             for choice in chunk.choices:
                 streamed[choice.index] += choice.delta.content or ""
         assert streamed == texts
@@ -114,7 +114,7 @@ def test_several_choices_differ_and_are_all_counted() -> None:
 
 def test_log_probabilities() -> None:
     async def case(client: Any) -> None:
-        answer = await client.chat.completions.create(model=MODEL, messages=ASK, logprobs=True, top_logprobs=3)
+        answer = await client.chat.completions.create(model=MODEL, messages=CHAT, logprobs=True, top_logprobs=3)
         choice = answer.choices[0]
         assert "".join(each.token for each in choice.logprobs.content) == choice.message.content
         for each in choice.logprobs.content:
@@ -145,11 +145,11 @@ def test_responses(reasoning_tokens: int) -> None:
         answer = await client.responses.create(model=MODEL, input="what is the weather", instructions="be brief")
         assert answer.status == "completed" and answer.output_text and answer.usage.output_tokens == 20
         assert (answer.output[0].type == "reasoning") is bool(reasoning_tokens)
-        events = [event async for event in await client.responses.create(model=MODEL, input=ASK, stream=True)]
+        events = [event async for event in await client.responses.create(model=MODEL, input=CHAT, stream=True)]
         assert [event.sequence_number for event in events] == list(range(len(events)))
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
         assert text == events[-1].response.output_text and events[-1].type == "response.completed"
-        cut = await client.responses.create(model=MODEL, input=ASK, max_output_tokens=8)
+        cut = await client.responses.create(model=MODEL, input=CHAT, max_output_tokens=8)
         assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
     with_client(case, reasoning_tokens)
@@ -158,7 +158,7 @@ def test_responses(reasoning_tokens: int) -> None:
 def test_responses_with_tools_and_schemas() -> None:
     async def case(client: Any) -> None:
         tool = {"type": "function", "name": "forecast", "parameters": SCHEMA, "strict": True}
-        options = {"model": MODEL, "input": ASK, "tools": [tool], "tool_choice": "required"}
+        options = {"model": MODEL, "input": CHAT, "tools": [tool], "tool_choice": "required"}
         answer = await client.responses.create(**options)
         assert (answer.output[0].type, answer.output[0].name) == ("function_call", "forecast")
         arguments = json.loads(answer.output[0].arguments)
@@ -167,7 +167,7 @@ def test_responses_with_tools_and_schemas() -> None:
         deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
         assert json.loads("".join(deltas)) == arguments
         form = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA}}
-        formed = await client.responses.create(model=MODEL, input=ASK, text=form)
+        formed = await client.responses.create(model=MODEL, input=CHAT, text=form)
         assert json.loads(formed.output_text).keys() == {"city", "days"}
 
     with_client(case)
@@ -204,6 +204,6 @@ def test_scores_and_tokens() -> None:
 def test_requests_that_cannot_be_followed(body: dict[str, Any]) -> None:
     async def case(client: Any) -> None:
         with pytest.raises(openai.BadRequestError):
-            await client.chat.completions.create(model=MODEL, messages=ASK, extra_body=body)
+            await client.chat.completions.create(model=MODEL, messages=CHAT, extra_body=body)
 
     with_client(case)

@@ -12,7 +12,7 @@ import pytest
 import serving
 from headway.records.parquet import load
 from scripted import Script
-from serving import MODEL, Process, ask, metric, until
+from serving import MODEL, Process, metric, send, until
 
 pytest.importorskip("httptools")
 OPENAI = b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\nConnection: close\r\n\r\n" + b'{"choices":[]}'
@@ -31,18 +31,18 @@ def engines() -> Iterator[list[Process]]:
 
 
 def names(front: Process) -> dict[str, str | None]:
-    return {each["id"]: each.get("parent") for each in ask(front, "/v1/models").json()["data"]}
+    return {each["id"]: each.get("parent") for each in send(front, "/v1/models").json()["data"]}
 
 
 def status(process: Process, path: str, body: Any = None) -> int:
-    reply = ask(process, path, body)
+    reply = send(process, path, body)
     reply.close()
     return reply.status
 
 
 def complete(process: Process, model: str) -> tuple[int, str, Any]:
     """Status, replica and answer."""
-    reply = ask(process, "/v1/completions", {"model": model, "prompt": "tell me", "max_tokens": 4})
+    reply = send(process, "/v1/completions", {"model": model, "prompt": "tell me", "max_tokens": 4})
     return reply.status, reply.headers.get("x-headway-replica", ""), reply.json()
 
 
@@ -53,7 +53,7 @@ def test_requests_go_to_the_engines_that_list_the_adapter(engines: list[Process]
     with serving.closing(front):
         serving.all_up(front, 2)
         assert names(front) == {MODEL: None, "both": MODEL, "law": MODEL, "sql": MODEL}
-        assert ask(front, "/v1/models/sql").json()["parent"] == MODEL
+        assert send(front, "/v1/models/sql").json()["parent"] == MODEL
         assert status(front, "/v1/models/poetry") == 404
         for adapter, replicas in (("sql", {"pool/0"}), ("law", {"pool/1"}), ("both", {"pool/0", "pool/1"})):
             for _ in range(3):
@@ -63,7 +63,7 @@ def test_requests_go_to_the_engines_that_list_the_adapter(engines: list[Process]
         code, _, refused = complete(front, "poetry")
         assert code == 404 and "poetry" in refused["error"]["message"]
         body = {"model": "law", "prompt": "tell me", "max_tokens": 4, "stream": True}
-        events = list(ask(front, "/v1/completions", body).events())
+        events = list(send(front, "/v1/completions", body).events())
         assert events[-1] == "[DONE]" and events[0]["model"] == "law"
         front.stop()
     records, _ = load(tmp_path / "records")
@@ -81,7 +81,7 @@ def test_an_adapter_is_used_from_when_an_engine_loads_it_until_it_unloads_it(
     with serving.closing(front):
         serving.all_up(front, 2)
         assert complete(front, "new")[0] == 404
-        assert ask(engines[1], "/v1/load_lora_adapter", body).text().startswith("Success")
+        assert send(engines[1], "/v1/load_lora_adapter", body).text().startswith("Success")
         assert status(engines[1], "/v1/load_lora_adapter", body) == 400
         until(lambda: "new" in names(front))
         assert {complete(front, "new")[1] for _ in range(4)} == {"pool/1"}
@@ -92,10 +92,10 @@ def test_an_adapter_is_used_from_when_an_engine_loads_it_until_it_unloads_it(
 
 
 def test_an_engine_counts_its_adapters_as_vllm_does(engines: list[Process]) -> None:
-    reply = ask(engines[0], "/v1/completions", {"model": "sql", "prompt": "a", "max_tokens": 4000, "stream": True})
+    reply = send(engines[0], "/v1/completions", {"model": "sql", "prompt": "a", "max_tokens": 4000, "stream": True})
     events = reply.events()
     next(events)
-    page = ask(engines[0], "/metrics").text()
+    page = send(engines[0], "/metrics").text()
     reply.close()
     found = re.search(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", page, re.MULTILINE)
     assert found is not None and float(found[2]) > 1e9
@@ -109,7 +109,7 @@ def test_adapters_stay_where_they_are_loaded(engines: list[Process], tmp_path: P
     """One slot each: with affinity, two adapters settle at two replicas."""
     for engine in engines:
         for name in ("x", "y"):
-            ask(engine, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "p"}).close()
+            send(engine, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "p"}).close()
     path = serving.fleet_file(
         tmp_path, [each.url for each in engines], gateway=SETTINGS, policies=AFFINITY,
         pool={"lora": {"max_loras": 1}},

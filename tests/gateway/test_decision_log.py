@@ -15,7 +15,7 @@ import yaml
 
 import serving
 from headway.records.json_lines import BackgroundJsonLines, DroppedLines, JsonLinesFile
-from serving import MODEL, ask, chat, metric, until
+from serving import MODEL, chat, metric, send, until
 
 pytest.importorskip("httptools")
 ORDER = {"ordering": "priority", "ordering_at": "gateway"}
@@ -83,7 +83,7 @@ def test_a_retry_has_its_number(tmp_path: Path) -> None:
         )  # fmt: skip
         with serving.closing(front):
             serving.all_up(front, 2)
-            ask(bad, "/emulator/failures", [500], method="PUT").text()
+            send(bad, "/emulator/failures", [500], method="PUT").text()
             wants = {"x-headway-explain": "1"}
             told = [headers_of(chat(front, max_tokens=2, headers={**wants, "x-request-id": str(i)})) for i in range(2)]
             assert sorted(headers["x-headway-attempts"] for headers in told) == ["1", "2"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import serving
-from serving import ask, chat, until
+from serving import chat, send, until
 from worker_fleet import children, started_stream, worker_pids
 
 pytest.importorskip("httptools")
@@ -41,11 +41,11 @@ def test_new_requests_are_refused_while_streams_go_on(start: Start) -> None:
     long, _ = started_stream(front)
     _, events = started_stream(front, max_tokens=60)
     front.process.send_signal(signal.SIGTERM)
-    until(lambda: ask(front, "/health").json()["status"] == "unavailable")
+    until(lambda: send(front, "/health").json()["status"] == "unavailable")
     replies = [chat(front, max_tokens=1) for _ in range(6)]
     told = [(reply.status, reply.headers.get("retry-after"), reply.json()["error"]["code"]) for reply in replies]
     assert told == [(503, "1", "shutting_down")] * 6
-    assert ask(front, "/v1/models").json()["data"]
+    assert send(front, "/v1/models").json()["data"]
     rest = list(events)
     assert rest[-1] == "[DONE]" and not any("error" in event for event in rest[:-1])
     assert front.process.poll() is None, "the long stream goes on"
@@ -91,7 +91,7 @@ def test_a_worker_that_has_not_started_refuses_requests_once_it_has(
         os.kill(first, signal.SIGKILL)
         until(lambda: set(children(made.process.pid)) - {first, second})
         made.process.send_signal(signal.SIGTERM)
-        until(lambda: ask(made, "/health").json()["status"] == "unavailable")
+        until(lambda: send(made, "/health").json()["status"] == "unavailable")
         codes = [chat(made, max_tokens=1).json()["error"]["code"] for _ in range(12)]
         assert codes == 12 * ["shutting_down"]
         for reply, _ in streams:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import serving
-from serving import ask, chat, metric, until
+from serving import chat, metric, send, until
 
 KEY = "of the tests"
 
@@ -26,7 +26,7 @@ def test_a_replica_half_as_fast_as_predicted_is_told(tmp_path: Path) -> None:
             list(pool.map(lambda i: list(chat(front, f"{i} {'word ' * 100}", stream=True).events()), range(80)))
 
         def predictions() -> list[Any]:
-            replicas = ask(front, "/workers", headers={"authorization": f"Bearer {KEY}"}).json()["data"]
+            replicas = send(front, "/workers", headers={"authorization": f"Bearer {KEY}"}).json()["data"]
             return [replica["prediction"] for replica in replicas]
 
         until(lambda: None not in predictions())

@@ -49,7 +49,7 @@ def test_ordering_is_read_from_the_engines_metrics(page: str, ordering: str | No
 )
 def test_blocks_of_the_first_waiting_request_are_the_engines(page: str, share: float | None) -> None:
     replica = live_replica()
-    replica.update_load(asked(page + PAGE.format("pascal", 1), replica))
+    replica.update_load(read_load(page + PAGE.format("pascal", 1), replica))
     assert replica.load.head_share == share
     assert replica.head_demand_blocks == (0 if share is None else round(share * 100))
 
@@ -75,7 +75,7 @@ def live_replica() -> LiveReplica:
     return replica
 
 
-def asked(page: str, replica: LiveReplica) -> Any:
+def read_load(page: str, replica: LiveReplica) -> Any:
     replica.client.page = page  # type: ignore[attr-defined]
     return asyncio.run(replica.read_load(1.0))
 
@@ -85,13 +85,13 @@ def test_another_ordering_is_refused_at_first_and_logged_later(caplog: pytest.Lo
     with pytest.raises(
         EngineError, match=r"^runs an order of its own, not the ordering pascal; expected vLLM with --sch"
     ):
-        asked("", replica)
+        read_load("", replica)
     with pytest.raises(EngineError, match=r"^runs pascal\(quantum_tokens=9\), not the ordering pascal; expected"):
-        asked(PAGE.format("pascal(quantum_tokens=9)", 1), replica)
-    assert asked(PAGE.format("pascal", 1), replica).running == 1
+        read_load(PAGE.format("pascal(quantum_tokens=9)", 1), replica)
+    assert read_load(PAGE.format("pascal", 1), replica).running == 1
     replica.has_served = True
     for _ in range(2):
-        assert asked(PAGE.format("fcfs", 1), replica).running == 1
+        assert read_load(PAGE.format("fcfs", 1), replica).running == 1
     told = ("an order of its own", "pascal(quantum_tokens=9)", "fcfs")
     assert caplog.messages == [f"p/0 at http://h:1 runs {each}, not the ordering pascal" for each in told]
 
@@ -133,5 +133,5 @@ def test_requests_go_to_engines_that_run_the_ordering(tmp_path: Path) -> None:
     with serving.closing(right, wrong, front):
         serving.all_up(front, 1)
         front.wait_for("runs an order of its own, not the ordering pascal")
-        page = serving.ask(right, "/metrics").text()
+        page = serving.send(right, "/metrics").text()
         assert 'headway:kv_blocks_demanded{engine="0"} 0' in page and "headway:kv_blocks_total" in page

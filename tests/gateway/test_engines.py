@@ -15,7 +15,7 @@ import serving
 from engines import ADMIN, KINDS, Kind, gateways, words
 from engines import STREAM as STREAMED
 from headway import records
-from serving import Process, answer_text, ask, chat, metric, until
+from serving import Process, answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
 GREEDY = {"temperature": 0, "ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
@@ -78,7 +78,7 @@ def test_answers_are_the_engines_own(engines: list[Process], serve: Callable[...
     assert _check_stream(streamed, 50) == alone["choices"][0]["message"]["content"]
     assert streamed[-2]["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
     prompted = {"model": serving.MODEL, "prompt": "hello there", "max_tokens": 7, **GREEDY}
-    texts = [ask(each, "/v1/completions", prompted).json()["choices"][0]["text"] for each in (front, engines[1])]
+    texts = [send(each, "/v1/completions", prompted).json()["choices"][0]["text"] for each in (front, engines[1])]
     assert texts[0] == texts[1] and len(words(texts[0])) == 7
 
 
@@ -124,11 +124,11 @@ def test_a_disconnect_frees_the_engine(kind: Kind, engines: list[Process], serve
     for reply in replies:
         next(reply.events())
     until(lambda: sum(kind.busy(engine) for engine in engines) == 4)
-    until(lambda: sum(one["engine"]["running"] for one in ask(front, "/workers", headers=ADMIN).json()["data"]) == 4)
+    until(lambda: sum(one["engine"]["running"] for one in send(front, "/workers", headers=ADMIN).json()["data"]) == 4)
     for reply in replies:
         reply.close()
     _idle(kind, front, engines)
-    outcomes = re.findall(r'^headway_requests_total{.*outcome="(\w+)".* (\d+)', ask(front, "/metrics").text(), re.M)
+    outcomes = re.findall(r'^headway_requests_total{.*outcome="(\w+)".* (\d+)', send(front, "/metrics").text(), re.M)
     assert outcomes == [("cancelled", "4")]
 
 
@@ -142,7 +142,7 @@ def test_reasoning_and_answer_are_metered_apart(
     assert _text(events) == _text(alone) and len(answer_text(events)) > 100
     thought = answer_text(events, "reasoning_content") or answer_text(events, "reasoning")
     assert thought and "think>" not in thought
-    lines = re.findall(r'inter_token_seconds_count{.*phase="(\w+)".* (\d+)', ask(front, "/metrics").text())
+    lines = re.findall(r'inter_token_seconds_count{.*phase="(\w+)".* (\d+)', send(front, "/metrics").text())
     counted = {phase: int(tokens) for phase, tokens in lines}
     assert counted["answering"] > 0 and sum(counted.values()) < 200, "the tokens of one read count in one phase"
     front.stop()
@@ -199,7 +199,7 @@ def test_streams_of_a_drained_replica_move(
     for event in reply.events():
         events.append(event)
         if len(events) == 100:
-            assert ask(front, f"/workers/{left}/drain", {}, ADMIN).json()["status"] == "draining"
+            assert send(front, f"/workers/{left}/drain", {}, ADMIN).json()["status"] == "draining"
             until(lambda: not kind.busy(engines[left]))
     assert _check_stream(events, 1200) == alone
     reply = chat(front, max_tokens=1, **STREAM)

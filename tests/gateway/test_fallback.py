@@ -113,7 +113,7 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
         assert home.json()["model"] == serving.MODEL
 
         # One answer of 500: no other replica is left, so the service answers at once.
-        serving.ask(engine, "/emulator/failures", [500], method="PUT").text()
+        serving.send(engine, "/emulator/failures", [500], method="PUT").text()
         again = serving.chat(front, headers=HEADERS)
         assert (again.headers["x-headway-replica"], again.headers["x-headway-fallback"]) == ("hosted/1", "rejects")
         assert again.json()["model"] == HOSTED

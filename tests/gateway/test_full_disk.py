@@ -25,22 +25,22 @@ def test_records_and_decisions_go_on_after_a_full_disk_and_outlast_a_kill(tmp_pa
     def num_recorded() -> int:
         return len(records.load(ran)[0].workload["arrival_s"]) if list((ran / "parts").glob("0*")) else 0
 
-    def ask(num: int) -> None:
+    def send_requests(num: int) -> None:
         for _ in range(num):
             assert chat(front, max_tokens=2).json()["usage"]["completion_tokens"] == 2
 
     with serving.closing(engine, front):
         serving.all_up(front, 1)
-        ask(3)
+        send_requests(3)
         until(lambda: num_recorded() == 3 and decisions.stat().st_size > 0)
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.prlimit(front.process.pid, resource.RLIMIT_FSIZE, (0, hard))
-        ask(5)
+        send_requests(5)
         front.wait_for("records cannot be written", "decisions are dropped until it can")
         assert num_recorded() == 3
         resource.prlimit(front.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         front.wait_for("records are written again; those of 0 requests are lost", "is written again")
-        ask(2)
+        send_requests(2)
         until(lambda: num_recorded() == 10)
         front.process.kill()
         front.process.wait()

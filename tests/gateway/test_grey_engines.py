@@ -15,7 +15,7 @@ import yaml
 import serving
 from faulty import FaultyEngine, executions, text_of
 from keys import digest
-from serving import answer_text, ask, chat, metric, until
+from serving import answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
 ROOT = {"authorization": "Bearer root"}
@@ -32,10 +32,10 @@ class Fleet:
         self.front = serving.gateway(path, "--decisions", str(self.log), *workers)
         self.clients = ThreadPoolExecutor(32)
         serving.all_up(self.front, 2)
-        for _ in self.clients.map(lambda _: self.ask(4), range(12)):
+        for _ in self.clients.map(lambda _: self.send(4), range(12)):
             pass
 
-    def ask(self, max_tokens: int, stream: bool = True) -> tuple[int, str]:
+    def send(self, max_tokens: int, stream: bool = True) -> tuple[int, str]:
         """A client's status and text."""
         reply = chat(self.front, max_tokens=max_tokens, stream=stream)
         if reply.status != 200:
@@ -45,10 +45,10 @@ class Fleet:
         return 200, reply.json()["choices"][0]["message"]["content"]
 
     def begin(self, num: int, max_tokens: int, stream: bool = True) -> list[Future[tuple[int, str]]]:
-        return [self.clients.submit(self.ask, max_tokens, stream) for _ in range(num)]
+        return [self.clients.submit(self.send, max_tokens, stream) for _ in range(num)]
 
     def status(self, replica: int = 0) -> str:
-        found = ask(self.front, f"/workers/{replica}", headers=ROOT).json()
+        found = send(self.front, f"/workers/{replica}", headers=ROOT).json()
         return str(found["status"])
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ def test_a_request_that_all_engines_refuse_is_the_clients_fault(fleet: Fleet) ->
     for engine in fleet.engines:
         engine.fail("status", status=404)
     for _ in range(12):
-        assert fleet.ask(5)[0] == 404
+        assert fleet.send(5)[0] == 404
     assert fleet.status(0) == fleet.status(1) == "up"
 
 
@@ -174,7 +174,7 @@ def test_an_engine_that_trickles_is_ejected_and_returns_slowly(engines: list[Fau
         until(lambda: fleet.status() == "up")
         before = [executions([each]).total() for each in fleet.engines]
         for _ in range(20):
-            fleet.ask(1)
+            fleet.send(1)
         after = [executions([each]).total() for each in fleet.engines]
         assert 0 < after[0] - before[0] < after[1] - before[1], "it is offered a growing share"
     finally:

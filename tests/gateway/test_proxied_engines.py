@@ -81,13 +81,13 @@ def test_an_engine_gets_its_own_key_and_never_the_clients(
     monkeypatch.setenv("CLIENT_SUM", sha256(b"mine").hexdigest())
     front = serving.gateway(fleet(tmp_path, engine), "--workers", str(workers))
     with serving.closing(front):
-        serving.until(lambda: serving.ask(front, "/health", None).json()["up"] == 1)
+        serving.until(lambda: serving.send(front, "/health", None).json()["up"] == 1)
         headers = {"Authorization": "Bearer mine"}
         body = {"model": "house-model", "messages": [{"role": "user", "content": "hi"}]}
-        reply = serving.ask(front, "/v1/chat/completions", body, headers)
+        reply = serving.send(front, "/v1/chat/completions", body, headers)
         assert reply.status == 200 and reply.json()["choices"][0]["message"]["content"] == "hello"
-        assert serving.ask(front, "/v1/chat/completions", body, {}).status == 401
-        listed = serving.ask(front, "/v1/models", None, headers).json()["data"]
+        assert serving.send(front, "/v1/chat/completions", body, {}).status == 401
+        listed = serving.send(front, "/v1/models", None, headers).json()["data"]
         assert [each["id"] for each in listed] == ["house-model"]
     seen = engine.RequestHandlerClass.seen  # type: ignore[attr-defined]
     assert seen and all(

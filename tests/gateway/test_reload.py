@@ -18,7 +18,7 @@ import yaml
 
 import serving
 from keys import ADMIN, bearer, digest
-from serving import MODEL, ask, chat, metric, until
+from serving import MODEL, chat, metric, send, until
 from worker_fleet import children, num_in_flight, started_stream
 
 pytest.importorskip("httptools")
@@ -53,11 +53,11 @@ def _change(
 
 def _reload(made: serving.Process) -> Any:
     """Ask for a reload by the endpoint; what it answers."""
-    return ask(made, "/reload", method="POST", headers=ADMIN).json()
+    return send(made, "/reload", method="POST", headers=ADMIN).json()
 
 
 def _ready(made: serving.Process, num: int) -> None:
-    until(lambda: ask(made, "/health").json() == {"status": "ok", "up": num, "replicas": num})
+    until(lambda: send(made, "/health").json() == {"status": "ok", "up": num, "replicas": num})
 
 
 def test_endpoints_come_and_go_without_a_lost_stream(
@@ -120,11 +120,11 @@ def test_a_bad_file_changes_nothing_and_says_so(front: tuple[serving.Process, Pa
         (text + "policies: {routing: nearest-neighbour}\n", "nearest-neighbour"),
     ):
         path.write_text(bad)
-        reply = ask(made, "/reload", method="POST", headers=ADMIN)
+        reply = send(made, "/reload", method="POST", headers=ADMIN)
         error = reply.json()["error"]
         assert reply.status == 409 and error["code"] == "reload_failed" and why in error["message"], error
         assert metric(made, "headway_reload_failed") == 1
-        assert ask(made, "/dashboard/data", headers=ADMIN).json()["reload"]["error"] == error["message"]
+        assert send(made, "/dashboard/data", headers=ADMIN).json()["reload"]["error"] == error["message"]
         assert chat(made, headers=bearer("free"), max_tokens=1).json()["usage"]
     path.unlink()
     made.process.send_signal(signal.SIGHUP)
@@ -134,7 +134,7 @@ def test_a_bad_file_changes_nothing_and_says_so(front: tuple[serving.Process, Pa
 
 
 def _last_error(made: serving.Process) -> str:
-    return str((ask(made, "/dashboard/data", headers=ADMIN).json()["reload"] or {}).get("error"))
+    return str((send(made, "/dashboard/data", headers=ADMIN).json()["reload"] or {}).get("error"))
 
 
 def test_policies_change_with_requests_held(front: tuple[serving.Process, Path]) -> None:
@@ -174,22 +174,22 @@ def test_models_come_and_go(front: tuple[serving.Process, Path], engines: list[s
     assert _reload(made)["changes"] == [f"fleet: other: {engines[1].url} is added"]
     _ready(made, 2)
 
-    def asked(model: str) -> int:
+    def status_of(model: str) -> int:
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        reply = ask(made, "/v1/chat/completions", body, bearer("free"))
+        reply = send(made, "/v1/chat/completions", body, bearer("free"))
         reply.close()
         return reply.status
 
-    assert asked("llama-3.1-8b") == 200 and asked(MODEL) == 200
-    assert {each["id"] for each in ask(made, "/v1/models").json()["data"]} >= {"llama-3.1-8b", MODEL}
+    assert status_of("llama-3.1-8b") == 200 and status_of(MODEL) == 200
+    assert {each["id"] for each in send(made, "/v1/models").json()["data"]} >= {"llama-3.1-8b", MODEL}
     _change(path, fleet=pools[:1])
     _reload(made)
-    assert asked("llama-3.1-8b") == 404 and asked(MODEL) == 200
-    assert ask(made, "/v1/models/llama-3.1-8b").json()["error"]["code"] == "model_not_found"
+    assert status_of("llama-3.1-8b") == 404 and status_of(MODEL) == 200
+    assert send(made, "/v1/models/llama-3.1-8b").json()["error"]["code"] == "model_not_found"
     _change(path, fleet=pools)
     _reload(made)
     _ready(made, 2)
-    assert asked("llama-3.1-8b") == 200
+    assert status_of("llama-3.1-8b") == 200
     _change(path, fleet=pools[:1])
     _reload(made)
     _ready(made, 1)
@@ -223,7 +223,7 @@ def test_a_changed_file_is_noticed(engines: list[serving.Process], tmp_path: Pat
         serving.all_up(made, 2)
         path.write_text("nothing")
         made.wait_for("was not reloaded", "fleet.yaml")
-        assert ask(made, "/health").json()["up"] == 2
+        assert send(made, "/health").json()["up"] == 2
 
 
 def test_sighup_reloads_and_ends_nothing(engines: list[serving.Process], tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_sighup_reloads_and_ends_nothing(engines: list[serving.Process], tmp_pat
         serving.all_up(made, 1)
         _change(path, pool={"endpoints": [each.url for each in engines]})
         time.sleep(0.2)
-        assert ask(made, "/health").json()["replicas"] == 1
+        assert send(made, "/health").json()["replicas"] == 1
         made.process.send_signal(signal.SIGHUP)
         _ready(made, 2)
         for pid in children(children(made.process.pid)[0]):

@@ -59,18 +59,18 @@ def test_a_flood_of_one_key_does_not_hold_up_another(tmp_path: Path, workers: in
         running = chat(front, max_tokens=30_000, ignore_eos=True, stream=True, headers=bearer("b"))
         statuses: list[tuple[str, int]] = []
 
-        def ask(key: str) -> None:
+        def send(key: str) -> None:
             reply = chat(front, max_tokens=20, headers=bearer(key))
             statuses.append((key, reply.status))
             reply.json()
 
         threads = []
         for num, key in enumerate(["b"] * 4 + ["a", "c"], 1):
-            threads.append(threading.Thread(target=ask, args=(key,)))
+            threads.append(threading.Thread(target=send, args=(key,)))
             threads[-1].start()
             until(lambda num=num: metric(front, "headway_requests_held") == num)
         assert metric(front, 'headway_tenant_requests_held{tenant="bob"}') == 4
-        ask("b")  # the queue is full, and its line is the longest
+        send("b")  # the queue is full, and its line is the longest
         assert statuses == [("b", 429)]
         running.close()
         for thread in threads:

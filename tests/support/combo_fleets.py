@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from serving import MODEL, Process
-from serving import ask as send
+from serving import MODEL, Process, send
 
 LONG = "a prompt of some length " * 40
 STRICT = {"routing": {"name": "cauchy", "within": "strict"}}

@@ -166,6 +166,6 @@ def _rows(front: Front) -> list[str]:
     front.idle()
 
     front.engines[1].end()
-    until(lambda: serving.ask(front.picker, "/health").json()["up"] == 0)
+    until(lambda: serving.send(front.picker, "/health").json()["up"] == 0)
     rows.append(row("no engine is left", ["-", "-"], front.envoys))
     return rows

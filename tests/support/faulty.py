@@ -26,7 +26,7 @@ class FaultyEngine(serving.Process):
 
     def fail(self, name: str = "", **how: Any) -> None:
         """Set the fault of all further completions; without a name, end it."""
-        serving.ask(self, "/fault", {"name": name, **how} if name else {}, method="PUT").json()
+        serving.send(self, "/fault", {"name": name, **how} if name else {}, method="PUT").json()
 
     @property
     def is_alive(self) -> bool:
@@ -38,5 +38,5 @@ def executions(engines: Sequence[FaultyEngine]) -> Counter[str]:
     total: Counter[str] = Counter()
     for engine in engines:
         if engine.is_alive:
-            total.update(serving.ask(engine, "/executions").json())
+            total.update(serving.send(engine, "/executions").json())
     return total

@@ -209,7 +209,7 @@ class Reply:
         self._connection.close()
 
 
-def ask(
+def send(
     process: Process, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str | None = None
 ) -> Reply:
     """Send a request; a body that is no bytes is JSON."""
@@ -225,7 +225,7 @@ def chat(
 ) -> Reply:
     """One message."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **options}
-    return ask(process, "/v1/chat/completions", body, headers)
+    return send(process, "/v1/chat/completions", body, headers)
 
 
 def answer_text(events: list[Any], key: str = "content") -> str:
@@ -236,7 +236,7 @@ def answer_text(events: list[Any], key: str = "content") -> str:
 
 def metric(process: Process, name: str) -> float:
     """The sum of a metric's samples."""
-    lines = ask(process, "/metrics").text().splitlines()
+    lines = send(process, "/metrics").text().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 
@@ -250,7 +250,7 @@ def until(true: Any, patience_s: float = PATIENCE_S) -> None:
 
 def all_up(process: Process, num: int) -> None:
     """Wait for so many replicas."""
-    until(lambda: ask(process, "/health").json()["up"] == num)
+    until(lambda: send(process, "/health").json()["up"] == num)
 
 
 assert os.name == "posix"

@@ -53,11 +53,11 @@ def test_short_requests_go_first_and_a_failure_leaves_fcfs(server: Server) -> No
     assert server.metric(info) == ["my_orders:ShortestFirst"]
     ended: dict[int, list[int]] = {}
 
-    def ask(output_tokens: int) -> None:
+    def send(output_tokens: int) -> None:
         ended[output_tokens] = complete(server, output_tokens)
 
-    long = [threading.Thread(target=ask, args=(tokens,)) for tokens in (1900, 1800)]
-    short = [threading.Thread(target=ask, args=(tokens,)) for tokens in (30, 20, 10)]
+    long = [threading.Thread(target=send, args=(tokens,)) for tokens in (1900, 1800)]
+    short = [threading.Thread(target=send, args=(tokens,)) for tokens in (30, 20, 10)]
     for thread in long:
         thread.start()
     while server.metric(r"vllm:num_requests_running\S* (\S+)") != ["2.0"]:

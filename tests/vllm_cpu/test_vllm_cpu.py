@@ -53,7 +53,7 @@ def routed(folder: Path, servers: list[Server], routing: str) -> AbstractAsyncCo
     return fleet(folder / f"{routing}.yaml", servers, pool={"kv_events": events}, policies=policies)
 
 
-async def ask(app: Any, body: dict[str, Any]) -> Any:
+async def send(app: Any, body: dict[str, Any]) -> Any:
     sent, reply = [{"type": "http.request", "body": msgspec.json.encode(body)}], Reply()
 
     async def receive() -> Any:
@@ -75,7 +75,7 @@ async def converse(app: Any, seed: int) -> list[tuple[int, int]]:
     for _ in range(NUM_TURNS):
         messages.append({"role": "user", "content": " ".join(chance.choices(WORDS, k=40))})
         body = {"model": "llama-3.1-8b", "messages": messages, "max_tokens": 8, "temperature": 0}
-        answer = await ask(app, body)
+        answer = await send(app, body)
         usage = answer["usage"]
         told.append((usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0))
         messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "yes"})

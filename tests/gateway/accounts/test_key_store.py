@@ -16,7 +16,7 @@ import postgres
 import serving
 from headway.cli import main
 from keys import bearer, digest
-from serving import ask, chat, metric, until
+from serving import chat, metric, send, until
 
 pytest.importorskip("httptools")
 pytest.importorskip("sqlalchemy")
@@ -101,7 +101,7 @@ def test_a_budget_in_tokens_is_enforced_and_reported(front: tuple[serving.Proces
     assert refused and 70 < used <= 100
     until(lambda: listed(location)["small"]["spent_tokens"] > 90 - 20)
     until(lambda: metric(made, "headway_key_store_up") == 1)
-    page = ask(made, "/metrics").text()
+    page = send(made, "/metrics").text()
     assert f'key="{digest(key)[:12]}",reason="key_budget"' in page
 
 
@@ -166,7 +166,7 @@ def test_a_store_that_was_never_there_admits_only_the_files_keys(
     with serving.closing(made):
         serving.all_up(made, 1)
         assert status(made, "own") == 200 and status(made, "unknown") == 503
-        assert ask(made, "/v1/chat/completions", {"model": serving.MODEL}).json()["error"]["code"] == "invalid_api_key"
+        assert send(made, "/v1/chat/completions", {"model": serving.MODEL}).json()["error"]["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.settings import Key
 from headway.limits.rates import TokenBucket
 from keys import ADMIN, bearer, digest
-from serving import ask, chat
+from serving import chat, send
 
 
 @given(st.floats(1, 1e4), st.lists(st.tuples(st.floats(0, 30), st.floats(0, 500)), max_size=40))
@@ -114,7 +114,7 @@ def test_used_tokens_count_in_place_of_reserved_ones(keyed_front: serving.Proces
 def test_a_key_has_a_most_urgent_tier(keyed_front: serving.Process) -> None:
     for tier in (0, 2, 7):
         chat(keyed_front, headers=bearer("patient"), max_tokens=1, priority=tier).json()
-    page = ask(keyed_front, "/metrics").text()
+    page = send(keyed_front, "/metrics").text()
     finished = 'headway_requests_total{{model="qwen3-8b",pool="pool",tier="{}",outcome="finished"}}'
     assert f"{finished.format(3)} 2" in page and f"{finished.format(7)} 1" in page
     assert finished.format(2) not in page

@@ -13,7 +13,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.settings import Key
 from headway.limits.rates import RateLimit, TokenBucket
 from keys import bearer, digest
-from serving import ask, chat
+from serving import chat, send
 
 pytest.importorskip("httptools")
 
@@ -91,7 +91,7 @@ def test_answers_streams_and_refusals_carry_the_limits(front: serving.Process) -
     assert limits["reset-requests"].endswith("s") and float(limits["reset-requests"][:-1]) <= 20
     reply = chat(front, headers=bearer("both"), max_tokens=5, stream=True)
     assert _limits(reply)["remaining-requests"] == "1" and list(reply.events())[-1] == "[DONE]"
-    invalid = ask(front, "/v1/chat/completions", {"model": "x", "messages": []}, bearer("both"))
+    invalid = send(front, "/v1/chat/completions", {"model": "x", "messages": []}, bearer("both"))
     assert invalid.status == 400 and "limit-requests" in _limits(invalid)
     free = chat(front, headers=bearer("free"), max_tokens=1)
     assert not _limits(free)
@@ -109,7 +109,7 @@ def test_requests_tokens_and_refusals_are_counted_by_key(front: serving.Process)
     id = digest("few")[:12]
 
     def has_counts() -> bool:
-        page = ask(front, "/metrics").text()
+        page = send(front, "/metrics").text()
         return (
             f'headway_key_requests_total{{key="{id}"}} 2' in page
             and f'headway_key_tokens_total{{key="{id}"}} {used}' in page

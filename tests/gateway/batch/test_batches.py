@@ -13,7 +13,7 @@ import pytest
 import batching
 import serving
 from batching import answers, begin, client, ended, jsonl, line, num_completed
-from serving import MODEL, ask, metric, until
+from serving import MODEL, metric, send, until
 
 pytest.importorskip("httptools")
 openai = pytest.importorskip("openai")
@@ -154,17 +154,17 @@ def test_invalid_requests_are_refused(front: serving.Process) -> None:
         ("/v1/files/%00", None, 404), ("/v1/batches/%00/cancel", b"", 404), ("/v1/files?after=%00", None, 400),
         ("/v1/files?limit=0", None, 400), ("/v1/batches?limit=99999999", None, 400),
     ):  # fmt: skip
-        reply = ask(front, path, body, bearer)
+        reply = send(front, path, body, bearer)
         assert reply.status == status and set(reply.json()["error"]) == {"message", "type", "param", "code"}
     form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\ncut o'
-    broken = ask(front, "/v1/files", form, {**bearer, "Content-Type": "multipart/form-data; boundary=b"})
+    broken = send(front, "/v1/files", form, {**bearer, "Content-Type": "multipart/form-data; boundary=b"})
     assert broken.status == 400 and "form" in broken.json()["error"]["message"]
 
 
 def test_without_a_store_there_are_no_batches(engine: serving.Process, tmp_path: Path) -> None:
     front = serving.gateway(serving.fleet_file(tmp_path, [engine.url]))
     with serving.closing(front):
-        reply = ask(front, "/v1/batches")
+        reply = send(front, "/v1/batches")
         assert reply.status == 404 and "gateway.batches" in reply.json()["error"]["message"]
 
 
@@ -226,12 +226,12 @@ def test_a_line_that_an_engine_fails_is_retried(tmp_path: Path) -> None:
     front = serving.gateway(batching.slow(flaky, tmp_path))
     with serving.closing(flaky, front):
         serving.all_up(front, 1)
-        ask(flaky, "/emulator/failures", [500, 429], method="PUT").json()
+        send(flaky, "/emulator/failures", [500, 429], method="PUT").json()
         who = client(front)
         batch = ended(who, begin(who, jsonl([line("a"), line("b")])))
         assert batch.status == "completed" and batch.request_counts.completed == 2
         flaky.kill()
-        until(lambda: ask(front, "/health").json()["up"] == 0)
+        until(lambda: send(front, "/health").json()["up"] == 0)
         batch = begin(who, jsonl([line("c")]))
         until(lambda: metric(front, "headway_batch_requests_open") == 1)
         again = serving.emulator(port=flaky.port)
@@ -266,7 +266,7 @@ def test_a_batch_has_the_tier_of_its_key_and_may_use_a_cascade(engine: serving.P
         who = client(front, "ann")
         batch = ended(who, begin(who, jsonl([line("a", model="best"), line("b", priority=0)])))
         assert batch.request_counts.completed == 2
-        page = ask(front, "/metrics").text()
+        page = send(front, "/metrics").text()
         assert f'headway_requests_total{{model="{MODEL}",pool="pool",tier="5",outcome="finished"}} 2' in page
         assert f'headway_judgements_total{{model="{MODEL}",outcome="accepted"}} 1' in page
 

@@ -14,7 +14,7 @@ import pytest
 import postgres
 import serving
 from batching import jsonl, line
-from serving import ask, until
+from serving import send, until
 
 pytest.importorskip("httptools")
 pytest.importorskip("sqlalchemy")
@@ -53,14 +53,14 @@ def front(stores: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         tmp_path_factory.mktemp("fleet"), ["http://127.0.0.1:1"], gateway={"batches": {"store": stores[0]}}
     )
     with contextlib.closing(serving.gateway(path)) as made:
-        until(lambda: ask(made, "/v1/files").json().get("object") == "list")
+        until(lambda: send(made, "/v1/files").json().get("object") == "list")
         yield made
 
 
 def _uploaded(front: serving.Process, content: bytes) -> str:
     form = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     form += b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n' + content + b"\r\n--x--\r\n"
-    told = ask(front, "/v1/files", form, {"content-type": "multipart/form-data; boundary=x"}).json()
+    told = send(front, "/v1/files", form, {"content-type": "multipart/form-data; boundary=x"}).json()
     assert told["bytes"] == len(content)
     return f"/v1/files/{told['id']}"
 
@@ -71,8 +71,8 @@ def test_a_download_is_complete_though_its_file_is_deleted_meanwhile(front: serv
     connection.request("GET", f"{file}/content")
     response = connection.getresponse()
     begun = response.read(1 << 16)
-    assert ask(front, file, method="DELETE").json()["deleted"]
-    again = ask(front, f"{file}/content")
+    assert send(front, file, method="DELETE").json()["deleted"]
+    again = send(front, f"{file}/content")
     assert again.status == 404 and again.json()["error"]["code"] == "not_found"
     assert begun + response.read() == b"0123456789abcdef" * (NUM_BYTES // 16)
     connection.close()

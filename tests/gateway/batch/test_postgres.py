@@ -11,7 +11,7 @@ import batching
 import postgres
 import serving
 from batching import answers, begin, client, ended, jsonl, line, num_completed
-from serving import ask, metric, until
+from serving import metric, send, until
 
 pytest.importorskip("httptools")
 pytest.importorskip("asyncpg")
@@ -59,11 +59,11 @@ def test_a_database_that_goes_away_and_comes_back_loses_nothing(
         batch = begin(who, jsonl([line(f"{i}", max_tokens=60) for i in range(30)]))
         until(lambda: num_completed(front, batch.id) >= 3)
         database.stop()
-        reply = ask(front, "/v1/batches")
+        reply = send(front, "/v1/batches")
         assert reply.status == 503 and reply.json()["error"]["code"] == "unavailable"
         assert serving.chat(front, max_tokens=2).json()["usage"]["completion_tokens"] == 2
         database.start()
-        until(lambda: ask(front, "/v1/batches").json().get("object") == "list")
+        until(lambda: send(front, "/v1/batches").json().get("object") == "list")
         batch = ended(who, who.batches.retrieve(batch.id))
         assert (batch.status, batch.request_counts.completed) == ("completed", 30)
         assert sorted(int(each["custom_id"]) for each in answers(who, batch.output_file_id)) == list(range(30))
@@ -83,11 +83,11 @@ def test_a_gateway_may_start_before_its_database(
     front = serving.gateway(batching.slow(engine, tmp_path, store=database.url))
     with serving.closing(front):
         serving.all_up(front, 1)
-        reply = ask(front, "/v1/files")
+        reply = send(front, "/v1/files")
         assert reply.status == 503 and reply.headers["retry-after"] == "1"
         reply.close()
         database.start()
-        until(lambda: ask(front, "/v1/files").json().get("object") == "list")
+        until(lambda: send(front, "/v1/files").json().get("object") == "list")
         who = client(front)
         assert ended(who, begin(who, jsonl([line("a")]))).status == "completed"
         assert "wait for their database" in front.stop()

@@ -16,8 +16,7 @@ from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.fleet.combos import in_order
-from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, until
-from serving import ask as send
+from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, send, until
 
 
 def streamed(process: Process, content: str = LONG, **options: Any) -> list[Any]:

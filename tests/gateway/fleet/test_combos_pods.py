@@ -14,7 +14,7 @@ import kube
 import processes
 import serving
 from headway.core.errors import HeadwayError
-from serving import MODEL, all_up, ask, chat, metric, until
+from serving import MODEL, all_up, chat, metric, send, until
 
 pytest.importorskip("httptools")
 pytest.importorskip("kubernetes")
@@ -72,7 +72,7 @@ def _answers(front: serving.Process, num: int = 3) -> set[str]:
 
 
 def _up(front: serving.Process) -> tuple[int, int]:
-    told = ask(front, "/health").json()
+    told = send(front, "/health").json()
     return told["up"], told["replicas"]
 
 

@@ -18,7 +18,7 @@ from headway import records
 from headway.core.errors import HeadwayError
 from headway.serving.gateway import load
 from processes import running
-from serving import MODEL, all_up, ask, chat, metric, until
+from serving import MODEL, all_up, chat, metric, send, until
 
 SCALING = {"name": "combos", "local_window_s": 1, "global_window_s": 600, "grace_s": 0.5, "interval_s": 0.2}
 
@@ -54,13 +54,13 @@ def test_combos_of_processes_scale_with_the_load(tmp_path: Path) -> None:
             return len({name for name in names if name.startswith("pair-decode/")}) == 2
 
         until(busy, 60)
-        assert ask(front, "/health").json()["up"] == 4
+        assert send(front, "/health").json()["up"] == 4
         decode = next(pid for port, pid in running(first, last).items() if port > first + 1)
         os.kill(decode, signal.SIGKILL)
         # Under load, as the scaler would otherwise remove a combo before the process is up again.
         until(lambda: decode not in running(first, last).values(), 60)
-        until(lambda: busy() and ask(front, "/health").json()["up"] == 4, 60)
-        until(lambda: len(running(first, last)) == 2 and ask(front, "/health").json()["replicas"] == 2, 60)
+        until(lambda: busy() and send(front, "/health").json()["up"] == 4, 60)
+        until(lambda: len(running(first, last)) == 2 and send(front, "/health").json()["replicas"] == 2, 60)
         reply = chat(front, "hello " * 50, stream=True, max_tokens=5)
         assert reply.headers["x-headway-replica"].startswith("pair-decode/")
         assert serving.answer_text(list(reply.events()))
@@ -111,7 +111,7 @@ def test_cheaper_combos_replace_more_expensive_ones(tmp_path: Path) -> None:
         all_up(front, 1)
         assert list(running(first, last)) == [first]
         until(lambda: list(running(first, last)) == [last], 60)
-        assert ask(front, "/health").json()["up"] == 1
+        assert send(front, "/health").json()["up"] == 1
         reply = chat(front, max_tokens=5)
         assert reply.headers["x-headway-replica"].startswith("thrifty-") and reply.json()["choices"]
         assert "a plan was made in" in front.stop()
@@ -155,7 +155,7 @@ def test_scaling_does_not_wait_for_a_combo_with_a_failed_part(tmp_path: Path, nu
             return reply.status == 200 and reply.headers["x-headway-replica"].startswith("alone-")
 
         until(answered, 60)
-        failed = ask(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
+        failed = send(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
         if num_gpus == 2:
             until(lambda: list(running(first, last)) == [last])
             assert failed == [] and metric(front, "headway_replicas_failed") == 0

@@ -14,7 +14,7 @@ import kube
 import processes
 import serving
 from headway.core.errors import HeadwayError
-from serving import ask, chat, metric, until
+from serving import chat, metric, send, until
 
 pytest.importorskip("httptools")
 pytest.importorskip("kubernetes")
@@ -35,7 +35,7 @@ def _front(folder: Path, kind: str, port: int, **changes: Any) -> serving.Proces
 
 
 def _health(front: serving.Process) -> tuple[int, int]:
-    said = ask(front, "/health").json()
+    said = send(front, "/health").json()
     return said["up"], said["replicas"]
 
 
@@ -144,7 +144,7 @@ def _two_pools(folder: Path, port: int, large: str) -> Path:
 
 
 def _failed(front: serving.Process) -> list[Any]:
-    found: list[Any] = ask(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
+    found: list[Any] = send(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
     return found
 
 

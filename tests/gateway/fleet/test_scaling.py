@@ -61,7 +61,7 @@ def test_processes_scale_with_the_load(tmp_path: Path) -> None:
         for word, events in told.items():
             alone = chat(left, word, ignore_eos=True, max_tokens=600).json()["choices"][0]["message"]["content"]
             assert serving.answer_text(events).split() == alone.split() and len(alone.split()) == 600
-        until(lambda: serving.ask(front, "/health").json() == {"status": "ok", "up": 1, "replicas": 1})
+        until(lambda: serving.send(front, "/health").json() == {"status": "ok", "up": 1, "replicas": 1})
         assert chat(front, max_tokens=3).json()["usage"]["completion_tokens"] == 3
         assert metric(front, "headway_requests_in_flight") == 0
         front.stop()
@@ -90,7 +90,7 @@ def test_a_killed_engine_is_replaced_and_its_stream_continues(tmp_path: Path) ->
         os.kill(there, signal.SIGKILL)
         events += list(stream)
         assert len(serving.answer_text(events).split()) == 500
-        until(lambda: serving.ask(front, "/health").json() == {"status": "ok", "up": 2, "replicas": 2})
+        until(lambda: serving.send(front, "/health").json() == {"status": "ok", "up": 2, "replicas": 2})
         now = running(first, last)
         assert len(now) == 2 and len(set(now.values()) & set(before.values())) == 1
         assert f"{reply.headers['x-headway-replica']} has ended; it is restarted" in front.stop()
@@ -194,7 +194,7 @@ def test_an_engine_that_is_not_healthy_in_time_is_restarted(tmp_path: Path) -> N
         until(lambda: running(first, last))
         pid = running(first, last)[first]
         until(lambda: running(first, last).get(first, pid) != pid)
-        assert serving.ask(front, "/health").json()["up"] == 0
+        assert serving.send(front, "/health").json()["up"] == 0
         refused = [chat(front, max_tokens=most) for most in (2, 10**9)]
         assert [(reply.status, reply.json()["error"]["code"]) for reply in refused] == [
             (503, "no_capacity"), (400, "context_length_exceeded"),
@@ -256,7 +256,7 @@ def test_a_failed_replica_is_reported_and_does_not_block_scaling(
     front = serving.gateway(path)
 
     def failed() -> list[Any]:
-        found: list[Any] = serving.ask(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
+        found: list[Any] = serving.send(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
         return found
 
     with serving.closing(front):

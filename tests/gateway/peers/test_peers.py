@@ -14,7 +14,7 @@ import pytest
 import postgres
 import serving
 from keys import bearer, digest
-from serving import answer_text, ask, chat, metric, until
+from serving import answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
 asyncpg = pytest.importorskip("asyncpg")
@@ -64,7 +64,7 @@ def know_each_other(gateway: serving.Process, num: int) -> None:
 
 
 def health(gateway: serving.Process) -> tuple[str, int]:
-    found = ask(gateway, "/health").json()
+    found = send(gateway, "/health").json()
     return found["peer_store"], found["peers"]
 
 

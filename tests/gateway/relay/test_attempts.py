@@ -12,7 +12,7 @@ import pytest
 import serving
 from faulty import POISON, FaultyEngine, executions, text_of
 from keys import digest
-from serving import answer_text, ask, chat
+from serving import answer_text, chat, send
 
 pytest.importorskip("httptools")
 
@@ -70,7 +70,7 @@ def test_a_removed_engine_gets_no_request_again(tmp_path: Path) -> None:
         before = executions(engines[:1]).total()
         running = [clients.submit(lambda: chat(front, max_tokens=30).json()) for _ in range(8)]
         serving.until(lambda: executions(engines[:1]).total() == before + 4)
-        ask(front, "/workers/0?force=true", headers={"authorization": "Bearer root"}, method="DELETE").json()
+        send(front, "/workers/0?force=true", headers={"authorization": "Bearer root"}, method="DELETE").json()
         assert [each.result()["choices"][0]["message"]["content"] for each in running] == [text_of(30)] * 8
         assert executions(engines[:1]).total() == before + 4
 

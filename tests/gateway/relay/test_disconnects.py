@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import serving
-from serving import MODEL, ask, metric, until
+from serving import MODEL, metric, send, until
 
 pytest.importorskip("httptools")
 
@@ -33,7 +33,7 @@ def test_the_disconnect_of_a_client_with_a_long_body_is_noticed(front: serving.P
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", front.port)) as client:
         client.sendall(head.encode())
-        ask(front, "/version").close()  # the gateway waits for the body by now
+        send(front, "/version").close()  # the gateway waits for the body by now
         client.sendall(data)
         until(lambda: metric(front, "headway_requests_in_flight") == 1)
     until(lambda: metric(front, "headway_requests_in_flight") == 0, 5.0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import serving
-from serving import MODEL, answer_text, ask, chat, metric, until
+from serving import MODEL, answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
 
@@ -73,9 +73,9 @@ def test_completions_continue_elsewhere(survivor: serving.Process, tmp_path: Pat
     with serving.closing(doomed, front):
         serving.all_up(front, 2)
         body = {"model": MODEL, "prompt": "once upon a time", "max_tokens": 150}
-        events = _killed_after(50, doomed, ask(front, "/v1/completions", {**body, "stream": True}))
+        events = _killed_after(50, doomed, send(front, "/v1/completions", {**body, "stream": True}))
         text = "".join(choice["text"] for event in events[:-1] for choice in event["choices"])
-        assert text == ask(survivor, "/v1/completions", body).json()["choices"][0]["text"]
+        assert text == send(survivor, "/v1/completions", body).json()["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_streams_of_a_hanging_engine_continue_elsewhere(survivor: serving.Proces
             events.append(event)
         assert events[-1] == "[DONE]"
         assert answer_text(events).split() == chat(survivor).json()["choices"][0]["message"]["content"].split()
-        assert ask(front, "/health").json()["up"] == 1
+        assert send(front, "/health").json()["up"] == 1
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
@@ -154,7 +154,7 @@ def test_no_request_is_left_in_flight_after_random_failures(survivor: serving.Pr
         clients = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
         for thread in clients:
             thread.start()
-        ask(doomed, "/emulator/failures", [500, 502, 429], method="PUT").json()
+        send(doomed, "/emulator/failures", [500, 502, 429], method="PUT").json()
         until(lambda: len(outcomes) > 10)
         doomed.kill()
         again = serving.slow_emulator(doomed.port)

@@ -13,7 +13,7 @@ import batching
 import serving
 from batching import client
 from scripted import OK, Script, framed
-from serving import MODEL, ask, metric, until
+from serving import MODEL, metric, send, until
 
 pytest.importorskip("httptools")
 openai = pytest.importorskip("openai")
@@ -45,7 +45,7 @@ def _received(script: Script) -> tuple[str, dict[str, Any]]:
 
 
 def _tokens(front: serving.Process, kind: str) -> float:
-    lines = ask(front, "/metrics").text().splitlines()
+    lines = send(front, "/metrics").text().splitlines()
     start = f'headway_tokens_total{{model="{MODEL}",kind="{kind}"}}'
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
 
@@ -112,7 +112,7 @@ def test_messages_of_anthropics_clients(front: serving.Process, script: Script) 
     body = {"model": MODEL, "max_tokens": 9, "system": "be brief", "stream": True,
             "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
     before = _tokens(front, "input"), _tokens(front, "output")
-    reply = ask(front, "/v1/messages", body, {"x-api-key": "k", "anthropic-version": "2023-06-01"})
+    reply = send(front, "/v1/messages", body, {"x-api-key": "k", "anthropic-version": "2023-06-01"})
     assert reply.status == 200
     types = [event["type"] for event in reply.events()]
     assert types == ["message_start", "content_block_delta", "content_block_delta", "message_delta", "message_stop"]
@@ -123,11 +123,11 @@ def test_messages_of_anthropics_clients(front: serving.Process, script: Script) 
 
 def test_a_stream_that_breaks_ends_with_an_error_event_of_its_endpoint(front: serving.Process, script: Script) -> None:
     script.says = _streamed(_response_events([("output_text", "so")]))
-    events = list(ask(front, "/v1/responses", {"model": MODEL, "input": "a", "stream": True}).events())
+    events = list(send(front, "/v1/responses", {"model": MODEL, "input": "a", "stream": True}).events())
     assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "engine_error"
     assert "[DONE]" not in events
     script.says = _whole(RESPONSE)
-    until(lambda: ask(front, "/v1/responses", {"model": MODEL, "input": "a"}).json().get("id") == "resp_1")
+    until(lambda: send(front, "/v1/responses", {"model": MODEL, "input": "a"}).json().get("id") == "resp_1")
     assert metric(front, "headway_requests_in_flight") == 0
 
 
@@ -148,7 +148,7 @@ def test_an_engines_404_reaches_the_client(front: serving.Process, script: Scrip
     ],
 )
 def test_invalid_requests(front: serving.Process, path: str, body: Any, words: str) -> None:
-    reply = ask(front, path, body)
+    reply = send(front, path, body)
     assert 400 <= reply.status < 500 and words in reply.json()["error"]["message"]
 
 
@@ -160,7 +160,7 @@ def test_passed_on_answers_are_recorded(front: serving.Process, script: Script, 
     with serving.closing(made):
         serving.all_up(made, 1)
         script.says = _whole(RESPONSE)
-        ask(made, "/v1/responses", {"model": MODEL, "input": "a"}).json()
+        send(made, "/v1/responses", {"model": MODEL, "input": "a"}).json()
         made.stop()
     ran, _ = records.load(folder)
     assert ran.requests["generated_tokens"].tolist() == [7] and ran.workload["prompt_tokens"].tolist() == [3]

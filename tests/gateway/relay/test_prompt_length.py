@@ -46,7 +46,7 @@ def two(tmp_path: Path) -> Iterator[Inside]:
     made.close()
 
 
-def _ask(inside: Inside, text: str, **fields: Any) -> Reply:
+def _chat(inside: Inside, text: str, **fields: Any) -> Reply:
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
     reply = inside.run(inside.post(body))
     assert isinstance(reply, Reply)
@@ -55,20 +55,20 @@ def _ask(inside: Inside, text: str, **fields: Any) -> Reply:
 
 def test_an_estimate_refuses_no_prompt(one: Inside) -> None:
     assert len(LONG) * 0.25 > CONTEXT_TOKENS
-    assert _ask(one, LONG).status == 200
-    assert _ask(one, LONG, max_tokens=8000).status == 200
+    assert _chat(one, LONG).status == 200
+    assert _chat(one, LONG, max_tokens=8000).status == 200
     assert len(one.engines[0].bodies) == 2
 
 
 def test_the_engine_refuses_what_is_too_long(one: Inside) -> None:
     told = b'{"error":{"message":"the maximum context length is 131072 tokens","type":"","param":"","code":400}}'
     one.engines[0].says = [b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(told), told)]
-    refused = _ask(one, LONG * 2)
+    refused = _chat(one, LONG * 2)
     assert refused.status == 400 and "maximum context length" in refused.error()["message"]
 
 
 def test_known_lengths_are_refused_without_an_engine(one: Inside) -> None:
-    by_limit = _ask(one, "short", max_tokens=CONTEXT_TOKENS + 1)
+    by_limit = _chat(one, "short", max_tokens=CONTEXT_TOKENS + 1)
     body = {"model": MODEL, "prompt": [7] * (CONTEXT_TOKENS + 1), "max_tokens": 1}
     by_ids = one.run(one.post(body, "/v1/completions"))
     for refused in (by_limit, by_ids):
@@ -81,6 +81,6 @@ def test_an_engines_count_decides_where_engines_differ(two: Inside, counted: int
     """The text is estimated at 1,250 tokens: more than the small replica holds."""
     for engine in two.engines:
         engine.num_prompt_tokens = counted
-    assert _ask(two, "word " * 1000, max_tokens=8).status == 200
+    assert _chat(two, "word " * 1000, max_tokens=8).status == 200
     completions = [[body for body in engine.bodies if "max_tokens" in body] for engine in two.engines]
     assert [len(each) for each in completions] == [chosen == 0, chosen == 1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import serving
-from serving import ask, chat, metric, until
+from serving import chat, metric, send, until
 
 pytest.importorskip("httptools")
 
@@ -19,7 +19,7 @@ def test_a_request_is_retried_elsewhere_before_its_first_byte(survivor: serving.
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 2)
-        ask(flaky, "/emulator/failures", [500], method="PUT").json()
+        send(flaky, "/emulator/failures", [500], method="PUT").json()
         reply = chat(front, max_tokens=3)
         assert reply.status == 200 and reply.headers["x-headway-replica"] == "pool/1"
         reply.json()
@@ -28,7 +28,7 @@ def test_a_request_is_retried_elsewhere_before_its_first_byte(survivor: serving.
             reply = chat(front, max_tokens=3)
             assert reply.status == 200 and reply.headers["x-headway-replica"] == "pool/1"
             reply.json()
-        until(lambda: ask(front, "/health").json()["up"] == 1)
+        until(lambda: send(front, "/health").json()["up"] == 1)
 
 
 def test_a_replica_that_keeps_failing_is_down_until_a_canary_succeeds(
@@ -39,10 +39,10 @@ def test_a_replica_that_keeps_failing_is_down_until_a_canary_succeeds(
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 2)
-        ask(flaky, "/emulator/failures", [500] * 5, method="PUT").json()
+        send(flaky, "/emulator/failures", [500] * 5, method="PUT").json()
         for _ in range(3):
             assert chat(front, max_tokens=1).json()["choices"]
-        assert ask(front, "/health").json()["up"] == 1
+        assert send(front, "/health").json()["up"] == 1
         serving.all_up(front, 2)
         reply = chat(front, max_tokens=1)
         assert reply.headers["x-headway-replica"] == "pool/0"
@@ -54,7 +54,7 @@ def test_the_error_of_an_engine_that_always_fails_reaches_the_client(tmp_path: P
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 1)
-        ask(flaky, "/emulator/failures", [503], method="PUT").json()
+        send(flaky, "/emulator/failures", [503], method="PUT").json()
         reply = chat(front, max_tokens=1)
         assert reply.status == 503 and reply.headers["retry-after"]
         assert "this failure was asked for" in reply.json()["error"]["message"]
@@ -65,7 +65,7 @@ def test_requests_are_held_for_a_replica_that_starts_late(tmp_path: Path) -> Non
     late.kill()
     front = serving.gateway(serving.fleet_file(tmp_path, [late.url]))
     with serving.closing(late, front):
-        assert ask(front, "/health").json()["status"] == "unavailable"
+        assert send(front, "/health").json()["status"] == "unavailable"
         replies: list[Any] = []
         waiting = threading.Thread(target=lambda: replies.append(chat(front, max_tokens=2).json()))
         waiting.start()

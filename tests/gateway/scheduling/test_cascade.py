@@ -17,7 +17,7 @@ from headway import records, scenario
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import summarize
-from serving import answer_text, ask, chat, metric, until
+from serving import answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
 ORACLE = "only a simulation knows"
@@ -141,7 +141,7 @@ def test_a_request_that_names_a_model_is_not_scored(front: serving.Process, judg
     assert _model(chat(front, model=SMALL, max_tokens=3)) == SMALL
     assert _model(chat(front, model=LARGE, max_tokens=3)) == LARGE
     assert not judge.heard
-    assert [model["id"] for model in ask(front, "/v1/models").json()["data"]] == [SMALL, LARGE, "best"]
+    assert [model["id"] for model in send(front, "/v1/models").json()["data"]] == [SMALL, LARGE, "best"]
 
 
 def test_a_client_may_leave_while_its_answer_is_scored(front: serving.Process, judge: Judge) -> None:
@@ -174,7 +174,7 @@ def test_an_answer_without_a_score_is_escalated_or_accepted_by_the_setting(
             assert _model(chat(made, model="best", max_tokens=3)) == model
             assert answer_text(list(chat(made, model="best", max_tokens=9, stream=True).events()))
             assert metric(made, "headway_judgements_total") == 2
-            assert 'outcome="unscored"} 2' in ask(made, "/metrics").text()
+            assert 'outcome="unscored"} 2' in send(made, "/metrics").text()
         judge.may_answer.set()
 
 
@@ -191,7 +191,7 @@ def test_answers_are_scored_by_confidence(engines: tuple[serving.Process, ...], 
             assert not any(choice.get("logprobs") for event in events[:-1] for choice in event["choices"])
             wanted = chat(made, model="best", max_tokens=12, logprobs=True).json()["choices"][0]["logprobs"]
             assert wanted["content"][0]["logprob"] == pytest.approx(math.log(0.7))
-            whole = ask(made, "/v1/completions", {"model": "best", "prompt": "a b", "max_tokens": 5}).json()
+            whole = send(made, "/v1/completions", {"model": "best", "prompt": "a b", "max_tokens": 5}).json()
             assert whole["model"] == model and not whole["choices"][0].get("logprobs")
 
 
@@ -330,7 +330,7 @@ def test_stages_may_be_combos(judge: Judge, tmp_path: Path) -> None:
             straight = chat(engine, question, model="any", max_tokens=30).json()
             assert reply.headers["x-headway-replica"].split("/")[0] == ("small-decode" if num == 1 else "large-decode")
             assert reply.json()["choices"][0]["message"] == straight["choices"][0]["message"]
-            lines = ask(front, "/metrics").text().splitlines()
+            lines = send(front, "/metrics").text().splitlines()
             handed = [line for line in lines if line.startswith("headway_prefills_total") and "handed over" in line]
             assert sum(int(line.rsplit(" ", 1)[1]) for line in handed) == num
         events = list(chat(front, question, model="best", max_tokens=30, stream=True).events())

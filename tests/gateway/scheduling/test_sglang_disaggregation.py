@@ -19,8 +19,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.scheduling import sglang_disaggregation
 from headway.gateway.upstream.errors import EngineError
-from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, until
-from serving import ask as send
+from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, send, until
 
 SLOW = ("--kv-gbps", "0.05")
 """A cache takes a while to be sent."""
@@ -76,7 +75,7 @@ def streamed(process: Process, **options: Any) -> str:
 # The engines by themselves.
 
 
-def _asked(process: Process, room: int, port: int, stream: bool = False, host: str = "127.0.0.1") -> Any:
+def _complete(process: Process, room: int, port: int, stream: bool = False, host: str = "127.0.0.1") -> Any:
     return chat(
         process, LONG, max_tokens=5, stream=stream, bootstrap_host=host, bootstrap_port=port, bootstrap_room=room
     )
@@ -94,13 +93,13 @@ def test_each_engine_waits_for_its_partner(fleet: Fleet, first: str, stream: boo
     engines = {"prefill": prefill, "decode": decode}
     order = sorted(engines, key=lambda mode: mode != first)
 
-    def asks(mode: str) -> None:
-        reply = _asked(engines[mode], 7, port, stream)
+    def complete(mode: str) -> None:
+        reply = _complete(engines[mode], 7, port, stream)
         replies[mode] = (
             answer_text(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
         )
 
-    threads = [threading.Thread(target=asks, args=(mode,)) for mode in order]
+    threads = [threading.Thread(target=complete, args=(mode,)) for mode in order]
     threads[0].start()
     waits = {"prefill": 0, "decode": 1}[first]  # one that waits for its cache counts as waiting in line
     until(lambda: metric(engines[first], "sglang:num_queue_reqs") == waits)
@@ -118,9 +117,9 @@ def test_an_engine_without_a_partner_times_out(mode: str) -> None:
     engine = half(mode, "--disaggregation-timeout-s", "0.3")
     partner = half("prefill", "--disaggregation-timeout-s", "0.3")
     with closing(engine, partner):
-        reply = _asked(engine, 1, _port(partner))
+        reply = _complete(engine, 1, _port(partner))
         assert reply.status == 500 and "timed out after 0.3s" in reply.json()["message"]
-        events = list(_asked(engine, 2, _port(partner), stream=True).events())
+        events = list(_complete(engine, 2, _port(partner), stream=True).events())
         assert "timed out after 0.3s" in events[0]["error"]["message"] and events[-1] == "[DONE]"
         idle(engine)
 
@@ -132,7 +131,7 @@ def test_a_single_phase_engine_serves_nothing_alone(fleet: Fleet) -> None:
         trial = send(engine, "/health_generate")
         assert trial.status == 200
         trial.close()
-    nowhere = _asked(fleet.decode[0], 3, processes.ports(1)[0])
+    nowhere = _complete(fleet.decode[0], 3, processes.ports(1)[0])
     assert nowhere.status == 500 and "could not fetch" in nowhere.json()["message"]
 
 

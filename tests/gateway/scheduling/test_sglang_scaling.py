@@ -16,7 +16,7 @@ import kube
 import processes
 import serving
 from processes import running
-from serving import MODEL, all_up, ask, chat, metric, until
+from serving import MODEL, all_up, chat, metric, send, until
 
 pytest.importorskip("httptools")
 SCALING = {"name": "combos", "local_window_s": 1, "global_window_s": 600, "grace_s": 0.5, "interval_s": 0.2}
@@ -92,10 +92,10 @@ def test_pairs_scale_with_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 return len(names) == 2
 
             until(busy, 60)
-            assert ask(front, "/health").json()["up"] == 4
+            assert send(front, "/health").json()["up"] == 4
             kill()
-            until(lambda: busy() and ask(front, "/health").json()["up"] == 4, 60)
-            until(lambda: ask(front, "/health").json() == {"status": "ok", "up": 2, "replicas": 2}, 60)
+            until(lambda: busy() and send(front, "/health").json()["up"] == 4, 60)
+            until(lambda: send(front, "/health").json() == {"status": "ok", "up": 2, "replicas": 2}, 60)
             reply = chat(front, "hello " * 50, max_tokens=5)
             assert reply.json()["usage"]["completion_tokens"] == 5
             assert metric(front, "headway_requests_in_flight") == 0

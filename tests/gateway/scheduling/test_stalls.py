@@ -46,7 +46,7 @@ class Watched:
         detector = OutlierDetector(Outliers())
         self.watch = StallWatch(LIMITS, detector, self, lambda replica: PACE, self.driven.driver.has_alternative)
         if is_warm:
-            request = self.ask(-1)
+            request = self.add_request(-1)
             request.live.generated_tokens, request.live.first_token_s = 1, 0.01
             self.watch.finished(request, 0.01)
             request.detach()
@@ -55,7 +55,7 @@ class Watched:
     def suspect(self, replica: LiveReplica, timeout_s: float) -> None:
         self.suspected.append((self.now, replica.id, timeout_s))
 
-    def ask(self, id: int) -> InFlightRequest:
+    def add_request(self, id: int) -> InFlightRequest:
         request = self.driven.arrive(id)
         request.connection = Connection()  # type: ignore[assignment]
         return request
@@ -80,7 +80,7 @@ def _why(request: InFlightRequest) -> str:
 
 def test_an_engine_that_is_silent_to_all_of_its_requests_is_suspected() -> None:
     watched = Watched()
-    requests = watched.ask(0), watched.ask(1)
+    requests = watched.add_request(0), watched.add_request(1)
     first = next(each for each in requests if each.replica is watched.driven.replicas[0])
     watched.run(3.0, (first,))
     assert not watched.suspected
@@ -93,7 +93,7 @@ def test_an_engine_that_is_silent_to_all_of_its_requests_is_suspected() -> None:
 
 def test_a_pool_that_has_answered_nothing_has_longer() -> None:
     watched = Watched(is_warm=False)
-    watched.ask(0)
+    watched.add_request(0)
     watched.run(LIMITS.cold_s)
     assert not watched.suspected
     watched.run(1.0)
@@ -113,7 +113,7 @@ def test_long_prompts_have_as_long_as_the_model_expects() -> None:
 
 def test_a_client_that_does_not_read_is_no_silence_of_the_engine() -> None:
     watched = Watched()
-    request = watched.ask(0)
+    request = watched.add_request(0)
     watched.run(1.0, (request,))
     request.waits_for_client = True
     watched.run(100.0)
@@ -123,7 +123,7 @@ def test_a_client_that_does_not_read_is_no_silence_of_the_engine() -> None:
 def test_requests_that_an_engine_has_forgotten_are_aborted() -> None:
     """It passes the one-token request, generates for none of the others, and another replica could serve them."""
     watched = Watched()
-    request = watched.ask(0)
+    request = watched.add_request(0)
     watched.run(6.0)
     assert not _why(request)
     watched.run(1.0)
@@ -132,7 +132,7 @@ def test_requests_that_an_engine_has_forgotten_are_aborted() -> None:
 
 def test_one_stuck_request_is_aborted_later_and_not_while_the_engine_has_a_queue() -> None:
     watched = Watched(1)
-    stuck, other = watched.ask(0), watched.ask(1)
+    stuck, other = watched.add_request(0), watched.add_request(1)
     watched.driven.replicas[0].update_load(Load(running=1, waiting=3))
     watched.driven.replicas[0]._stale_s = 1e9
     watched.run(200.0, (other,))
@@ -145,7 +145,7 @@ def test_one_stuck_request_is_aborted_later_and_not_while_the_engine_has_a_queue
 def test_the_gateways_own_pauses_are_no_silence() -> None:
     """Silence is counted in checks."""
     watched = Watched()
-    watched.ask(0)
+    watched.add_request(0)
     watched.run(2.0)
     watched.now += 100.0
     watched.run(0.5)
@@ -154,7 +154,7 @@ def test_the_gateways_own_pauses_are_no_silence() -> None:
 
 def test_ended_requests_are_forgotten() -> None:
     watched = Watched()
-    request = watched.ask(0)
+    request = watched.add_request(0)
     watched.run(1.0)
     request.outcome = Outcome.FINISHED
     watched.driven.driver.requests.clear()
@@ -174,7 +174,7 @@ class Arrivals:
         watched, end_s = self._watched, self._watched.now + seconds
         while watched.now < end_s - 1e-9:
             if watched.now % self._every_s < PERIOD_S / 2:
-                self.requests.append((watched.now, watched.ask(len(self.requests))))
+                self.requests.append((watched.now, watched.add_request(len(self.requests))))
             for arrival_s, request in self.requests:
                 live = request.live
                 live.generated_tokens = self._tokens(watched.now + PERIOD_S - arrival_s)
@@ -208,13 +208,13 @@ def test_streams_may_pause_while_an_engine_computes_long_prompts_first(waiting: 
     (replica,) = watched.driven.replicas
     replica.update_load(Load(running=6, waiting=waiting))
     replica._stale_s = 1e9
-    streams = [watched.ask(id) for id in range(6)]
+    streams = [watched.add_request(id) for id in range(6)]
     watched.run(5.0, tuple(streams))
     expected_s = 0.0
     while expected_s < 0.6 and not waiting:
         watched.driven.arrive(100 + len(watched.driven.driver.requests), prompt_tokens=15_000)
         expected_s = PACE.prefill_s(replica.prefill_tokens_left)
-    first = [watched.ask(200 + id) for id in range(20)]
+    first = [watched.add_request(200 + id) for id in range(20)]
     for each in first:  # new requests get their first tokens, one a check
         each.live.first_token_s = watched.now
         watched.run(PERIOD_S, (each,))
@@ -224,10 +224,10 @@ def test_streams_may_pause_while_an_engine_computes_long_prompts_first(waiting: 
 def test_two_streams_do_not_stand_for_their_engine() -> None:
     """They may wait for tools of their own; the engine generates for new ones."""
     watched = Watched(1)
-    stuck = [watched.ask(id) for id in range(2)]
+    stuck = [watched.add_request(id) for id in range(2)]
     watched.run(2.0, tuple(stuck))
     for id in range(40):
-        new = watched.ask(100 + id)
+        new = watched.add_request(100 + id)
         new.live.first_token_s = watched.now
         watched.run(PERIOD_S, (new,))
         watched.driven.driver.release(new, ReleaseReason.FINISHED)
@@ -237,7 +237,7 @@ def test_two_streams_do_not_stand_for_their_engine() -> None:
 def test_a_full_engine_is_not_suspected() -> None:
     """256 streams, each of which gets its tokens in bursts, seconds apart."""
     watched, random = Watched(1), Random(0)
-    streams = [watched.ask(id) for id in range(256)]
+    streams = [watched.add_request(id) for id in range(256)]
     for _ in range(240):
         watched.run(PERIOD_S, tuple(random.sample(streams, 8)))
     assert not watched.suspected and not any(map(_why, streams))

@@ -13,7 +13,7 @@ pytest.importorskip("httptools")
 import serving
 from headway.gateway.server.admin import is_address
 from keys import ADMIN, bearer, digest
-from serving import answer_text, ask, chat, metric, until
+from serving import answer_text, chat, metric, send, until
 
 
 @pytest.mark.parametrize("url", ["http://a:1", "https://a", "http://[::1]:8000/path"])
@@ -36,15 +36,15 @@ def test_other_urls_are_no_addresses(url: str) -> None:
 )  # fmt: skip
 def test_only_admins_see_and_change_replicas(keyed_front: serving.Process, method: str, path: str, body: Any) -> None:
     for headers in ({}, bearer("free"), {"Authorization": "root"}):
-        assert ask(keyed_front, path, body, headers, method).json()["error"]["code"] == "invalid_api_key"
+        assert send(keyed_front, path, body, headers, method).json()["error"]["code"] == "invalid_api_key"
 
 
 def _workers(keyed_front: serving.Process) -> dict[int, dict[str, Any]]:
-    return {each["id"]: each for each in ask(keyed_front, "/workers", headers=ADMIN).json()["data"]}
+    return {each["id"]: each for each in send(keyed_front, "/workers", headers=ADMIN).json()["data"]}
 
 
 def _admin(keyed_front: serving.Process, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    reply = ask(keyed_front, path, body, ADMIN, method)
+    reply = send(keyed_front, path, body, ADMIN, method)
     return reply.status, reply.json()
 
 
@@ -77,7 +77,7 @@ def test_a_stream_survives_while_replicas_are_added_drained_and_removed(
         until(lambda: set(_workers(made)) == {0})
         seen += list(events)
         assert seen[-1] == "[DONE]" and answer_text(seen).split() == straight.split()
-        assert ask(made, "/health").json()["replicas"] == 1
+        assert send(made, "/health").json()["replicas"] == 1
         assert _admin(made, "GET", "/workers/1")[0] == 404
 
 

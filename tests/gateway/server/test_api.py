@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import serving
-from serving import MODEL, answer_text, ask, chat, metric, until
+from serving import MODEL, answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
 
@@ -52,10 +52,10 @@ def test_usage_comes_last_on_request(front: serving.Process) -> None:
 
 def test_completions_have_token_ids_on_request(front: serving.Process) -> None:
     body = {"model": MODEL, "prompt": [7, 8, 9], "max_tokens": 4, "stream": True, "return_token_ids": True}
-    events = list(ask(front, "/v1/completions", body).events())
+    events = list(send(front, "/v1/completions", body).events())
     assert sum(len(choice["token_ids"]) for event in events[:-1] for choice in event["choices"]) == 4
     text = "".join(choice["text"] for event in events[:-1] for choice in event["choices"])
-    whole = ask(front, "/v1/completions", {**body, "stream": False}).json()
+    whole = send(front, "/v1/completions", {**body, "stream": False}).json()
     assert whole["choices"][0]["text"] == text and whole["usage"]["prompt_tokens"] == 3
 
 
@@ -81,15 +81,15 @@ def test_completions_have_token_ids_on_request(front: serving.Process) -> None:
 def test_errors_are_openais_error_objects(
     front: serving.Process, path: str, body: Any, status: int, words: str
 ) -> None:
-    reply = ask(front, path, body)
+    reply = send(front, path, body)
     error = reply.json()["error"]
     assert reply.status == status and words in error["message"]
     assert set(error) == {"message", "type", "param", "code"} and isinstance(error["code"], str)
 
 
 def test_models_version_and_ids(front: serving.Process) -> None:
-    assert [model["id"] for model in ask(front, "/v1/models").json()["data"]] == [MODEL]
-    assert ask(front, "/version").json()["version"]
+    assert [model["id"] for model in send(front, "/v1/models").json()["data"]] == [MODEL]
+    assert send(front, "/version").json()["version"]
     assert _request_id(front, "abc-1") == "abc-1"
     assert _request_id(front, "a b") != "a b" and len(_request_id(front, "a b")) == 32
 
@@ -108,7 +108,7 @@ def test_a_client_that_leaves_stops_its_engine(front: serving.Process, engines: 
     until(lambda: not any(metric(engine, "vllm:num_requests_running") for engine in engines))
     until(lambda: metric(front, "headway_requests_in_flight") == 0)
     cancelled = 'headway_requests_total{model="qwen3-8b",pool="pool",tier="0",outcome="cancelled"}'
-    assert f"{cancelled} " in ask(front, "/metrics").text()
+    assert f"{cancelled} " in send(front, "/metrics").text()
 
 
 def test_a_client_that_leaves_before_the_first_byte_stops_its_engine(

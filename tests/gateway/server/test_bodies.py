@@ -22,7 +22,7 @@ from headway.gateway.relay.writer import AsgiWriter
 from headway.gateway.server.bodies import BodyMemory, read_body
 from headway.gateway.settings import Settings
 from keys import ADMIN, digest
-from serving import ask, until
+from serving import send, until
 
 
 def _read(
@@ -120,10 +120,10 @@ def test_no_body_makes_the_gateway_fail(tmp_path: Path) -> None:
     draw = random.Random(7)
     names = ("input_file_id", "endpoint", "completion_window", "metadata", "pool", "url")
     with serving.closing(made):
-        until(lambda: ask(made, "/v1/batches").json().get("object") == "list")
+        until(lambda: send(made, "/v1/batches").json().get("object") == "list")
         for path in ("/v1/batches", "/v1/files", "/workers", "/v1/batches/x/cancel", "/workers/0/drain"):
             for _ in range(25):
                 odd = {name: draw.choice(_ODD) for name in names if draw.random() < 0.7}
-                reply = ask(made, path, odd if draw.random() < 0.9 else draw.choice(_ODD), ADMIN)
+                reply = send(made, path, odd if draw.random() < 0.9 else draw.choice(_ODD), ADMIN)
                 assert reply.status < 500, (path, odd)
                 reply.json()

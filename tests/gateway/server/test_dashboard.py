@@ -12,7 +12,7 @@ import pytest
 
 import serving
 from browser import Page, opened
-from serving import ask, chat, metric, until
+from serving import chat, metric, send, until
 
 pytest.importorskip("httptools")
 
@@ -40,14 +40,18 @@ def fleet(folder: Path, engines: list[serving.Process], **gateway: Any) -> Path:
 def test_access_to_page_and_data(gateway: dict[str, Any], page: int, bare: int, with_key: int, tmp_path: Path) -> None:
     made = serving.gateway(serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], gateway=gateway))
     with serving.closing(made):
-        replies = [ask(made, "/dashboard"), ask(made, "/dashboard/data"), ask(made, "/dashboard/data", headers=KEY)]
+        replies = [
+            send(made, "/dashboard"),
+            send(made, "/dashboard/data"),
+            send(made, "/dashboard/data", headers=KEY),
+        ]
         assert [reply.status for reply in replies] == [page, bare, with_key]
         texts = [reply.text() for reply in replies]
         if page == 200:
             assert "127.0.0.1" not in texts[0] and "qwen" not in texts[0], "the page itself has no data"
             assert "default-src 'none'" in replies[0].headers["content-security-policy"]
             assert "://" not in texts[0].replace("http://www.w3.org/2000/svg", ""), "nothing comes from elsewhere"
-        wrong = ask(made, "/dashboard/data", headers={"authorization": "Bearer no"})
+        wrong = send(made, "/dashboard/data", headers={"authorization": "Bearer no"})
         assert (wrong.status == 200) == (bare == 200)
         wrong.close()
 
@@ -97,7 +101,7 @@ def test_the_page_follows_the_data(running: tuple[serving.Process, list[serving.
         for stream in streams:
             next(stream.events())
         until(lambda: shown(page)["flight"] == "3")
-        data = ask(front, "/dashboard/data", headers=KEY).json()
+        data = send(front, "/dashboard/data", headers=KEY).json()
         seen = shown(page)
         assert seen["replicas"] == {r["name"]: [r["status"], str(r["in_flight"])] for r in data["replicas"]}
         assert sorted(flight for _, flight in seen["replicas"].values()) == ["1", "2"]

@@ -16,7 +16,7 @@ pytest.importorskip("httptools")
 
 import serving
 from scripted import CHUNK, OK, WELL, Script, framed
-from serving import MODEL, ask, metric, until
+from serving import MODEL, metric, send, until
 
 BODY = b'{"model":"%s","messages":[{"role":"user","content":"a"}]}' % MODEL.encode()
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -203,4 +203,4 @@ def test_any_bytes(front: serving.Process, script: Script, pieces: list[bytes], 
     answers = _sent(front, (CHAT if begins else b"") + b"".join(pieces), half=True)
     if not answers.startswith(b"HTTP/1.1 100"):
         assert all(status in (200, 400, 404, 405, 408, 421, 431) for status, _ in _answers(answers)), answers
-    assert ask(front, "/version").json()["version"]
+    assert send(front, "/version").json()["version"]

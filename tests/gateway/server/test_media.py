@@ -17,7 +17,7 @@ from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.request_reader import read_request
 from headway.records.parquet import load
 from keys import digest
-from serving import MODEL, ask, metric, until
+from serving import MODEL, metric, send, until
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("httptools")
@@ -98,7 +98,7 @@ def test_keys_models_and_bad_fields_are_checked(client: Any, front: serving.Proc
     with other, pytest.raises(openai.AuthenticationError):
         other.images.generate(model=MODEL, prompt="a cat")
     headers = {"authorization": "Bearer mine", "content-type": "application/json"}
-    reply = ask(front, "/v1/audio/transcriptions", b"{}", headers)
+    reply = send(front, "/v1/audio/transcriptions", b"{}", headers)
     assert reply.status == 415 and "multipart/form-data" in reply.json()["error"]["message"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import serving
 from keys import bearer, digest
-from serving import MODEL, ask, chat
+from serving import MODEL, chat, send
 
 pytest.importorskip("httptools")
 
@@ -40,14 +40,14 @@ def front(
 
 def test_a_preflight_needs_no_key(front: tuple[serving.Process, Path]) -> None:
     for path in ("/v1/chat/completions", "/v1/models"):
-        reply = ask(front[0], path, headers={"origin": PAGE, **PREFLIGHT}, method="OPTIONS")
+        reply = send(front[0], path, headers={"origin": PAGE, **PREFLIGHT}, method="OPTIONS")
         assert reply.status == 200 and reply.headers["access-control-allow-origin"] == PAGE
         assert reply.headers["access-control-allow-methods"] == "GET, POST"
         assert "authorization" in reply.headers["access-control-allow-headers"]
         reply.close()
     for wrong in ({"origin": "https://evil.example.com", **PREFLIGHT},
                   {"origin": PAGE, "access-control-request-method": "DELETE"}):  # fmt: skip
-        reply = ask(front[0], "/v1/models", headers=wrong, method="OPTIONS")
+        reply = send(front[0], "/v1/models", headers=wrong, method="OPTIONS")
         assert reply.status == 400
         reply.close()
 
@@ -58,7 +58,7 @@ def test_answers_streams_and_errors_name_the_page(front: tuple[serving.Process, 
         chat(front[0], headers={**page, **bearer("free")}, max_tokens=2),
         chat(front[0], headers={**page, **bearer("free")}, max_tokens=2, stream=True),
         chat(front[0], headers={**page, **bearer("wrong")}, max_tokens=2),
-        ask(front[0], "/v1/models", headers=page),
+        send(front[0], "/v1/models", headers=page),
     ]
     assert [reply.status for reply in replies] == [200, 200, 401, 200]
     for reply in replies:
@@ -81,7 +81,7 @@ def test_listed_pages_may_ask_a_gateway_without_keys(engines: list[serving.Proce
         replies = [
             chat(made, headers={"origin": PAGE}, max_tokens=1),
             chat(made, headers={"origin": "https://evil.example.com"}, max_tokens=1),
-            ask(made, "/v1/models", headers={"origin": PAGE, **PREFLIGHT}, method="OPTIONS"),
+            send(made, "/v1/models", headers={"origin": PAGE, **PREFLIGHT}, method="OPTIONS"),
         ]
         assert [reply.status for reply in replies] == [200, 403, 200]
         for reply in replies:
@@ -92,7 +92,7 @@ def test_without_the_setting_nothing_is_answered(engines: list[serving.Process],
     made = serving.gateway(serving.fleet_file(tmp_path, [engines[0].url], gateway={"api_keys": [digest("free")]}))
     with serving.closing(made):
         serving.all_up(made, 1)
-        reply = ask(made, "/v1/chat/completions", headers={"origin": PAGE, **PREFLIGHT}, method="OPTIONS")
+        reply = send(made, "/v1/chat/completions", headers={"origin": PAGE, **PREFLIGHT}, method="OPTIONS")
         assert reply.status == 405 and "access-control-allow-origin" not in reply.headers
         reply.close()
 
@@ -113,7 +113,7 @@ def test_each_request_is_one_line_without_its_text(front: tuple[serving.Process,
     list(chat(made, secret, headers={**bearer("free"), "x-request-id": "stream"}, max_tokens=6, stream=True).events())
     chat(made, secret, headers={**bearer("wrong"), "x-request-id": "refused"}).json()
     bad = {"model": "none", "messages": []}
-    ask(made, "/v1/chat/completions", bad, {**bearer("free"), "x-request-id": "bad"}).close()
+    send(made, "/v1/chat/completions", bad, {**bearer("free"), "x-request-id": "bad"}).close()
     serving.until(lambda: all(_lines(log, id) for id in ("whole", "stream", "refused", "bad")))
     for id in ("whole", "stream"):
         (line,) = _lines(log, id)
@@ -130,7 +130,7 @@ def test_each_request_is_one_line_without_its_text(front: tuple[serving.Process,
 
 def test_other_endpoints_and_clients_that_leave_are_logged(front: tuple[serving.Process, Path]) -> None:
     made, log = front
-    ask(made, "/v1/models?who=me").json()
+    send(made, "/v1/models?who=me").json()
     reply = chat(
         made, headers={**bearer("free"), "x-request-id": "left"}, stream=True, max_tokens=4000, ignore_eos=True
     )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 
 import serving
-from serving import MODEL, ask
+from serving import MODEL, send
 
 pytest.importorskip("httptools")
 pytest.importorskip("sqlalchemy")
@@ -127,7 +127,7 @@ def _shorten(case: Any) -> None:
 def test_the_description_is_served_without_a_key(
     fronts: tuple[serving.Process, serving.Process], tmp_path: Path
 ) -> None:
-    told = ask(fronts[0], "/openapi.json").json()
+    told = send(fronts[0], "/openapi.json").json()
     made = document(endpoints(), Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
     assert told == json.loads(json.dumps(made))
     assert {"/v1/chat/completions", "/v1/batches/{id}/cancel", "/workers/{id}/drain", "/dashboard/data"} <= set(
@@ -154,7 +154,7 @@ def _nobody(*args: Any) -> Any:
 
 
 def test_a_405_lists_all_methods_of_its_path(fronts: tuple[serving.Process, serving.Process]) -> None:
-    reply = ask(fronts[0], "/v1/files", method="PATCH")
+    reply = send(fronts[0], "/v1/files", method="PATCH")
     assert reply.status == 405 and reply.headers["allow"] == "GET, HEAD, POST"
     assert reply.json()["error"]["message"] == "PATCH is not for /v1/files"
 
@@ -162,12 +162,12 @@ def test_a_405_lists_all_methods_of_its_path(fronts: tuple[serving.Process, serv
 def test_replica_ids_of_any_length_are_not_found(fronts: tuple[serving.Process, serving.Process]) -> None:
     for id in ("9" * 5000, "-1", "a", "%00", "١"):
         path = f"/workers/{id}".encode().decode("latin-1") if id.isascii() else "/workers/%D9%A1"
-        reply = ask(fronts[0], path, headers=KEY)
+        reply = send(fronts[0], path, headers=KEY)
         assert reply.status == 404 and reply.json()["error"]["code"] == "not_found"
 
 
 def test_deep_nesting_is_refused(fronts: tuple[serving.Process, serving.Process]) -> None:
     for deep in (b"[" * 30_000, b"[" * 30_000 + b"]" * 30_000):
         for path in ("/v1/batches", "/workers", "/v1/chat/completions"):
-            reply = ask(fronts[0], path, b'{"model": "m", "pool": "p", "x": %s}' % deep, headers=KEY)
+            reply = send(fronts[0], path, b'{"model": "m", "pool": "p", "x": %s}' % deep, headers=KEY)
             assert reply.status == 400 and reply.json()["error"]["type"] == "invalid_request_error"

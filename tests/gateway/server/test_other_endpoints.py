@@ -13,7 +13,7 @@ import pytest
 import serving
 from headway.gateway.errors import ApiError
 from headway.gateway.server.bodies import decompressed
-from serving import MODEL, ask, metric
+from serving import MODEL, metric, send
 
 pytest.importorskip("httptools")
 
@@ -43,7 +43,7 @@ def front(
     ],
 )
 def test_an_engine_answers(path: str, body: dict[str, Any], key: str, front: serving.Process) -> None:
-    reply = ask(front, path, {"model": MODEL, **body})
+    reply = send(front, path, {"model": MODEL, **body})
     assert reply.status == 200 and reply.json()[key]
     assert reply.headers["x-headway-replica"].startswith("pool/")
     assert metric(front, "headway_requests_in_flight") == 0
@@ -54,21 +54,21 @@ def test_an_engine_answers(path: str, body: dict[str, Any], key: str, front: ser
     [("/v1/rerank", {"query": "a"}), ("/v1/score", {"text_1": 3, "text_2": "a"}), ("/tokenize", {})],
 )
 def test_an_invalid_body_never_reaches_an_engine(path: str, body: dict[str, Any], front: serving.Process) -> None:
-    reply = ask(front, path, {"model": MODEL, **body})
+    reply = send(front, path, {"model": MODEL, **body})
     assert reply.status == 400 and reply.json()["error"]["message"] and "x-headway-replica" not in reply.headers
 
 
 def test_one_model_by_its_name(front: serving.Process) -> None:
-    assert ask(front, f"/v1/models/{MODEL}", None).json()["id"] == MODEL
-    assert ask(front, "/v1/models/Qwen/Qwen3-8B", None).json()["id"] == "Qwen/Qwen3-8B"
-    missing = ask(front, "/v1/models/qwen3-9b", None)
+    assert send(front, f"/v1/models/{MODEL}", None).json()["id"] == MODEL
+    assert send(front, "/v1/models/Qwen/Qwen3-8B", None).json()["id"] == "Qwen/Qwen3-8B"
+    missing = send(front, "/v1/models/qwen3-9b", None)
     assert missing.status == 404 and MODEL in missing.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_a_body_may_be_compressed(encoding: str, pack: Any, front: serving.Process) -> None:
     body = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "hello " * 2000}]}
-    reply = ask(front, "/v1/chat/completions", pack(json.dumps(body).encode()), {"Content-Encoding": encoding})
+    reply = send(front, "/v1/chat/completions", pack(json.dumps(body).encode()), {"Content-Encoding": encoding})
     assert reply.status == 200 and reply.json()["usage"]["completion_tokens"] == 3
 
 
@@ -84,7 +84,7 @@ def test_a_body_may_be_compressed(encoding: str, pack: Any, front: serving.Proce
     ids=["unknown", "no gzip", "cut off", "more than one stream", "too long"],
 )
 def test_bodies_that_cannot_be_decompressed(encoding: str, body: bytes, status: int, front: serving.Process) -> None:
-    reply = ask(front, "/v1/chat/completions", body, {"Content-Encoding": encoding})
+    reply = send(front, "/v1/chat/completions", body, {"Content-Encoding": encoding})
     assert reply.status == status and reply.json()["error"]["message"]
 
 

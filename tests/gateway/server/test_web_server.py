@@ -16,7 +16,7 @@ from headway.core.errors import HeadwayError
 from headway.gateway.server import web_server
 from headway.gateway.server.web_server import Tls
 from headway.gateway.settings import Settings
-from serving import ask
+from serving import send
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
@@ -47,7 +47,7 @@ def test_a_certificate_makes_connections_https(engines: list[serving.Process], t
         with urlopen(f"https://127.0.0.1:{made.port}/version", context=context) as answer:
             assert answer.status == 200
         with pytest.raises(ConnectionError):
-            ask(made, "/version")
+            send(made, "/version")
 
 
 def test_unusable_certificates_are_refused(tmp_path: Path) -> None:

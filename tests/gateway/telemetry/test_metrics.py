@@ -14,7 +14,7 @@ import serving
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.telemetry.metrics import PrometheusMetrics
-from serving import ask, chat, metric, until
+from serving import chat, metric, send, until
 
 pytest.importorskip("httptools")
 
@@ -94,7 +94,7 @@ def test_every_histogram_counts_what_ran(engines: list[serving.Process], tmp_pat
             list(chat(front, max_tokens=9, stream=True, headers={"x-headway-tier": "2"}).events())
         chat(front, max_tokens=9).json()
         until(lambda: metric(front, "headway_requests_total") == 4)
-        page = ask(front, "/metrics").text()
+        page = send(front, "/metrics").text()
     names = {
         "time_to_first_token": 4, "time_per_output_token": 3, "inter_token": 24, "request_duration": 4, "hold": 4,
         "gateway_overhead": 4,

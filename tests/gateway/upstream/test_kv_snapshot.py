@@ -19,7 +19,7 @@ import serving
 from engines import ADMIN, LLAMA, NO_LLAMA, STREAM, gateways
 from headway import serving as composition
 from headway.core.errors import HeadwayError
-from serving import Process, answer_text, ask, chat, metric, until
+from serving import Process, answer_text, chat, metric, send, until
 
 pytest.importorskip("httptools")
 from headway.gateway.clock import Clock
@@ -67,8 +67,8 @@ def _drained(front: Process, reply: serving.Reply, after: int) -> list[Any]:
     for event in reply.events():
         events.append(event)
         if len(events) == after:
-            ask(front, f"/workers/{left}/drain", {}, ADMIN).json()
-    ask(front, f"/workers/{left}/undrain", {}, ADMIN).json()
+            send(front, f"/workers/{left}/drain", {}, ADMIN).json()
+    send(front, f"/workers/{left}/undrain", {}, ADMIN).json()
     return events
 
 
@@ -137,9 +137,9 @@ def test_without_a_snapshot_the_tokens_are_replayed(
     with serving.closing(other):
         alone = _text(list(chat(other, **options).events()))
         front = serve([other, engines[0]])
-        ask(front, "/workers/1/drain", {}, ADMIN).json()
+        send(front, "/workers/1/drain", {}, ADMIN).json()
         reply = chat(front, **options)
-        ask(front, "/workers/1/undrain", {}, ADMIN).json()
+        send(front, "/workers/1/undrain", {}, ADMIN).json()
         before = _computed(engines[0])
         events = []
         for event in reply.events():
@@ -147,7 +147,7 @@ def test_without_a_snapshot_the_tokens_are_replayed(
             if len(events) == 200 and killed:
                 other.kill()
             elif len(events) == 200:
-                ask(front, "/workers/0/drain", {}, ADMIN).json()
+                send(front, "/workers/0/drain", {}, ADMIN).json()
         assert _text(events) == alone
         assert _computed(engines[0]) - before > 200
         assert killed or "slot" in front.stop()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import serving
-from serving import MODEL, ask, chat, metric, until
+from serving import MODEL, chat, metric, send, until
 from worker_fleet import (
     gateway_with_workers,
     is_alive,
@@ -159,13 +159,13 @@ def test_requests_are_rejected_while_the_scheduler_hangs_and_streams_continue(
     try:
         for path in ("/v1/chat/completions", "/health", "/v1/files"):
             body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} if "chat" in path else None
-            reply = ask(front, path, body)
+            reply = send(front, path, body)
             assert (reply.status, reply.headers["retry-after"]) == (503, "5")
             assert reply.json()["error"]["code"] == "unavailable"
         assert all(_finish(streams))
     finally:
         os.kill(front.process.pid, signal.SIGCONT)
-    until(lambda: all(ask(front, "/health").json().get("up") == 1 for _ in range(10)))  # by both workers
+    until(lambda: all(send(front, "/health").json().get("up") == 1 for _ in range(10)))  # by both workers
     assert chat(front, max_tokens=2).json()["choices"]
     wait_until_counts_agree(front, engines, 0)
     assert worker_pids(front) == workers and num_in_flight(front) == 0

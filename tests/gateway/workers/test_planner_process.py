@@ -73,16 +73,16 @@ LINES = {"step_s": 1.0, "period_s": 2.0, "startup_s": 0.5, "tps": {"pool": 60.0}
 
 
 @contextmanager
-def asking(front: serving.Process, num: int, **options: Any) -> Iterator[None]:
+def clients(front: serving.Process, num: int, **options: Any) -> Iterator[None]:
     """So many clients, each of which asks again as soon as it has its answer."""
     is_over = threading.Event()
 
-    def ask() -> None:
+    def send() -> None:
         while not is_over.is_set():
             answer = chat(front, "word " * 100, max_tokens=20, **options).json()
             assert answer["usage"]["completion_tokens"] == 20
 
-    threads = [threading.Thread(target=ask) for _ in range(num)]
+    threads = [threading.Thread(target=send) for _ in range(num)]
     for thread in threads:
         thread.start()
     try:
@@ -100,7 +100,7 @@ def test_lt_i_follows_its_plans_up_and_down(tmp_path: Path) -> None:
     front = serving.gateway(serving.fleet_file(tmp_path, [], pool=pool, policies={"scaling": scaling}))
     with serving.closing(front):
         serving.all_up(front, 1)
-        with asking(front, 2):
+        with clients(front, 2):
             serving.all_up(front, 3)
         serving.all_up(front, 1)
         until(lambda: len(running(*pool["processes"]["ports"])) == 1)
@@ -132,9 +132,9 @@ def test_lt_ua_scales_only_as_far_as_memory_needs(tmp_path: Path) -> None:
     with serving.closing(front):
         serving.all_up(front, 1)
         log = Log(front)
-        with asking(front, 2):
+        with clients(front, 2):
             until(lambda: log.count("a plan was made in") >= 3)
-        assert serving.ask(front, "/health").json()["replicas"] == 1
+        assert serving.send(front, "/health").json()["replicas"] == 1
 
 
 def test_streams_continue_during_planning_and_the_process_ends_with_the_gateway(tmp_path: Path) -> None:
@@ -221,22 +221,22 @@ def _gpus(pid: int) -> list[str]:
 
 
 def test_a_replanned_cascade_replaces_replicas_by_ones_of_another_shape(tmp_path: Path) -> None:
-    """First few ask, then more. Audited requests are judged at both models, so it shows that 70 is less than 75."""
+    """Few requests, then more. Audited requests are judged at both models, so it shows that 70 is less than 75."""
     path = _cascade(tmp_path, "--tp", "{tp}")
     first = yaml.safe_load(path.read_text())["fleet"][0]["processes"]["ports"][0]
     front = serving.gateway(path)
     with serving.closing(front):
         serving.all_up(front, 2)
         log, before = Log(front), set(running(first, first + 7).values())
-        with asking(front, 1, model="best"):
+        with clients(front, 1, model="best"):
             until(lambda: serving.metric(front, "headway_judgements_total") > 30)
-            with asking(front, 4, model="best"):
+            with clients(front, 4, model="best"):
                 until(lambda: log.count("planned anew at"))
                 until(lambda: set(running(first, first + 7).values()) - before)
                 until(lambda: chat(front, model="best", max_tokens=5).json()["model"] == LARGE)
         plan = next(line for line in log.lines if "planned anew at" in line)
         assert "thresholds 60" not in plan and "+" in plan.partition(";")[2]
-        until(lambda: serving.ask(front, "/health").json()["up"] == len(running(first, first + 7)))
+        until(lambda: serving.send(front, "/health").json()["up"] == len(running(first, first + 7)))
         used = [gpu for pid in running(first, first + 7).values() for gpu in _gpus(pid)]
         assert len(used) == len(set(used)) and set(used) <= set("0123"), "no GPU has two"
         assert log.count("a plan was made in") >= 1
@@ -252,7 +252,7 @@ def test_scaling_acts_on_a_cascades_pools_between_plans(tmp_path: Path) -> None:
     front = serving.gateway(path)
     with serving.closing(front):
         serving.all_up(front, 2)
-        with asking(front, 8, model=SMALL):
+        with clients(front, 8, model=SMALL):
             serving.all_up(front, 4)
             assert (len(running(first, first + 3)), len(running(first + 4, first + 7))) == (3, 1)
         serving.all_up(front, 2)

@@ -24,7 +24,7 @@ from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request as read
 from headway.records.parquet import load
 from keys import ADMIN, bearer, digest
-from serving import Reply, answer_text, ask, chat, metric, until
+from serving import Reply, answer_text, chat, metric, send, until
 from worker_fleet import (
     LONG,
     gateway_with_workers,
@@ -56,7 +56,7 @@ def front(engines: list[serving.Process], tmp_path_factory: pytest.TempPathFacto
 
 
 def _status(front: serving.Process, path: str = "", headers: dict[str, str] | None = None, **options: Any) -> int:
-    reply = ask(front, path, headers=headers) if path else chat(front, headers=headers, **options)
+    reply = send(front, path, headers=headers) if path else chat(front, headers=headers, **options)
     reply.close()
     return reply.status
 
@@ -127,19 +127,19 @@ def test_a_killed_worker_ends_only_its_own_streams(front: serving.Process, engin
         reply.close()
     assert len(ended) == 12 and any(ended)
     wait_until_counts_agree(front, engines, 0)
-    assert ask(front, "/health").json()["up"] == 2
+    assert send(front, "/health").json()["up"] == 2
 
 
 def test_the_scheduler_moves_a_workers_streams(front: serving.Process, engines: list[serving.Process]) -> None:
     streams = [started_stream(front, {**FREE, "x-session-id": f"moves-{i}"}, max_tokens=300) for i in range(6)]
-    assert ask(front, "/workers/0/drain", b"", ADMIN).json()["status"] == "draining"
-    until(lambda: ask(front, "/workers/0", headers=ADMIN).json()["empty"])
+    assert send(front, "/workers/0/drain", b"", ADMIN).json()["status"] == "draining"
+    until(lambda: send(front, "/workers/0", headers=ADMIN).json()["empty"])
     until(lambda: num_at_engines(engines[:1]) == 0)
     whole = answer_text(list(chat(front, headers=FREE, stream=True, max_tokens=300, ignore_eos=True).events()))
     for _, events in streams:
         rest = list(events)
         assert rest[-1] == "[DONE]" and whole.endswith(answer_text(rest))
-    assert ask(front, "/workers/0/undrain", b"", ADMIN).json()["status"] == "up"
+    assert send(front, "/workers/0/undrain", b"", ADMIN).json()["status"] == "up"
     wait_until_counts_agree(front, engines, 0)
 
 
@@ -285,15 +285,15 @@ def test_streams_drain_at_shutdown_and_connections_are_encrypted(
     trusting = ssl.create_default_context(cafile=str(cert))
     trusting.check_hostname = False
 
-    def asked(method: str, where: str, body: Any = None) -> Reply:
+    def tls_request(method: str, where: str, body: Any = None) -> Reply:
         connection = http.client.HTTPSConnection("127.0.0.1", front.port, timeout=20, context=trusting)
         connection.request(method, where, None if body is None else json.dumps(body))
         return Reply(connection)
 
     with serving.closing(front):
-        until(lambda: asked("GET", "/health").json()["up"] == 1)
+        until(lambda: tls_request("GET", "/health").json()["up"] == 1)
         body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hi"}], **LONG, "max_tokens": 200}
-        events = asked("POST", CHAT, body).events()
+        events = tls_request("POST", CHAT, body).events()
         next(events)
         workers = worker_pids(front)
         front.process.send_signal(signal.SIGTERM)
@@ -348,9 +348,9 @@ def test_bodies_are_proxied_to_the_scheduler_unchanged(front: serving.Process, l
     with left.getresponse() as response:
         assert response.read(1000) == b"a" * 1000
     left.close()
-    assert ask(front, f"{where}/content", headers=FREE).text() == "a" * 3_000_000
-    head = ask(front, f"{where}/content", headers=FREE, method="HEAD")
+    assert send(front, f"{where}/content", headers=FREE).text() == "a" * 3_000_000
+    head = send(front, f"{where}/content", headers=FREE, method="HEAD")
     assert head.headers["content-length"] == "3000000" and head.text() == ""
-    assert ask(front, where, headers=FREE, method="DELETE").json()["deleted"]
+    assert send(front, where, headers=FREE, method="DELETE").json()["deleted"]
     assert _status(front, where, FREE) == 404 and _status(front, where) == 401
     assert _status(front, "/v1/chat/completions") == 405
