@@ -28,7 +28,7 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 sys.path.insert(0, str(TESTS / "support"))
 
-from asgi import Reply
+from asgi import Reply, send_request
 from headway.core.pacer import Pacer
 from headway.core.request import Request
 from headway.metrics.qoe import VIOLATED
@@ -124,7 +124,7 @@ class Client(Reply):
                 self.times_s += [now_s] * len(tokens)
 
 
-async def send(app: Any, request: Request) -> tuple[int, list[float]]:
+async def chat(app: Any, request: Request) -> tuple[int, list[float]]:
     """The request's id and times. It is a chat, about as long as the request's prompt: each letter is a token."""
     words = random.Random(request.id)
     text = "".join(words.choice("stuvwxyz") for _ in range(request.prompt_tokens))
@@ -133,16 +133,8 @@ async def send(app: Any, request: Request) -> tuple[int, list[float]]:
         "max_tokens": request.output_tokens, "ignore_eos": True, "chat_template_kwargs": {"enable_thinking": True},
         "vllm_xargs": {"reasoning": request.reasoning_tokens}, "return_token_ids": True,
     }  # fmt: skip
-    sent, client = [{"type": "http.request", "body": msgspec.json.encode(body)}], Client()
-
-    async def receive() -> Any:
-        return sent.pop() if sent else await asyncio.Event().wait()
-
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b"",
-        "root_path": "", "app": app,
-    }  # fmt: skip
-    await app(scope, receive, client.send)
+    client = Client()
+    await send_request(app, "/v1/chat/completions", body, client.send)
     ends = [at for at, token in enumerate(client.tokens, 1) if token == THINK_END]
     if len(client.tokens) != request.output_tokens or ends != [request.reasoning_tokens]:
         raise SystemExit(f"request {request.id}: {len(client.tokens)} tokens, {ends}: {client.body[-300:]!r}")
@@ -158,12 +150,12 @@ async def served(ordering: Any, servers: list[Server], folder: Path) -> Times:
         "gateway": {"outliers": {"max_ejected_share": 0}, "limits": {"silence_s": 60, "stuck_s": 600}},
     }
     async with fleet(folder / f"{name}.yaml", servers, **sections) as (_, app):
-        await asyncio.gather(*(send(app, request) for request in requests()[:2]))  # the first ones are slow
+        await asyncio.gather(*(chat(app, request) for request in requests()[:2]))  # the first ones are slow
         loop, running = asyncio.get_running_loop(), []
         began = loop.time()
         for request in requests():
             await asyncio.sleep(began + request.arrival_s - loop.time())
-            running.append(asyncio.create_task(send(app, request)))
+            running.append(asyncio.create_task(chat(app, request)))
         return dict(await asyncio.gather(*running))
 
 

@@ -128,6 +128,33 @@ class Reply:
         return told["error"]  # type: ignore[no-any-return]
 
 
+async def send_request(
+    app: Any, path: str, body: Any, send: Any, headers: Any = (), gone: asyncio.Event | None = None,
+    method: str = "POST",
+) -> None:  # fmt: skip
+    """Send a request to an ASGI application, whose messages `send` takes. A body that is no bytes is sent as JSON.
+
+    The client disconnects when `gone` is set.
+    """
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = False
+
+    async def receive() -> Any:
+        nonlocal sent
+        if sent:
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+        sent = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    pairs = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in headers]
+    scope = {
+        "type": "http", "method": method, "path": path, "headers": pairs, "query_string": b"", "root_path": "",
+        "app": app, "http_version": "1.1", "scheme": "http", "server": ("h", 1), "client": ("c", 1),
+    }  # fmt: skip
+    await app(scope, receive, send)
+
+
 class Inside:
     """A gateway and scripted engines, in an event loop that runs during the calls of the test."""
 
@@ -174,23 +201,8 @@ class Inside:
         method: str = "POST",
     ) -> Reply:  # fmt: skip
         """Send a request. The client disconnects when `gone` is set."""
-        reply, raw = Reply(), body if isinstance(body, bytes) else json.dumps(body).encode()
-        sent = False
-
-        async def receive() -> Any:
-            nonlocal sent
-            if sent:
-                await (gone or asyncio.Event()).wait()
-                return {"type": "http.disconnect"}
-            sent = True
-            return {"type": "http.request", "body": raw, "more_body": False}
-
-        pairs = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in headers]
-        scope = {
-            "type": "http", "method": method, "path": path, "headers": pairs, "query_string": b"", "root_path": "",
-            "app": self.app, "http_version": "1.1", "scheme": "http", "server": ("h", 1), "client": ("c", 1),
-        }  # fmt: skip
-        await self.app(scope, receive, reply.send)
+        reply = Reply()
+        await send_request(self.app, path, body, reply.send, headers, gone, method)
         return reply
 
     def chat(self, stream: bool = False, headers: Any = (), **options: Any) -> Reply:

@@ -19,7 +19,7 @@ import yaml
 from msgspec.structs import replace
 from uvicorn.server import ServerState
 
-from asgi import Reply
+from asgi import Reply, send_request
 from headway import scenario, serving
 from headway.control.decisions import Decision, DecisionObserver
 from headway.core.fleet import Pool
@@ -180,22 +180,13 @@ async def _ask(
     prompt += [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens - len(prompt))]
     body = {"model": lora or model, "prompt": prompt, "max_tokens": output_tokens, "priority": tier}
     body["stream"] = is_streamed
+    headers = {"x-request-id": f"{id}", "authorization": f"Bearer {tenant}"}
     if front is not None:
-        headers = {"x-request-id": f"{id}", "authorization": f"Bearer {tenant}"}
         answer = await front.send("/v1/completions", json.dumps(body).encode(), headers)
         assert answer.endswith(b"data: [DONE]\n\n") if is_streamed else "usage" in json.loads(answer), answer
         return {}
-    reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
-
-    async def receive() -> Any:
-        return messages.pop() if messages else await asyncio.Event().wait()
-
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions",
-        "headers": [(b"x-request-id", b"%d" % id), (b"authorization", f"Bearer {tenant}".encode())],
-        "query_string": b"", "root_path": "", "app": app,
-    }  # fmt: skip
-    await app(scope, receive, reply.send)
+    reply = Reply()
+    await send_request(app, "/v1/completions", body, reply.send, headers.items())
     assert reply.status in (200, 429) and reply.is_whole, reply.body
     error: dict[str, Any] = {} if reply.status == 200 else json.loads(reply.body)["error"]
     return error
@@ -246,20 +237,13 @@ async def _read(app: Any, at_s: float, body: dict[str, Any]) -> list[tuple[float
     loop = asyncio.get_running_loop()
     await asyncio.sleep(at_s - loop.time())
     parts: list[tuple[float, bytes]] = []
-    messages = [{"type": "http.request", "body": json.dumps({**body, "stream": True}).encode()}]
-
-    async def receive() -> Any:
-        return messages.pop() if messages else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
             parts.append((loop.time(), message["body"]))
 
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
-    scope = {
-        "type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "root_path": "", "app": app,
-    }  # fmt: skip
-    await app(scope, receive, send)
+    await send_request(app, path, {**body, "stream": True}, send)
     return parts
 
 

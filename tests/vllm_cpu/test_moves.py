@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asgi import Reply
+from asgi import Reply, send_request
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from vllm_cpu.servers import MARKS, SOURCE, Server, fleet, make_model, show
@@ -104,16 +104,8 @@ async def moved(gateway: Gateway, app: Any, prompt: list[int], blocks: Path | No
         "model": "llama-3.1-8b", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True,
         "stream": True, "return_token_ids": True,
     }  # fmt: skip
-    sent, client = [{"type": "http.request", "body": msgspec.json.encode(body)}], Client(gateway, blocks)
-
-    async def receive() -> Any:
-        return sent.pop() if sent else await asyncio.Event().wait()
-
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b"",
-        "root_path": "", "app": app,
-    }  # fmt: skip
-    await app(scope, receive, client.send)
+    client = Client(gateway, blocks)
+    await send_request(app, "/v1/completions", body, client.send)
     assert client.status == 200 and len(client.tokens) == OUTPUT_TOKENS, client.body[-500:]
     return Moved(client.tokens, client.pause_s, client.source) if client.source is not None and client.pause_s else None
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("zmq")
 
-from asgi import Reply
+from asgi import Reply, send_request
 from headway.gateway.gateway import Gateway
 from vllm_cpu.servers import BLOCK, MARKS, Server, fleet, make_model, show
 
@@ -53,17 +53,9 @@ def routed(folder: Path, servers: list[Server], routing: str) -> AbstractAsyncCo
     return fleet(folder / f"{routing}.yaml", servers, pool={"kv_events": events}, policies=policies)
 
 
-async def send(app: Any, body: dict[str, Any]) -> Any:
-    sent, reply = [{"type": "http.request", "body": msgspec.json.encode(body)}], Reply()
-
-    async def receive() -> Any:
-        return sent.pop() if sent else await asyncio.Event().wait()
-
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b"",
-        "root_path": "", "app": app,
-    }  # fmt: skip
-    await app(scope, receive, reply.send)
+async def chat(app: Any, body: dict[str, Any]) -> Any:
+    reply = Reply()
+    await send_request(app, "/v1/chat/completions", body, reply.send)
     answer = msgspec.json.decode(reply.body)
     assert reply.status == 200, answer
     return answer
@@ -75,7 +67,7 @@ async def converse(app: Any, seed: int) -> list[tuple[int, int]]:
     for _ in range(NUM_TURNS):
         messages.append({"role": "user", "content": " ".join(chance.choices(WORDS, k=40))})
         body = {"model": "llama-3.1-8b", "messages": messages, "max_tokens": 8, "temperature": 0}
-        answer = await send(app, body)
+        answer = await chat(app, body)
         usage = answer["usage"]
         told.append((usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0))
         messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "yes"})

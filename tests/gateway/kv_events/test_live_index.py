@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import uvicorn
 import yaml
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 pytest.importorskip("zmq")
 pytest.importorskip("tokenizers")
 
-from asgi import Reply
+from asgi import Reply, send_request
 from attacking import SCALE
 from headway import catalog, serving
 from headway.control.decisions import Decision
@@ -145,19 +144,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def ask(app: Any, body: dict[str, Any], path: str = "/v1/completions") -> Reply:
+async def send(app: Any, body: dict[str, Any], path: str = "/v1/completions") -> Reply:
     """One request."""
-    messages = [{"type": "http.request", "body": msgspec.json.encode({"model": MODEL, **body})}]
     reply = Reply()
-
-    async def receive() -> Any:
-        return messages.pop() if messages else await asyncio.Event().wait()
-
-    scope = {
-        "type": "http", "method": "POST" if body else "GET", "path": path, "headers": [], "query_string": b"",
-        "root_path": "", "app": app,
-    }  # fmt: skip
-    await app(scope, receive, reply.send)
+    await send_request(app, path, {"model": MODEL, **body}, reply.send, method="POST" if body else "GET")
     return reply
 
 
@@ -225,7 +215,7 @@ def test_the_index_has_the_blocks_of_the_engines(tmp_path: Path) -> None:
             known = replica_state(gateway, gateway.replicas[0]).prefix_cache
             assert known is not None and (known.state, known.blocks) == ("live", len(engines[0].held()))
             assert known.gaps == counts[0].gaps and known.age_s is not None
-            metrics = (await ask(app, {}, "/metrics")).body.decode()
+            metrics = (await send(app, {}, "/metrics")).body.decode()
             assert 'headway_kv_events_live{pool="pool-0",model="llama-3.1-8b",replica="0"} 1' in metrics
 
     asyncio.run(story())
@@ -253,7 +243,7 @@ class _Requests:
             del body["prompt"]
             body["messages"], path = [{"role": "user", "content": words}], "/v1/chat/completions"
         self.num += 1
-        self.num_failed += (await ask(self._app, body, path)).status != 200
+        self.num_failed += (await send(self._app, body, path)).status != 200
 
 
 async def _settled(gateway: Gateway, engines: list[Engine], requests: _Requests) -> None:
@@ -332,7 +322,7 @@ def test_a_request_is_looked_up_by_its_tokens(tmp_path: Path, is_local: bool, mo
                 asked.clear()
             words = " ".join(f"w{id}" for id in range(100, 300))
             chat = {"messages": [{"role": "user", "content": words}], "max_tokens": 1}
-            assert (await ask(app, chat, "/v1/chat/completions")).status == 200
+            assert (await send(app, chat, "/v1/chat/completions")).status == 200
             await until(lambda: agree(gateway, engines) and any(engine.held() for engine in engines))
             (holder,) = [number for number, engine in enumerate(engines) if engine.held()]
             seen: list[list[int]] = []
@@ -345,7 +335,7 @@ def test_a_request_is_looked_up_by_its_tokens(tmp_path: Path, is_local: bool, mo
 
             driver.arrived = look  # type: ignore[method-assign]
             longer = {**chat, "messages": [{"role": "user", "content": words + " and more"}]}
-            assert (await ask(app, longer, "/v1/chat/completions")).status == 200
+            assert (await send(app, longer, "/v1/chat/completions")).status == 200
             assert seen[0][holder] == 192 and seen[0][1 - holder] == 0, "12 full blocks of 202 tokens"
             assert len(asked) == (0 if is_local else 2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -26,20 +25,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 
 
 def _request(inside: Inside, path: str, method: str = "GET") -> Reply:
-    async def send() -> Reply:
-        reply = Reply()
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        scope = {
-            "type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "root_path": "",
-            "app": inside.app, "http_version": "1.1", "scheme": "http", "server": ("h", 1), "client": ("c", 1),
-        }  # fmt: skip
-        await inside.app(scope, receive, reply.send)
-        return reply
-
-    reply: Reply = inside.run(send())
+    reply: Reply = inside.run(inside.post(b"", path, method=method))
     return reply
 
 
