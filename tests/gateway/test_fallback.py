@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,26 @@ import pytest
 import yaml
 
 import serving
+from json_services import JsonHandler, listening
 
 pytest.importorskip("httptools")
 OWN_KEY, CLIENT_KEY, ENGINE_KEY = "of-the-service", "of-the-client", "of-the-engine"
 HOSTED = "house-model"
 
 
-class Service(BaseHTTPRequestHandler):
+class Service(JsonHandler):
     """Somebody's hosted model. It keeps the headers and bodies of all that it is sent."""
 
-    protocol_version = "HTTP/1.1"
     seen: list[tuple[str, dict[str, str], Any]]
-
-    def _answer(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
     def _keep(self, body: Any) -> None:
         self.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self._keep(None)
-        self._answer(200, {"object": "list", "data": [{"id": "another"}, {"id": HOSTED}]})
+        self.answer(200, {"object": "list", "data": [{"id": "another"}, {"id": HOSTED}]})
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self, body: Any) -> None:
         self._keep(body)
         if body.get("stream"):
             self.send_response(200)
@@ -57,24 +47,13 @@ class Service(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
             self.close_connection = True
             return
-        choice = {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-        self._answer(200, {"id": "c", "object": "chat.completion", "created": 1, "model": HOSTED,
-                           "choices": [choice], "usage": usage})  # fmt: skip
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+        self.complete(HOSTED)
 
 
 @pytest.fixture
 def service() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Service,), {"seen": []}))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with listening(type("Handler", (Service,), {"seen": []})) as server:
+        yield server
 
 
 def fleet(folder: Path, engine: str, service: ThreadingHTTPServer, **changes: Any) -> Path:

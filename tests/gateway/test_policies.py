@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import serving
 from headway import records, scenario
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
+from json_services import JsonHandler, listening
 from serving import chat, metric, until
 
 pytest.importorskip("httptools")
@@ -103,43 +103,28 @@ def test_flex_requests_wait_until_they_delay_nobody(tmp_path: Path) -> None:
         assert "choices" in answered[0]
 
 
-class _Heard(BaseHTTPRequestHandler):
-    """An engine that says one word, and keeps what it was asked."""
+class Recorder(JsonHandler):
+    """An engine that keeps the requests that it gets."""
 
     bodies: list[dict[str, Any]]
 
-    def do_GET(self) -> None:
-        self._answer({"data": [{"id": "own-name"}]})
+    def get(self) -> None:
+        self.answer(200, {"data": [{"id": "own-name"}]})
 
-    def do_POST(self) -> None:
-        self.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        self._answer({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
-
-    def _answer(self, value: Any) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """To nobody."""
+    def post(self, body: Any) -> None:
+        self.bodies.append(body)
+        self.answer(200, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
 
 
 @pytest.fixture
-def heard() -> Iterator[ThreadingHTTPServer]:
-    _Heard.bodies = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Heard)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def recorder() -> Iterator[ThreadingHTTPServer]:
+    Recorder.bodies = []
+    with listening(Recorder) as server:
+        yield server
 
 
-def test_each_engine_gets_its_own_priority_sign_and_model_name(heard: ThreadingHTTPServer, tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{heard.server_address[1]}"
+def test_each_engine_gets_its_own_priority_sign_and_model_name(recorder: ThreadingHTTPServer, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{recorder.server_address[1]}"
     pool = {"gpu": "h100", "endpoints": [url]}
     fleet = [
         {**pool, "name": "v", "model": "qwen3-8b", "engine": "vllm-v1"},
@@ -155,8 +140,8 @@ def test_each_engine_gets_its_own_priority_sign_and_model_name(heard: ThreadingH
         chat(front, service_tier="flex", max_tokens=1).json()
         chat(front, headers={"x-headway-tier": "2"}, max_tokens=1).json()
         chat(front, model="own-name", max_tokens=1).json()
-        assert [body["priority"] for body in _Heard.bodies[:4]] == [3, -3, 1, 2]
-        assert {body["model"] for body in _Heard.bodies} == {"own-name"}
+        assert [body["priority"] for body in Recorder.bodies[:4]] == [3, -3, 1, 2]
+        assert {body["model"] for body in Recorder.bodies} == {"own-name"}
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,52 +16,32 @@ import serving
 from headway import scenario
 from headway import serving as composition
 from headway.core.errors import HeadwayError
+from json_services import JsonHandler, listening
 
 pytest.importorskip("httptools")
 KEY = "of the engine"
 
 
-class Guarded(BaseHTTPRequestHandler):
+class Guarded(JsonHandler):
     """An engine that answers nobody without its key, and keeps the headers that it was sent."""
 
-    protocol_version = "HTTP/1.1"
     seen: list[dict[str, list[str]]]
 
-    def _answer(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    def get(self) -> None:
+        self.answer(200, {"object": "list", "data": [{"id": "house-model"}]})
 
-    def do_GET(self) -> None:
-        self._answer(200, {"object": "list", "data": [{"id": "house-model"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+    def post(self, body: Any) -> None:
         self.seen.append({name: self.headers.get_all(name, []) for name in ("Authorization", "x-api-key")})
         if self.headers["Authorization"] != f"Bearer {KEY.replace(' ', '-')}":
-            self._answer(401, {"error": {"message": "who are you?"}})
+            self.answer(401, {"error": {"message": "who are you?"}})
             return
-        message = {"role": "assistant", "content": "hello"}
-        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        self._answer(200, {"id": "c", "object": "chat.completion", "created": 1, "model": "house-model",
-                           "choices": [choice], "usage": usage})  # fmt: skip
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+        self.complete("house-model")
 
 
 @pytest.fixture
 def engine() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Guarded,), {"seen": []}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with listening(type("Handler", (Guarded,), {"seen": []})) as server:
+        yield server
 
 
 def fleet(folder: Path, engine: ThreadingHTTPServer, **pool: Any) -> Path:

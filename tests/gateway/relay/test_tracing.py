@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 import serving
+from json_services import JsonHandler
 from serving import MODEL, chat
 
 pytest.importorskip("httptools")
@@ -61,36 +61,23 @@ class Engine:
     """Speaks OpenAI's API, records the `traceparent` of each request, and fails the first `fails` requests."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.parents: list[str] = []
         self.fails = 1
         engine = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        class Handler(JsonHandler):
+            def get(self) -> None:
+                self.answer(200, {"data": [{"id": "it"}]})
 
-            def do_GET(self) -> None:
-                self._say(200, {"data": [{"id": "it"}]})
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                engine.heard.append(self.headers.get("traceparent", ""))
+            def post(self, body: Any) -> None:
+                engine.parents.append(self.headers.get("traceparent", ""))
                 if engine.fails:
                     engine.fails -= 1
-                    self._say(500, {})
+                    self.answer(500, {})
                     return
                 message = {"role": "assistant", "content": "so it is"}
                 choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-                self._say(200, {"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
-
-            def _say(self, status: int, body: Any) -> None:
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """To nobody."""
+                self.answer(200, {"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -124,8 +111,8 @@ def test_a_trace_goes_from_the_client_through_attempts_to_the_engine(collector: 
     assert {span.trace_id.hex() for span in collector.spans} == {"0af7651916cd43dd8448eb211c80319c"}
     assert {span.parent_span_id.hex() for span in requests} == {"b7ad6b7169203331"}
     assert {span.parent_span_id for span in attempts} == {span.span_id for span in requests}
-    heard = {trace.split("-")[2] for engine in engines for trace in engine.heard}
-    assert heard == {span.span_id.hex() for span in attempts}, "each engine gets the context of its attempt"
+    parents = {trace.split("-")[2] for engine in engines for trace in engine.parents}
+    assert parents == {span.span_id.hex() for span in attempts}, "each engine gets the context of its attempt"
     for span in requests:
         told = attributes(span)
         assert told["gen_ai.operation.name"] == "chat" and told["gen_ai.request.model"] == MODEL
@@ -188,4 +175,4 @@ def test_without_tracing_the_clients_context_is_passed_on(tmp_path: Path) -> Non
         serving.all_up(front, 1)
         chat(front, max_tokens=2, headers={"traceparent": "00-1-2-01"}).json()
     engine.close()
-    assert engine.heard == ["00-1-2-01"]
+    assert engine.parents == ["00-1-2-01"]
