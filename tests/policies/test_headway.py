@@ -248,7 +248,7 @@ def test_what_is_remembered_is_bounded() -> None:
     router = HeadwayRouter()
     for i in range(1000):
         router.route(FakeRequest(id=i), FakeFleet([one(2 * i), one(2 * i + 1)], now=10.0 * i))
-    assert len(router._known) < 1000 == len(router._decoding)
+    assert len(router._states) < 1000 == len(router._decoding)
     router._decoding.update({i: (0, 1) for i in range(1000, 100_000)})
     for i in range(100):
         router.route(FakeRequest(id=200_000 + i), FakeFleet(pair(), now=10_000.0))

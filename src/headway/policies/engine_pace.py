@@ -15,9 +15,9 @@ _UNKNOWN_CONTEXT_TOKEN_S: Final = 1e-7
 
 _LEAST_WINDOW_S: Final = 0.25
 _MOST_WINDOW_S: Final = 1.5
-"""Times between two looks at a replica of which the second counts: enough iterations, without a pause between them."""
+"""Times between two samples of a replica of which the second counts: enough iterations, and no pause in between."""
 _LEAST_RUNNING: Final = 2
-"""Requests that run at both looks; with fewer, the replica may have been idle in between."""
+"""Requests that run at both samples; with fewer, the replica may have been idle in between."""
 _KEPT: Final = 0.9
 """Share of the observations so far that is kept at the next one: they are those of some ten windows."""
 _PRIOR_S: Final = 0.5
@@ -77,28 +77,28 @@ class EngineSpeed:
 class ObservedRatio:
     """How many times as long as expected a replica takes for what it does, over the last seconds in which it was busy.
 
-    What it does is counted: prompt tokens computed and output tokens generated between two looks.
+    What it does is counted: prompt tokens computed and output tokens generated between two samples.
     """
 
     __slots__ = (
         "_done_tokens",
         "_expected_s",
         "_num_running",
+        "_observed_s",
         "_output_tokens",
-        "_seen_s",
         "_start_s",
-        "_took_s",
+        "_updated_s",
         "factor",
     )
 
     def __init__(self) -> None:
-        self._took_s = self._expected_s = 0.0
-        self._start_s = self._seen_s = -inf
+        self._observed_s = self._expected_s = 0.0
+        self._start_s = self._updated_s = -inf
         self._num_running = self._done_tokens = self._output_tokens = 0
         self.factor = 1.0
         """The ratio; 1 where a model is known and may well be right."""
 
-    def look(
+    def update(
         self,
         speed: EngineSpeed,
         now: float,
@@ -107,7 +107,7 @@ class ObservedRatio:
         done_tokens: int,
         output_tokens: int,
     ) -> None:
-        """Compare what has been done since the last look with the time since then.
+        """Compare what has been done since the last sample with the time since then.
 
         `done_tokens` and `output_tokens` are the prompt tokens computed and tokens generated so far, in all.
         """
@@ -121,17 +121,17 @@ class ObservedRatio:
             prompts_s = max(done_tokens - self._done_tokens, 0) * speed.token_s
             expected_s = steps * (base_s + token_s * context_tokens) + prompts_s
             if expected_s:
-                self._took_s = _KEPT * self._took_s + took_s
+                self._observed_s = _KEPT * self._observed_s + took_s
                 self._expected_s = _KEPT * self._expected_s + expected_s
-                self._seen_s = now
-                self._judge(speed.is_known)
-        elif self.factor != 1.0 and now > self._seen_s + _STALE_S:
-            self._took_s = self._expected_s = 0.0
+                self._updated_s = now
+                self._set_factor(speed.is_known)
+        elif self.factor != 1.0 and now > self._updated_s + _STALE_S:
+            self._observed_s = self._expected_s = 0.0
             self.factor = 1.0
         self._start_s, self._num_running = now, num_running
         self._done_tokens, self._output_tokens = done_tokens, output_tokens
 
-    def _judge(self, is_known: bool) -> None:
-        ratio = (self._took_s + _PRIOR_S) / (self._expected_s + _PRIOR_S)
+    def _set_factor(self, is_known: bool) -> None:
+        ratio = (self._observed_s + _PRIOR_S) / (self._expected_s + _PRIOR_S)
         ratio = max(1.0 / _MOST, min(_MOST, ratio))
         self.factor = 1.0 if is_known and 1.0 / _LIKELY < ratio < _LIKELY else ratio
