@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from time import time
+from time import sleep, time
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("httptools")
 
+import processes
+import serving
 from headway import serving as composition
 from headway.cli.live_run import LiveOptions, LiveRun
 from headway.core.errors import HeadwayError
@@ -98,6 +100,46 @@ def test_a_gateway_forecasts_from_them(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(HeadwayError, match=r"demand.parquet: cannot be read"):
         LiveRun(file.plan, file, options, is_restart=False)
     assert LiveRun(file.plan, file, options, is_restart=True)._plan.past_demand is None
+
+
+def test_a_gateway_that_was_killed_scales_by_the_demand_before(tmp_path: Path) -> None:
+    """Real processes: three replicas for a demand that the gateway itself has not seen; one without its history."""
+    until_s = 60 * (time() // 60)
+    tokens = {(serving.MODEL, "", 0): {int(until_s // 60) - i: 60 * 25.0 for i in range(1, 181)}}
+    demand.keep(tmp_path / "live", demand.KeptDemand(tokens, ((until_s - 180 * 60, until_s),)))
+    scaling = {"name": "headway", "tps": {serving.MODEL: 10}, "use": 1.0, "interval_s": 0.2}
+    changes = {"pool": processes.pool(3, max_replicas=3), "policies": {"scaling": scaling}}
+    options = ("--records", str(tmp_path / "live"))
+
+    def front(**settings: Any) -> serving.Process:
+        settings["records_period_s"] = 0.1
+        return serving.gateway(serving.fleet_file(tmp_path, [], gateway=settings, **changes), *options)
+
+    first = front(demand_history={"records": "live"})
+    with serving.closing(first):
+        serving.all_up(first, 3)
+        prompt_tokens = sum(serving.chat(first, max_tokens=2).json()["usage"]["prompt_tokens"] for _ in range(5))
+        until_written(tmp_path / "live", tokens, prompt_tokens)
+        first.kill()
+    again = front(demand_history={"records": "live"})
+    with serving.closing(again):
+        serving.all_up(again, 3)
+        assert "  forecast: 3.0 hours of demand from records in" in again.stop()
+    kept = demand.read(tmp_path / "live")
+    assert new_tokens(kept, tokens) == prompt_tokens
+    without = front()
+    with serving.closing(without):
+        serving.all_up(without, 1)
+        sleep(1.0)
+        assert serving.send(without, "/health").json()["replicas"] == 1
+
+
+def new_tokens(kept: demand.KeptDemand, before: Any) -> float:
+    return sum(sum(by.values()) for by in kept.tokens.values()) - sum(sum(by.values()) for by in before.values())
+
+
+def until_written(folder: Path, before: Any, prompt_tokens: int) -> None:
+    serving.until(lambda: new_tokens(demand.read(folder), before) == prompt_tokens)
 
 
 def test_the_first_start_has_no_history(tmp_path: Path) -> None:
