@@ -54,6 +54,15 @@ def _option(args: list[str], name: str) -> str:
     return args[args.index(name) + 1]
 
 
+def test_what_has_to_exist_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _export(tmp_path, {"fleet": [POOL]})
+    assert "before:" not in capsys.readouterr().err
+    _export(tmp_path, {"fleet": [POOL]}, "--namespace", "llm", "--token-secret", "hub")
+    told = capsys.readouterr().err
+    assert "before: kubectl create namespace llm\n" in told
+    assert "before: kubectl -n llm create secret generic hub --from-literal=token=...\n" in told
+
+
 @pytest.mark.parametrize(
     ("document", "options"),
     [
@@ -430,6 +439,7 @@ def test_weights_of_one_shape_are_different_models(tmp_path: Path) -> None:
         ({"fleet": [POOL], "policies": SCALING}, ("--inference-pool",), "are scaled by Kubernetes"),
         ({"fleet": [POOL], "gateway": {"pace_s": 0.1}}, ("--inference-pool",), "gateway.pace_s: an endpoint picker"),
         ({"fleet": [POOL]}, ("--gpu-product", "h100"), "expected GPU=LABEL"),
+        ({"fleet": [POOL]}, ("--namespace", "My_NS"), "--namespace 'My_NS': expected small letters"),
         ({"fleet": [POOL]}, ("--gpu-product", "h1=X"), "GPU 'h1'"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def command() -> None:
 @command.command()
 @click.argument("fleet", type=PATH)
 @click.option("-o", "--out", type=PATH, required=True, help="Folder for the manifests.")
-@click.option("--namespace", default="default", show_default=True)
+@click.option("--namespace", default="default", show_default=True, help="Namespace of all manifests; it has to exist.")
 @click.option(
     "--image", default="", help="Image of the engines of pools without one. Default: that of the measured version."
 )
@@ -69,6 +71,8 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     and sets their number if `policies` has `scaling`. With --inference-pool, a gateway of the Gateway API serves the
     pools, and headway epp picks their endpoints. Apply them with `kubectl apply -k DIR`.
     """
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", flags["namespace"]):
+        raise HeadwayError(f"--namespace {flags['namespace']!r}: expected small letters, digits and dashes, 63 at most")
     data, places = read(fleet)
     data.setdefault("workload", NO_WORKLOAD)
     data, without_engine = with_engines(data)
@@ -79,12 +83,22 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
         click.echo(f"{name}: deployed with {DEPLOYED_ENGINE}, as it has no `engine`", err=True)
     for line in deployed_models(chosen):
         click.echo(line, err=True)
-    if names := secrets(chosen):
-        keys = " ".join(f"--from-literal={name}=..." for name in names)
-        click.echo(f"before: kubectl -n {options.namespace} create secret generic {SECRET} {keys}", err=True)
+    for line in _needed(options, secrets(chosen)):
+        click.echo(f"before: kubectl {line}", err=True)
     for name, text in made.items():
         write_text(out / name, text)
         click.echo(str(out / name))
+
+
+def _needed(options: ExportOptions, keys: Sequence[str]) -> Iterator[str]:
+    """Arguments of kubectl that create what the manifests refer to, and do not have."""
+    create = f"-n {options.namespace} create secret generic"
+    if options.namespace != "default":
+        yield f"create namespace {options.namespace}"
+    if options.token_secret:
+        yield f"{create} {options.token_secret} --from-literal=token=..."
+    if keys:
+        yield f"{create} {SECRET} {' '.join(f'--from-literal={name}=...' for name in keys)}"
 
 
 def _product(text: str) -> tuple[str, str]:

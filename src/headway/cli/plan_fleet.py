@@ -46,7 +46,7 @@ SCENARIOS = (".yaml", ".yml")
     "--model", "models", multiple=True,
     help="A model of the catalog; or NAME=MODEL for requests that ask for NAME. Default: the trace's own names.",
 )  # fmt: skip
-@click.option("--engine", help="An engine profile of the catalog.")
+@click.option("--engine", help="An engine of the catalog: vllm-v1, ... Default: the file's, else simulated.")
 @click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True), default=ATTAINMENT, show_default=True,
               help="Share of each model's requests that must meet their SLOs.")  # fmt: skip
 @click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace.")

@@ -105,7 +105,8 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     speculative: SpeculativeSpec | None = None
     """Speculative decoding. Without it: an iteration gives a sequence one token."""
     engine: str | dict[str, Any] = DEFAULT_ENGINE
-    """A name that `headway catalog engines` lists, or `name:` and changes to the engine's settings."""
+    """A name that `headway catalog engines` lists, or `name:` and changes to the engine's settings. `simulated` batches
+    as vLLM does, has no prefix cache, and applies every ordering."""
     name: str = ""
     """The pool's name in reports. Without one: `pool-0`, `pool-1`, ..."""
     region: str = ""

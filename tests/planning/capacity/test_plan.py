@@ -27,7 +27,7 @@ from headway.planning.capacity.page import page
 from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import CapacityCandidate, CapacityPlan, Situation, Targets, misses
 from headway.planning.capacity.rehearsal import CapacityRehearsal, CapacityTask, fleet_document
-from headway.planning.capacity.text import render
+from headway.planning.capacity.text import LEGEND, render
 from headway.report.page import library_name, write_page
 from headway.scenario.processes import processes
 
@@ -406,6 +406,7 @@ def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
         shown = page(found, "a <plan>", "headway plan capacity")
         assert "a &lt;plan&gt;" in shown and shown.count('class="chart"') == num_charts
     text = render(good, width=160)
+    assert LEGEND in text and LEGEND in page(good, "small", "headway plan capacity")
     assert "load x3" in text and "1 replica lost" in text and "the plan" in text
 
 

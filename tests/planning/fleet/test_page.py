@@ -69,6 +69,11 @@ def test_the_answer_is_three_sentences() -> None:
     assert tiers == "Tiers of service are not needed: all requests are of one class."
 
 
+def test_one_gpu_keeps_requests_in_time() -> None:
+    best = structs.replace(made().points[0], parts=made().parts[:1])
+    assert "1 GPU for $15.00 an hour keeps " in made(points=(best,), gpus={H100: 1}).sentences[0]
+
+
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
@@ -99,6 +104,7 @@ def test_shares_are_rounded_down() -> None:
 def test_the_text_marks_what_is_not_calibrated() -> None:
     text = render(made(), width=220)
     assert "not calibrated: kernels of a100" in text and "does not fit" in text
+    assert " prefill, " in text and " decode " in text, "a unit says what each of its groups does"
     assert text.rstrip().splitlines()[-3:] == list(made().sentences) or "Serve qwen3-8b" in text
 
 

@@ -7,7 +7,16 @@ from html import escape
 from typing import Any
 
 from headway.planning.capacity.problem import SLOS, CandidateResult, CapacityPlan, RehearsedSize
-from headway.planning.capacity.text import NAMES, candidates_table, describe, headline, sentences, shown, what_ifs_table
+from headway.planning.capacity.text import (
+    LEGEND,
+    NAMES,
+    candidates_table,
+    describe,
+    headline,
+    sentences,
+    shown,
+    what_ifs_table,
+)
 from headway.report.charts import layout
 from headway.report.page import COLORS, DRAW, INK, QUIET, document, literal
 
@@ -30,6 +39,7 @@ def page(plan: CapacityPlan, title: str, command: str) -> str:
 {picture}
 {f"<section><h2>The plan and the runners-up</h2>{heads}</section>" if plan.choice else ""}
 {f"<section><h2>What if</h2>{what_ifs}</section>" if plan.what_ifs else ""}
+{f'<p class="quiet">{escape(LEGEND)}</p>' if plan.choice else ""}
 <section><h2>All candidates</h2>{_table(*_all_candidates(plan), names=("GPU", "policy", "status", "why"))}</section>
 <footer><p class="quiet">{escape(title)}: {escape(describe(plan.targets))}. {plan.num_rehearsals} rehearsals, all on the
 same arrivals and lengths.</p><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""

@@ -25,6 +25,12 @@ NAMES = SLO_NAMES | {"attainment": "SLO met"}
 NOT_CALIBRATED = "not calibrated"
 """Marks candidates whose step times were not measured."""
 
+LEGEND = (
+    "SLO met: requests within their own SLOs (of tier or trace), else within the targets. goodput/s: the same per"
+    " second until the last answer ends."
+)
+"""What the columns count; a short rehearsal ends well after its last arrival."""
+
 
 def shown(name: str, value: float | None) -> str:
     if value is None:
@@ -156,6 +162,8 @@ def render(plan: CapacityPlan, *, width: int, color: bool = False) -> str:
     parts.append(_rich(*candidates_table(plan)))
     if plan.what_ifs:
         parts += [Text(), _rich(*what_ifs_table(plan))]
+    if plan.choice is not None:
+        parts += [Text(), Text(LEGEND)]
     with terminal.capture() as captured:
         terminal.print(Group(*parts))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"

@@ -157,7 +157,7 @@ def _next(out: Path | None) -> str:
     if out is None:
         return ""
     commands = f"headway simulate {out}\nheadway serve {out} --emulated"
-    hint = "For real engines, add the addresses of each pool's as <code>endpoints</code>, and leave out --emulated."
+    hint = "For real engines, add each pool's addresses as <code>endpoints</code>, and leave out --emulated."
     return f'<section><h2>Run it</h2><pre>{escape(commands)}</pre><p class="quiet">{hint}</p></section>'
 
 

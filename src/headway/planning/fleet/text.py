@@ -45,9 +45,9 @@ def _fleet(plan: FleetPlan) -> str:
     attained = f"{share(best.runs[0].worst)} of {'each' if len(plan.models) > 1 else 'the'} model's requests"
     at_least = "at least " if len(plan.models) > 1 else ""
     drawn = f" ({_interval(best.interval)} over {len(best.runs)} seeds)" if best.interval is not None else ""
-    gpus = f"{number} GPU{'s' if number != 1 else ''}"
+    gpus, keep = (f"{number} GPUs", "keep") if number != 1 else ("1 GPU", "keeps")
     return (
-        f"Serve {served}, with the router {best.router}: {gpus} for {price} an hour keep {at_least}{attained}"
+        f"Serve {served}, with the router {best.router}: {gpus} for {price} an hour {keep} {at_least}{attained}"
         f" within {describe(plan.slo)}{drawn}."
     )
 
@@ -125,7 +125,13 @@ def _option(each: SizedOption) -> list[str]:
     attained = "-" if each.attainment is None else share(each.attainment)
     price = "-" if each.usd_per_hour is None else dollars(each.usd_per_hour)
     units = "-" if each.least is None else str(each.least)
-    return [each.model, each.unit.label.strip("<>"), units, price, attained, "; ".join(notes)]
+    return [each.model, _unit(each), units, price, attained, "; ".join(notes)]
+
+
+def _unit(each: SizedOption) -> str:
+    """As in "1 x l40s", or "1 x l40s prefill, 3 x l40s decode"."""
+    phases = (" prefill", " decode") if each.is_split else ("",)
+    return ", ".join(f"{group.label}{phase}" for group, phase in zip(each.unit.groups, phases, strict=True))
 
 
 def model_rows(plan: FleetPlan) -> list[list[str]]:
