@@ -220,6 +220,39 @@ def test_a_run_that_ends_within_its_warm_up_says_so(capsys: pytest.CaptureFixtur
     assert "nothing is measured" not in capsys.readouterr().out
 
 
+OWN = """
+from headway.core.decision import Placement
+
+class Peeks:
+    def route(self, request, view):
+        return Placement(min(view.replicas, key=lambda r: r.num_in_flight * request.output_tokens).id)
+
+class Knows(Peeks):
+    oracle = True
+
+class MovesUnannounced:
+    quantum, preemptive = None, False
+    def rank(self, request, now):
+        return request.prompt_tokens - now
+"""
+
+
+def test_own_policies_that_break_a_rule_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_for_test.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    small = ["compare", "--workload", "chat", "--model", "llama-3.1-8b", "--gpu", "h100", "--num-requests", "20"]
+    small += ["--rate", "20", "--seeds", "1", "--routing", "own_for_test:Peeks,own_for_test:Knows,least-kv"]
+    assert main([*small, "--ordering", "own_for_test:MovesUnannounced"]) == 0
+    router, ordering = capsys.readouterr().err.strip().splitlines()
+    assert router == (
+        "note: routing own_for_test:Peeks: read request.output_tokens, which only a policy with `oracle = True` may"
+        " (headway.testing.check_router)"
+    )
+    assert ordering.startswith("note: ordering own_for_test:MovesUnannounced: the rank moved")
+
+
 def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert json_of(capsys, "catalog", "gpus", "a100", "--json")["name"] == "a100-80gb"
     names = [engine["name"] for engine in json_of(capsys, "catalog", "engines", "--json")]

@@ -166,6 +166,8 @@ def test_a_class_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
+        ("mine_for_test.Last", "one of your own is module:Class, as in mine_for_test:Last"),
+        ("mine_for_test.py:Last", "expected module:Class, as in mine_for_test:Last"),
         ("least-loded", "unknown router 'least-loded'; did you mean 'least-loaded'?"),
         ("", "unknown router ''"),
         ({"name": "fcfs"}, "unknown router 'fcfs'"),

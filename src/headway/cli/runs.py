@@ -15,6 +15,7 @@ from msgspec import Struct, json, structs
 from headway.catalog.coefficients import PoolCalibration
 from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
 from headway.cli.output import PATH, console, no_progress_option, print_json
+from headway.cli.own_policies import broken_rules
 from headway.config import strict_yaml
 from headway.config.policy_preset import explained
 from headway.config.scenario import Scenario, read, variants
@@ -171,7 +172,7 @@ def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
 
 
 def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: SeededMetrics | None = None) -> None:
-    """Write the requested files, then print."""
+    """Write the requested files, then print; last, which of the user's own policies break a rule."""
     command = " ".join(["headway", *sys.argv[1:]])
     if outputs.out is not None:
         _write_folder(runs, scenario, outputs.out, seeded)
@@ -191,6 +192,8 @@ def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs, seeded: S
     for path in (outputs.out, outputs.html, outputs.trace_out):
         if path is not None:
             click.echo(f"wrote {path}", err=True)
+    for line in broken_rules(scenario):
+        click.echo(f"note: {line}", err=True)
 
 
 def _with_folder(path: Path) -> Path:

@@ -137,6 +137,11 @@ def _resolved(
         made_by = registered[name]
     elif ":" in name:
         made_by = _users_class(kind, name, load or _import_from_here)
+    elif "." in name:
+        module_name, _, class_name = name.rpartition(".")
+        raise HeadwayError(
+            f"unknown {kind} {name!r}; one of your own is module:Class, as in {module_name}:{class_name}"
+        )
     else:
         raise unknown(kind, name, registered)
     where = f"{kind} {name}"
@@ -168,6 +173,9 @@ def _users_class(kind: str, name: str, load: LoadModule) -> type[Any]:
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise HeadwayError(f"{kind} {name!r}: expected module:Class")
+    if module_name.endswith(".py"):
+        importable = module_name.removesuffix(".py").replace("/", ".")
+        raise HeadwayError(f"{kind} {name!r}: expected module:Class, as in {importable}:{class_name}")
     try:
         module = load(module_name)
     except ModuleNotFoundError as error:

@@ -1,0 +1,48 @@
+"""Policies of the user's own, checked by a round of the conformance kit after a run.
+
+A run does not notice a router that reads the lengths of answers, or draws from a random stream that no seed sets: its
+numbers are better than they can be in production, or differ from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headway import testing
+from headway.config.scenario import Scenario, listed, variants
+from headway.policies import resolve
+from headway.scenario.user_modules import loader_of
+
+_SEEDS = range(1)
+"""One round takes a tenth of a second; `headway.testing` plays eight."""
+_KINDS: dict[str, tuple[Callable[..., Any], str]] = {
+    "routing": (resolve.router, "check_router"),
+    "ordering": (resolve.ordering, "check_ordering"),
+    "migration": (resolve.migration, "check_migration"),
+    "admission": (resolve.admission, "check_admission"),
+}
+
+
+def broken_rules(scenario: Scenario) -> Iterator[str]:
+    """A line for each policy of the user's own that breaks a rule, with the check that names it."""
+    load, lines = loader_of(scenario.base_dir), dict[str, None]()
+    for variant in variants(scenario):
+        for kind, (find, check) in _KINDS.items():
+            specs = getattr(variant.spec.policies, kind)
+            for spec in listed(specs) if specs is not None else ():
+                choice = find(spec, load)
+                if ":" in choice.name and (rule := _broken(choice, check)):
+                    lines[f"{kind} {choice}: {rule} (headway.testing.{check})"] = None
+    yield from lines
+
+
+def _broken(choice: Callable[[], Any], check: str) -> str:
+    """The rule that the policy breaks. A policy that fails otherwise is left to the run, which names the line."""
+    try:
+        getattr(testing, check)(choice, _SEEDS)
+    except testing.BrokenPolicyError as error:
+        return str(error)
+    except Exception:
+        return ""
+    return ""
