@@ -64,7 +64,7 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize("name", ["empty arrays", "keys", "a long text", "a text of wide symbols"])
 def test_a_body_takes_a_bounded_multiple_of_its_length(front: serving.Process, script: Script, name: str) -> None:
-    script.says = WELL
+    script.reply = WELL
     field, status = BODIES[name]
     body = _body(field)
     with memory_ceiling(front, peak_mib=260.0):
@@ -95,7 +95,7 @@ def test_chunks_beyond_the_limit_are_refused(front: serving.Process) -> None:
 
 def test_many_bodies_at_once_share_a_bound(script: Script, tmp_path: Path) -> None:
     """Of 40 bodies of 8 MiB that come slowly, so many are held as fit; short requests are served meanwhile."""
-    script.says = WELL
+    script.reply = WELL
     file = serving.fleet_file(tmp_path, [script.url], gateway={"max_bodies_bytes": 64 * MIB})
     front = serving.gateway(file)
     with serving.closing(front), ExitStack() as stack:

@@ -49,11 +49,11 @@ def _statuses(data: bytes) -> list[int]:
 def test_an_upgrade_with_a_body_is_refused_and_its_body_is_no_request(
     front: serving.Process, script: Script, num_pieces: int
 ) -> None:
-    script.says, script.heard = WELL, b""
+    script.reply, script.request = WELL, b""
     head = b"POST /v1/models" + HOST + UPGRADE + b"Content-Length: %d\r\n\r\n" % len(HIDDEN)
     pieces = [[head + HIDDEN], [head, HIDDEN], [head, HIDDEN[:60], HIDDEN[60:]]][num_pieces - 1]
     assert _statuses(answers(front, *pieces)) == [400]
-    assert not script.heard
+    assert not script.request
 
 
 REFUSED = {
@@ -73,35 +73,35 @@ REFUSED = {
 def test_what_a_page_may_have_sent_is_refused_without_keys(
     front: serving.Process, script: Script, data: bytes, status: int
 ) -> None:
-    script.says, script.heard = WELL, b""
+    script.reply, script.request = WELL, b""
     assert _statuses(answers(front, data + HIDDEN)) == [status]
-    assert not script.heard
+    assert not script.request
 
 
 def test_workers_refuse_the_same(script: Script, tmp_path: Path) -> None:
-    script.says, script.heard = WELL, b""
+    script.reply, script.request = WELL, b""
     made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--workers", "2")
     with serving.closing(made):
         serving.all_up(made, 1)
         for data, status in REFUSED.values():
             assert _statuses(answers(made, data + HIDDEN)) == [status]
-        assert not script.heard
+        assert not script.request
         close = HIDDEN.replace(b"Host: ", b"Connection: close\r\nHost: ")
         assert _statuses(answers(made, close)) == [200]
 
 
 def test_with_keys_any_host_is_served(keyed: serving.Process, script: Script) -> None:
-    script.says = WELL
+    script.reply = WELL
     close = b"Connection: close\r\nAuthorization: %s\r\n" % bearer("right")["Authorization"].encode()
     data = CHAT.replace(b"localhost", b"gateway.example") + close + LENGTH + b"\r\n" + BODY
     assert _statuses(answers(keyed, data)) == [200]
 
 
 def test_a_key_in_a_trailer_is_none(keyed: serving.Process, script: Script) -> None:
-    script.says, script.heard = WELL, b""
+    script.reply, script.request = WELL, b""
     body = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer right\r\n\r\n" % (len(BODY), BODY)
     assert _statuses(answers(keyed, CHAT + b"Transfer-Encoding: chunked\r\n\r\n" + body)) == [401]
-    assert not script.heard
+    assert not script.request
 
 
 def test_long_trailers_and_long_chunk_headers_are_refused(front: serving.Process) -> None:

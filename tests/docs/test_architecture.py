@@ -60,8 +60,8 @@ def test_a_streamed_request_and_its_tokens_take_the_listed_steps(tmp_path: Path)
     pytest.importorskip("httptools")
     from traced_requests import traced_answer
 
-    says = [STREAM_HEAD + _chunk("so"), _chunk(" it"), _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
-    received, calls = traced_answer(tmp_path, says, stream=True, end=b"[DONE]")
+    reply = [STREAM_HEAD + _chunk("so"), _chunk(" it"), _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
+    received, calls = traced_answer(tmp_path, reply, stream=True, end=b"[DONE]")
     assert b" it" in received
     assert missing_step(steps("request"), calls) is None
     sent = calls.index(steps("request")[-1])

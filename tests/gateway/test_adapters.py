@@ -123,7 +123,7 @@ def test_adapters_stay_where_they_are_loaded(engines: list[Process], tmp_path: P
 
 
 def test_declared_adapters_are_served_by_engines_that_list_none(script: Script, tmp_path: Path) -> None:
-    script.says = OPENAI
+    script.reply = OPENAI
     front = serving.gateway(
         serving.fleet_file(tmp_path, [script.url], pool={"lora": {"adapters": [{"name": "mine"}]}, "api": "openai"})
     )
@@ -131,4 +131,4 @@ def test_declared_adapters_are_served_by_engines_that_list_none(script: Script, 
         serving.all_up(front, 1)
         assert names(front) == {MODEL: None, "mine": MODEL}
         assert complete(front, "mine")[0] == 200
-    assert b'"model":"mine"' in script.heard.replace(b": ", b":")
+    assert b'"model":"mine"' in script.request.replace(b": ", b":")

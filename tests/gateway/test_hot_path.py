@@ -40,17 +40,17 @@ def _whole() -> tuple[list[bytes], bytes]:
 
 
 def test_a_whole_answer_takes_a_bounded_number_of_calls(tmp_path: Path) -> None:
-    says, body = _whole()
-    received, calls = traced_answer(tmp_path, says, stream=False, end=body, num=3)
+    reply, body = _whole()
+    received, calls = traced_answer(tmp_path, reply, stream=False, end=body, num=3)
     assert received.startswith(b"HTTP/1.1 200") and len(calls) <= MOST_CALLS
 
 
 def test_a_fair_share_adds_a_bounded_number_of_calls(tmp_path: Path) -> None:
-    says, body = _whole()
+    reply, body = _whole()
     calls = {}
     for name, sections in (("fcfs", {"policies": {"ordering": "fcfs"}}), ("fair", {})):
         (folder := tmp_path / name).mkdir()
-        calls[name] = traced_answer(folder, says, stream=False, end=body, num=3, key="k", **sections)[1]
+        calls[name] = traced_answer(folder, reply, stream=False, end=body, num=3, key="k", **sections)[1]
     shares = {name for _, name in calls["fair"]} - {name for _, name in calls["fcfs"]}
     assert {"FairOrdering.started", "FairOrdering.learn"} <= shares
     assert len(calls["fair"]) - len(calls["fcfs"]) <= MOST_CALLS_FOR_SHARES

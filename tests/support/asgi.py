@@ -28,10 +28,10 @@ def whole(body: bytes = GOOD_WHOLE) -> bytes:
 
 
 class Engine:
-    """An engine on a socket. Health checks succeed; a completion gets the pieces `says`, and then `then` happens."""
+    """An engine on a socket. Health checks succeed; a completion gets the pieces `reply`, and then `then` happens."""
 
     def __init__(self) -> None:
-        self.says: Sequence[bytes] = [whole()]
+        self.reply: Sequence[bytes] = [whole()]
         self.then = "keep"
         """"keep", "close" or "reset" the connection, or "stall"."""
         self.num_open = 0
@@ -76,7 +76,7 @@ class Engine:
             self.bodies.append(json.loads(body))
         self.num_open += 1
         try:
-            for piece in self.says:
+            for piece in self.reply:
                 writer.write(piece)
                 await writer.drain()
                 await asyncio.sleep(0)

@@ -17,11 +17,11 @@ def framed(body: bytes) -> bytes:
 
 
 class Script:
-    """An engine whose health checks succeed, and whose completions are the bytes `says`."""
+    """An engine whose health checks succeed, and whose completions are the bytes `reply`."""
 
     def __init__(self) -> None:
-        self.says = b""
-        self.heard = b""
+        self.reply = b""
+        self.request = b""
         self.num_sent = 0
         """Bytes of the present answer that were sent."""
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -37,16 +37,16 @@ class Script:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):  # whoever listened may be gone
-            heard = connection.recv(1 << 16)
-            if heard.startswith(b"POST"):
-                self.heard = heard
+        with connection, suppress(OSError):  # the client may be gone
+            request = connection.recv(1 << 16)
+            if request.startswith(b"POST"):
+                self.request = request
                 self.num_sent = 0
-                while left := self.says[self.num_sent : self.num_sent + (1 << 20)]:
+                while left := self.reply[self.num_sent : self.num_sent + (1 << 20)]:
                     self.num_sent += connection.send(left)
             else:
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
     def close(self) -> None:
-        """Nothing more is said."""
+        """Accept no more connections."""
         self._socket.close()

@@ -46,13 +46,13 @@ async def _ask(inside: Inside, stream: bool, end: bytes, num: int, key: str) -> 
 
 
 def traced_answer(
-    folder: Path, says: list[bytes], stream: bool, end: bytes, num: int = 1, key: str = "", **sections: Any
+    folder: Path, reply: list[bytes], stream: bool, end: bytes, num: int = 1, key: str = "", **sections: Any
 ) -> tuple[bytes, list[Call]]:
-    """What a client receives of an engine's answer `says`, up to `end`, and the calls of Headway's functions meanwhile:
+    """What a client receives of an engine's `reply`, up to `end`, and the calls of Headway's functions meanwhile:
     of the last of `num` requests on one connection. With a `key`, the gateway asks for it."""
     keys = {"api_keys": [{"sha256": hashlib.sha256(key.encode()).hexdigest(), "name": "one"}]} if key else {}
     inside = Inside(folder, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0, **keys}, **sections)
-    inside.engines[0].says = says
+    inside.engines[0].reply = reply
     try:
         answer: tuple[bytes, list[Call]] = inside.run(_ask(inside, stream, end, num, key))
     finally:

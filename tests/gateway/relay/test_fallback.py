@@ -67,7 +67,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def inside(num_engines: int = 2, **sections: Any) -> Inside:
         made.append(Inside(tmp_path, num_engines, write, **sections))
-        made[0].engines[1].says = [SERVICE]
+        made[0].engines[1].reply = [SERVICE]
         return made[0]
 
     yield inside
@@ -77,7 +77,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_fallback_answers_when_every_attempt_has_failed(make: Make, status: int) -> None:
     inside = make()
-    inside.engines[0].says = refusal(status)
+    inside.engines[0].reply = refusal(status)
     reply = inside.chat()
     assert reply.status == 200 and json.loads(reply.body)["model"] == "big-1"
     assert reply.headers["x-headway-fallback"] in ("rejects", "down") and reply.headers["x-headway-model"] == "big"
@@ -87,32 +87,32 @@ def test_a_fallback_answers_when_every_attempt_has_failed(make: Make, status: in
 @pytest.mark.parametrize("when", [[], ["slow"]])
 def test_without_it_the_client_gets_the_engines_error(make: Make, when: list[str]) -> None:
     inside = make(policies={"fallback": {"when": when}})
-    inside.engines[0].says = refusal(500)
+    inside.engines[0].reply = refusal(500)
     reply = inside.chat()
     assert reply.status == 502 and inside.engines[1].bodies == []
 
 
 def test_a_fallback_answers_what_the_engine_finds_too_long(make: Make) -> None:
     inside = make()
-    inside.engines[0].says = refusal(400, TOO_LONG)
+    inside.engines[0].reply = refusal(400, TOO_LONG)
     reply = inside.chat()
     assert reply.status == 200 and reply.headers["x-headway-fallback"] == "rejects"
     assert len(inside.engines[0].bodies) == 1
-    inside.engines[1].says = refusal(400, TOO_LONG.replace(b"4096", b"8192"))
+    inside.engines[1].reply = refusal(400, TOO_LONG.replace(b"4096", b"8192"))
     again = inside.chat()
     assert again.status == 400 and "8192" in again.error()["message"], "the last one's own words"
 
 
 def test_other_refusals_are_the_requests_fault(make: Make) -> None:
     inside = make()
-    inside.engines[0].says = refusal(400)
+    inside.engines[0].reply = refusal(400)
     assert inside.chat().status == 400 and inside.engines[1].bodies == []
 
 
 def test_an_engine_that_breaks_before_its_first_token_loses_the_request(make: Make) -> None:
     inside = make()
-    inside.engines[0].says, inside.engines[0].then = [], "reset"
-    inside.engines[1].says, inside.engines[1].then = stream("from", " afar"), "close"
+    inside.engines[0].reply, inside.engines[0].then = [], "reset"
+    inside.engines[1].reply, inside.engines[1].then = stream("from", " afar"), "close"
     reply = inside.chat(stream=True)
     assert reply.headers["x-headway-replica"] == "hosted/1"
     assert [each["choices"][0]["delta"]["content"] for each in reply.events()[:-1]] == ["from", " afar"]
@@ -120,7 +120,7 @@ def test_an_engine_that_breaks_before_its_first_token_loses_the_request(make: Ma
 
 def test_another_model_never_goes_on_in_the_middle_of_an_answer(make: Make) -> None:
     inside = make(gateway={"scrape_period_s": 0.1, "hold_s": 0.2})
-    inside.engines[0].says, inside.engines[0].then = stream("some words", done=False), "reset"
+    inside.engines[0].reply, inside.engines[0].then = stream("some words", done=False), "reset"
     reply = inside.chat(stream=True)
     assert "x-headway-fallback" not in reply.headers
     assert "error" in reply.events()[-2] and inside.engines[1].bodies == []
@@ -128,8 +128,8 @@ def test_another_model_never_goes_on_in_the_middle_of_an_answer(make: Make) -> N
 
 def test_a_pool_that_stands_by_goes_on_where_the_model_broke(make: Make) -> None:
     inside = make(3)
-    inside.engines[0].says, inside.engines[0].then = stream("some words", done=False), "reset"
-    inside.engines[2].says, inside.engines[2].then = stream(" and more"), "close"
+    inside.engines[0].reply, inside.engines[0].then = stream("some words", done=False), "reset"
+    inside.engines[2].reply, inside.engines[2].then = stream(" and more"), "close"
     reply = inside.chat(stream=True)
     contents = [each["choices"][0]["delta"].get("content") for each in reply.events()[:-1] if each.get("choices")]
     assert "".join(filter(None, contents)) == "some words and more"
@@ -138,8 +138,8 @@ def test_a_pool_that_stands_by_goes_on_where_the_model_broke(make: Make) -> None
 
 def test_an_embedding_of_another_model_is_no_answer(make: Make) -> None:
     inside = make(3)
-    inside.engines[0].says = refusal(500)
-    inside.engines[2].says = [whole(b'{"data":[{"embedding":[1.0]}],"model":"qwen3-8b"}')]
+    inside.engines[0].reply = refusal(500)
+    inside.engines[2].reply = [whole(b'{"data":[{"embedding":[1.0]}],"model":"qwen3-8b"}')]
     reply = inside.run(inside.post({"model": CHAT, "input": "hi"}, "/v1/embeddings"))
     assert reply.status == 200 and reply.headers["x-headway-replica"] == "spare/2"
     assert reply.headers["x-headway-model"] == f"{CHAT}@spare" and inside.engines[1].bodies == []
@@ -148,7 +148,7 @@ def test_an_embedding_of_another_model_is_no_answer(make: Make) -> None:
 def test_a_hosted_service_gets_no_clients_key(make: Make) -> None:
     """Also where the fleet's own engines do, as the gateway has no keys of its own."""
     inside = make()
-    inside.engines[0].says = refusal(500)
+    inside.engines[0].reply = refusal(500)
     assert inside.chat(headers=[("authorization", "Bearer mine"), ("x-api-key", "mine")]).status == 200
     assert b"mine" in b"".join(inside.engines[0].heads)
     assert inside.engines[1].bodies and b"mine" not in b"".join(inside.engines[1].heads)
@@ -164,7 +164,7 @@ def test_a_fallback_is_asked_by_its_own_name(make: Make) -> None:
 
 def test_fallbacks_change_with_the_fleet_file(make: Make, tmp_path: Path) -> None:
     inside = make(policies={"fallback": {"when": []}})
-    inside.engines[0].says = refusal(429)
+    inside.engines[0].reply = refusal(429)
     assert inside.chat().status == 429
     urls = [replica.url for replica in inside.gateway.replicas]
 

@@ -52,8 +52,8 @@ def impatient(tmp_path: Path) -> Iterator[Inside]:
     yield from _gateway(tmp_path, timeout_s=0.3)
 
 
-def _script(inside: Inside, *says: bytes, then: str = "close") -> None:
-    inside.engines[0].says, inside.engines[0].then = says, then
+def _script(inside: Inside, *scripted: bytes, then: str = "close") -> None:
+    inside.engines[0].reply, inside.engines[0].then = scripted, then
 
 
 def _check(inside: Inside, reply: Reply, stream: bool) -> None:
@@ -156,9 +156,9 @@ INVALID = {
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(("says", "status"), INVALID.values(), ids=INVALID)
-def test_invalid_responses(inside: Inside, says: bytes, status: int, stream: bool) -> None:
-    _script(inside, says)
+@pytest.mark.parametrize(("scripted", "status"), INVALID.values(), ids=INVALID)
+def test_invalid_responses(inside: Inside, scripted: bytes, status: int, stream: bool) -> None:
+    _script(inside, scripted)
     reply = inside.chat(stream=stream)
     expected = {status, 502} if stream else {status}
     assert reply.status in expected or (stream and reply.status == 200), reply.body
@@ -169,8 +169,8 @@ def test_invalid_responses(inside: Inside, says: bytes, status: int, stream: boo
 
 
 def test_a_stalled_engine_is_waited_for_until_the_request_times_out(impatient: Inside) -> None:
-    for says in (b"", OK[:30], OK, OK + framed(_chunk("so")), whole()[:-4]):
-        _script(impatient, says, then="stall")
+    for scripted in (b"", OK[:30], OK, OK + framed(_chunk("so")), whole()[:-4]):
+        _script(impatient, scripted, then="stall")
         reply = impatient.chat(stream=True)
         error = reply.events()[-2]["error"] if reply.status == 200 else reply.error()
         assert error["code"] == "timeout"

@@ -40,7 +40,7 @@ def _streamed(events: list[dict[str, Any]]) -> bytes:
 
 
 def _received(script: Script) -> tuple[str, dict[str, Any]]:
-    head, _, body = script.heard.partition(b"\r\n\r\n")
+    head, _, body = script.request.partition(b"\r\n\r\n")
     return head.split(b" ")[1].decode(), json.loads(body)
 
 
@@ -53,7 +53,7 @@ def _tokens(front: serving.Process, kind: str) -> float:
 def test_embeddings(front: serving.Process, script: Script) -> None:
     data = [{"object": "embedding", "index": 0, "embedding": [0.5, -1.0]}]
     usage = {"prompt_tokens": 4, "total_tokens": 4}
-    script.says = _whole({"object": "list", "model": MODEL, "data": data, "usage": usage})
+    script.reply = _whole({"object": "list", "model": MODEL, "data": data, "usage": usage})
     before = _tokens(front, "input"), _tokens(front, "output")
     got = client(front).embeddings.create(model=MODEL, input=["a b", "c d"], encoding_format="float")
     assert got.data[0].embedding == [0.5, -1.0]
@@ -87,12 +87,12 @@ DONE = {"type": "response.completed", "response": RESPONSE, "sequence_number": 9
 
 def test_responses(front: serving.Process, script: Script) -> None:
     openai_client = client(front)
-    script.says = _whole(RESPONSE)
+    script.reply = _whole(RESPONSE)
     before = _tokens(front, "output")
     assert openai_client.responses.create(model=MODEL, input="hello").usage.output_tokens == 7
     path, body = _received(script)
     assert path == "/v1/responses" and body == {"model": MODEL, "input": "hello"}
-    script.says = _streamed(
+    script.reply = _streamed(
         [*_response_events([("reasoning_text", "hm"), ("output_text", "so"), ("output_text", " it")]), DONE]
     )
     messages = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
@@ -108,7 +108,7 @@ def test_messages_of_anthropics_clients(front: serving.Process, script: Script) 
     start = {"id": "msg_1", "type": "message", "role": "assistant", "usage": {"input_tokens": 5, "output_tokens": 1}}
     delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "so"}}
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
-    script.says = _streamed([{"type": "message_start", "message": start}, delta, delta, end, {"type": "message_stop"}])
+    script.reply = _streamed([{"type": "message_start", "message": start}, delta, delta, end, {"type": "message_stop"}])
     body = {"model": MODEL, "max_tokens": 9, "system": "be brief", "stream": True,
             "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
     before = _tokens(front, "input"), _tokens(front, "output")
@@ -116,23 +116,23 @@ def test_messages_of_anthropics_clients(front: serving.Process, script: Script) 
     assert reply.status == 200
     types = [event["type"] for event in reply.events()]
     assert types == ["message_start", "content_block_delta", "content_block_delta", "message_delta", "message_stop"]
-    assert b"x-api-key: k" in script.heard and b"anthropic-version: 2023-06-01" in script.heard
+    assert b"x-api-key: k" in script.request and b"anthropic-version: 2023-06-01" in script.request
     assert _received(script)[1] == body
     assert (_tokens(front, "input"), _tokens(front, "output")) == (before[0] + 5, before[1] + 2)
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event_of_its_endpoint(front: serving.Process, script: Script) -> None:
-    script.says = _streamed(_response_events([("output_text", "so")]))
+    script.reply = _streamed(_response_events([("output_text", "so")]))
     events = list(send(front, "/v1/responses", {"model": MODEL, "input": "a", "stream": True}).events())
     assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "engine_error"
     assert "[DONE]" not in events
-    script.says = _whole(RESPONSE)
+    script.reply = _whole(RESPONSE)
     until(lambda: send(front, "/v1/responses", {"model": MODEL, "input": "a"}).json().get("id") == "resp_1")
     assert metric(front, "headway_requests_in_flight") == 0
 
 
 def test_an_engines_404_reaches_the_client(front: serving.Process, script: Script) -> None:
-    script.says = b'HTTP/1.1 404 Not Found\r\nContent-Length: 21\r\n\r\n{"detail":"Not Found"}'[:-1]
+    script.reply = b'HTTP/1.1 404 Not Found\r\nContent-Length: 21\r\n\r\n{"detail":"Not Found"}'[:-1]
     with pytest.raises(openai.NotFoundError):
         client(front).responses.create(model=MODEL, input="hello")
 
@@ -159,7 +159,7 @@ def test_passed_on_answers_are_recorded(front: serving.Process, script: Script, 
     made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--records", str(folder))
     with serving.closing(made):
         serving.all_up(made, 1)
-        script.says = _whole(RESPONSE)
+        script.reply = _whole(RESPONSE)
         send(made, "/v1/responses", {"model": MODEL, "input": "a"}).json()
         made.stop()
     ran, _ = records.load(folder)

@@ -26,7 +26,7 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def _check_recovery(front: serving.Process, script: Script) -> None:
-    script.says = WELL
+    script.reply = WELL
     serving.all_up(front, 1)
     assert chat(front).json() == {} and metric(front, "headway_requests_in_flight") == 0
 
@@ -44,12 +44,12 @@ INVALID_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("says", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
+@pytest.mark.parametrize("scripted", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
 def test_an_invalid_answer_before_the_first_byte_is_one_error(
-    front: serving.Process, script: Script, says: bytes
+    front: serving.Process, script: Script, scripted: bytes
 ) -> None:
     serving.all_up(front, 1)
-    script.says = says
+    script.reply = scripted
     reply = chat(front, stream=True)
     error = reply.json()["error"]
     assert reply.status == 502 and error["code"] == "engine_error" and "pool/0" in error["message"]
@@ -65,7 +65,7 @@ def test_an_invalid_event_ends_the_stream_with_an_error_and_done(
     front: serving.Process, script: Script, rest: bytes
 ) -> None:
     serving.all_up(front, 1)
-    script.says = OK + framed(CHUNK) + rest
+    script.reply = OK + framed(CHUNK) + rest
     events = list(chat(front, stream=True).events())
     assert events[0]["choices"][0]["delta"]["content"] == "so"
     assert set(events[-2]) == {"error"} and events[-1] == "[DONE]"
@@ -76,7 +76,7 @@ def test_streamed_tool_calls_are_relayed(front: serving.Process, script: Script)
     serving.all_up(front, 1)
     calls = b'[{"index":0,"id":"call_1","type":"function","function":{"name":"f","arguments":"{}"}}]'
     event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"tool_calls":%s}}]}\n\n' % calls
-    script.says = OK + framed(event) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    script.reply = OK + framed(event) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     events = list(chat(front, stream=True, tools=[{"type": "function", "function": {"name": "f"}}]).events())
     assert events[0]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] == "f" and events[-1] == "[DONE]"
     assert len(events) == 2
@@ -85,10 +85,10 @@ def test_streamed_tool_calls_are_relayed(front: serving.Process, script: Script)
 
 def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: serving.Process, script: Script) -> None:
     serving.all_up(front, 1)
-    script.says = WELL
+    script.reply = WELL
     headers = {"Authorization": "Bearer k", "traceparent": "00-1-2-01", "X-Request-Id": "id-7", "Cookie": "secret"}
     assert chat(front, headers=headers).json() == {}
-    head = script.heard.split(b"\r\n\r\n")[0].decode().lower().split("\r\n")
+    head = script.request.split(b"\r\n\r\n")[0].decode().lower().split("\r\n")
     assert {"authorization: bearer k", "traceparent: 00-1-2-01", "x-request-id: id-7"} <= set(head)
     assert "secret" not in "".join(head)
 
@@ -98,12 +98,12 @@ def test_clients_need_one_of_the_keys_and_engines_do_not_see_it(script: Script, 
     front = serving.gateway(serving.fleet_file(tmp_path, [script.url], gateway={"api_keys": ["0" * 64, digest]}))
     with serving.closing(front):
         serving.all_up(front, 1)
-        script.says = WELL
+        script.reply = WELL
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open sesame"}):
             reply = chat(front, headers=headers)
             assert reply.status == 401 and reply.json()["error"]["code"] == "invalid_api_key"
         assert chat(front, headers={"Authorization": "Bearer open sesame"}).json() == {}
-        assert b"sesame" not in script.heard
+        assert b"sesame" not in script.request
 
 
 def test_a_stream_may_end_during_shutdown(tmp_path: Path) -> None:
@@ -122,15 +122,15 @@ def test_a_stream_may_end_during_shutdown(tmp_path: Path) -> None:
 def test_a_client_that_does_not_read_makes_the_engine_wait(front: serving.Process, script: Script) -> None:
     """The gateway does not buffer an answer without limit. Tokens are long, as the engine may generate only so many."""
     serving.all_up(front, 1)
-    script.says = OK + framed(CHUNK.replace(b"so", b"so" * 1000)) * 30_000
+    script.reply = OK + framed(CHUNK.replace(b"so", b"so" * 1000)) * 30_000
     before = _resident_bytes(front.process.pid)
     reply = chat(front, stream=True)
     sent = -1
     while script.num_sent != sent:  # until the engine has to wait
         sent = script.num_sent
         time.sleep(1)
-    assert 0 < sent < len(script.says)
-    assert _resident_bytes(front.process.pid) - before < 0.3 * len(script.says)
+    assert 0 < sent < len(script.reply)
+    assert _resident_bytes(front.process.pid) - before < 0.3 * len(script.reply)
     assert metric(front, "headway_requests_in_flight") == 1
     reply.close()
     until(lambda: metric(front, "headway_requests_in_flight") == 0)

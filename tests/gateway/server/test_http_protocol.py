@@ -101,7 +101,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 @pytest.fixture(autouse=True)
 def quiet(front: Front) -> Iterator[None]:
-    front.inside.engines[0].says, front.inside.engines[0].then = [whole()], "keep"
+    front.inside.engines[0].reply, front.inside.engines[0].then = [whole()], "keep"
     front.written.clear()
     yield
     front.inside.run(front.inside.until(lambda: not front.inside.num_in_flight))
@@ -117,7 +117,7 @@ def test_a_whole_answer_is_one_write(front: Front) -> None:
 
 def test_headers_and_end_of_a_stream_share_a_write_with_its_events(front: Front) -> None:
     words = [_chunk(word) for word in ("so", " it", " goes")]
-    front.inside.engines[0].says = [HEAD + _framed(words[0]), _framed(words[1]), _framed(words[2]), END]
+    front.inside.engines[0].reply = [HEAD + _framed(words[0]), _framed(words[1]), _framed(words[2]), END]
     got = front.inside.run(front.asked(_request(stream=True), b"0\r\n\r\n"))
     first, *_, last = front.written
     assert b"".join(front.written) == got
@@ -127,7 +127,7 @@ def test_headers_and_end_of_a_stream_share_a_write_with_its_events(front: Front)
 
 
 def test_pipelined_requests_are_answered_in_order(front: Front) -> None:
-    front.inside.engines[0].says = [HEAD + _framed(_chunk("so")) + END]
+    front.inside.engines[0].reply = [HEAD + _framed(_chunk("so")) + END]
     asked = _request(stream=True) + _request(version=b"1.1", more=b"X-Request-Id: second\r\n", stream=True)
     got = front.inside.run(front.asked(asked, b"0\r\n\r\n", num=2))
     assert got.count(b"HTTP/1.1 200 OK") == 2 and got.count(b"[DONE]") == 2
@@ -147,7 +147,7 @@ def test_expect_100_continue_is_answered(front: Front) -> None:
 
 def test_a_disconnect_after_a_long_request_is_noticed(front: Front) -> None:
     engine = front.inside.engines[0]
-    engine.says, engine.then = [HEAD + _framed(_chunk("so"))], "stall"
+    engine.reply, engine.then = [HEAD + _framed(_chunk("so"))], "stall"
 
     async def leave() -> None:
         async with front.connected() as (reader, writer):
@@ -162,14 +162,14 @@ def test_a_disconnect_after_a_long_request_is_noticed(front: Front) -> None:
 def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
     said, num = 0, 3000
 
-    def says() -> Iterator[bytes]:
+    def reply() -> Iterator[bytes]:
         nonlocal said
         yield HEAD
         for said in range(1, num + 1):  # noqa: B007  # looked at while it goes on
             yield _framed(_chunk(PADDING.decode()))
         yield END
 
-    front.inside.engines[0].says = says()  # type: ignore[assignment]
+    front.inside.engines[0].reply = reply()  # type: ignore[assignment]
 
     async def slowly() -> bytes:
         async with front.connected() as (reader, writer):

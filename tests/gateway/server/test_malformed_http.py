@@ -114,18 +114,18 @@ def test_what_is_no_http_is_refused_once_and_asked_of_nobody(
     front: serving.Process, script: Script, data: bytes
 ) -> None:
     """And what might be a second request in it is none."""
-    script.says, script.heard = WELL, b""
+    script.reply, script.request = WELL, b""
     answers = _answers(_sent(front, data))
     assert [status for status, _ in answers] == [400], answers
     assert b'"type":"invalid_request_error"' in answers[0][1]
-    assert not script.heard
+    assert not script.request
 
 
 def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: Script) -> None:
-    script.says, script.heard = WELL, b""
+    script.reply, script.request = WELL, b""
     answers = _answers(_sent(front, _chat(LENGTH, b"traceparent: 00-1\r\n x-evil: 1", b"Connection: close")))
     assert answers[0][0] in (200, 400) and len(answers) == 1
-    assert b"\nx-evil" not in script.heard and b"\n x-evil" not in script.heard
+    assert b"\nx-evil" not in script.request and b"\n x-evil" not in script.request
 
 
 UNUSUAL = {
@@ -150,13 +150,13 @@ UNUSUAL = {
 @pytest.mark.parametrize(("data", "status"), UNUSUAL.values(), ids=UNUSUAL)
 def test_what_is_unusual_is_answered(front: serving.Process, script: Script, data: bytes, status: int) -> None:
     serving.all_up(front, 1)
-    script.says = WELL
+    script.reply = WELL
     answers = _answers(_sent(front, data).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n"))
     assert [found for found, _ in answers] == [status], answers
 
 
 def test_a_socket_that_wants_to_be_another_is_answered_as_http(front: serving.Process, script: Script) -> None:
-    script.says = WELL
+    script.reply = WELL
     upgrade = b"GET /version HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
     answers = _answers(_sent(front, upgrade, half=True))
     assert [status for status, _ in answers] in ([200], [])
@@ -164,7 +164,7 @@ def test_a_socket_that_wants_to_be_another_is_answered_as_http(front: serving.Pr
 
 def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, script: Script) -> None:
     serving.all_up(front, 1)
-    script.says = WELL
+    script.reply = WELL
     last = VERSION.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
     answers = _answers(_sent(front, VERSION + _chat(LENGTH) + VERSION + _chat(LENGTH) + last))
     assert [status for status, _ in answers] == [200] * 5
@@ -174,7 +174,7 @@ def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, scri
 def test_who_will_send_no_more_leaves_nothing_behind(front: serving.Process, script: Script) -> None:
     """Half a request, half a body, or a whole one whose answer is still coming."""
     serving.all_up(front, 1)
-    script.says = OK + framed(CHUNK)
+    script.reply = OK + framed(CHUNK)
     streamed = BODY[:-1] + b',"stream":true}'
     whole = _chat(b"Content-Length: %d" % len(streamed), body=streamed)
     for end in range(1, len(whole), 9):
@@ -199,7 +199,7 @@ _BITS = [
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 def test_any_bytes(front: serving.Process, script: Script, pieces: list[bytes], begins: bool) -> None:
-    script.says = WELL
+    script.reply = WELL
     answers = _sent(front, (CHAT if begins else b"") + b"".join(pieces), half=True)
     if not answers.startswith(b"HTTP/1.1 100"):
         assert all(status in (200, 400, 404, 405, 408, 421, 431) for status, _ in _answers(answers)), answers

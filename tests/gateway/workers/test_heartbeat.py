@@ -48,14 +48,14 @@ def front(engines: list[serving.Process], tmp_path: Path) -> Iterator[serving.Pr
 
 
 class End:
-    """Of a link: what it has heard, and what became of the other end."""
+    """Of a link: what it has received, and what became of the other end."""
 
     def __init__(self, kind: Any, hang_s: float) -> None:
-        self.heard: list[Any] = []
-        self.told: list[str] = []
-        self.link = Link(kind, self.heard.extend, lambda: self.told.append("lost"))
+        self.received: list[Any] = []
+        self.events: list[str] = []
+        self.link = Link(kind, self.received.extend, lambda: self.events.append("lost"))
         self.monitor = HeartbeatMonitor(
-            self.link, hang_s, lambda: self.told.append("hangs"), lambda: self.told.append("is back")
+            self.link, hang_s, lambda: self.events.append("hangs"), lambda: self.events.append("is back")
         )
 
 
@@ -78,16 +78,16 @@ def test_a_hanging_end_is_noticed_but_a_pause_of_both_is_not_taken_for_one() -> 
         one, other = await _linked()
         for end in (one, other):
             end.monitor.start()
-        await _until(lambda: other.heard.count(Heartbeat()) > 9)
+        await _until(lambda: other.received.count(Heartbeat()) > 9)
         time.sleep(0.5)  # both of them, five times as long as one that hangs is waited for
         for _ in range(20):
-            before = len(other.heard)
-            await _until(lambda: len(other.heard) > before)  # noqa: B023
-        assert one.told == other.told == []
+            before = len(other.received)
+            await _until(lambda: len(other.received) > before)  # noqa: B023
+        assert one.events == other.events == []
         other.monitor.stop()
-        await _until(lambda: one.told == ["hangs"])
+        await _until(lambda: one.events == ["hangs"])
         other.monitor.start()
-        await _until(lambda: one.told == ["hangs", "is back"])
+        await _until(lambda: one.events == ["hangs", "is back"])
         for end in (one, other):
             end.monitor.stop()
             end.link.close()
@@ -99,12 +99,12 @@ def test_an_aborted_link_receives_nothing() -> None:
     async def story() -> None:
         one, other = await _linked()
         other.link.send(Heartbeat())
-        await _until(lambda: one.heard == [Heartbeat()])
+        await _until(lambda: one.received == [Heartbeat()])
         other.link.send(WorkerLeaving())
         other.link.flush()  # it is on its way
         one.link.abort()
-        await _until(lambda: other.told)
-        assert one.heard == [Heartbeat()] and one.told == other.told == ["lost"]
+        await _until(lambda: other.events)
+        assert one.received == [Heartbeat()] and one.events == other.events == ["lost"]
         other.link.send(WorkerLeaving())
         other.link.flush()
 
