@@ -62,7 +62,7 @@ class Tabular:
 
 @dataclass(frozen=True, repr=False)
 class Result(Tabular):
-    """One simulated run."""
+    """One simulated run: its scenario, metrics and records."""
 
     scenario: Scenario
     run: Run

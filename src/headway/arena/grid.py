@@ -26,7 +26,7 @@ QUICK_REQUESTS, QUICK_SEEDS = 5, 3
 
 
 class PolicyList(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is ranked."""
+    """The policies that are ranked, each on its own or as a set of several kinds."""
 
     routing: Literal["all"] | tuple[PolicySpec, ...] = ()
     """Routers; `all`: every registered one."""

@@ -58,7 +58,7 @@ class CellResult(Struct, frozen=True):
 
 
 class Arena(Struct, frozen=True):
-    """The output of `--json`."""
+    """The ranking, with the cells and capacities behind it: the output of `headway arena --json`."""
 
     version: str
     grid: str

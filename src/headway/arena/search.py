@@ -47,7 +47,7 @@ class Trial(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """The output of `--json`."""
+    """The trials, and the winner on the test half: the output of `headway arena search --json`."""
 
     grid: str
     kind: str

@@ -55,7 +55,7 @@ def summary(arena: Arena) -> str:
 
 
 def render(arena: Arena, *, width: int, color: bool = False) -> str:
-    """The ranking."""
+    """The ranking as a table for a terminal of `width` columns."""
     ranking = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in HEADS:
         ranking.add_column(head, justify="left" if head in ("policy", "worst cell") else "right", overflow="fold")

@@ -67,7 +67,7 @@ def roofline(p: Floats, memory_s: Floats, compute_s: Floats) -> Floats:
 
 
 def tiled_rows(rows: Floats, out: Floats, num_sms: int, wave_share: float) -> Floats:
-    """`perf.operators.tiled_rows` over columns."""
+    """`perf.operators.tiled_rows` for many shapes at once: element i of the arrays is shape i."""
     which = np.searchsorted([tile[0] for tile in TILES], rows)
     _, unit, high, wide = np.array(TILES)[which].T
     padded = unit * np.ceil(rows / unit)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PickerOptions(LiveOptions, frozen=True):
-    """And the second port."""
+    """The options of a live run, and the port for HTTP."""
 
     http_port: int
 

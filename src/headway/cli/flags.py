@@ -227,7 +227,7 @@ def check_name(find: Callable[[str], object], name: str, option: str) -> None:
 
 
 def listed_routers(text: str) -> list[str]:
-    """Parse `--routing`."""
+    """The routers of `--routing`. HeadwayError if one is unknown."""
     names = listed(text, "--routing")
     for name in names:
         check_name(resolve.router, name, "--routing")

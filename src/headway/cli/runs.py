@@ -107,7 +107,7 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
 
 
 class RunResults(Struct, frozen=True, omit_defaults=True):
-    """The output of `--json`."""
+    """The output of `--json` for one scenario: a result for each run."""
 
     version: str
     name: str

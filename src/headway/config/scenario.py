@@ -51,7 +51,7 @@ class StepTimes:
 
     @cached_property
     def coefficients(self) -> Mapping[str, Coefficients]:
-        """By pool."""
+        """The coefficients of step times, by pool."""
         scenario = self.scenario
         return coefficients_of(scenario.spec, scenario.fleet, scenario.base_dir, scenario.places)
 

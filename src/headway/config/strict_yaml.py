@@ -57,7 +57,7 @@ class Places:
 
 
 def spell(key: Key) -> str:
-    """`fleet[0].gpu`."""
+    """The path of a key as text, as in `fleet[0].gpu`."""
     return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in key).lstrip(".")
 
 

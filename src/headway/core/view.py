@@ -176,7 +176,7 @@ class ReplicaView(Protocol):
 
     @property
     def role(self) -> Role:
-        """Its present role."""
+        """Its present role: "mixed", "prefill" or "decode"."""
 
     @property
     def combo(self) -> int:
@@ -315,7 +315,7 @@ class OracleReplicaView(ReplicaView, Protocol):
 
 
 class PolicyView(Protocol):
-    """What every policy sees."""
+    """What every policy sees: the time, and a stream of random numbers."""
 
     @property
     def now(self) -> float:
@@ -405,7 +405,7 @@ class PoolCounts(Protocol):
 
     @property
     def usd_per_hour(self) -> float:
-        """Price of one unit."""
+        """Price of one unit, in USD per hour."""
 
     @property
     def gpus(self) -> Mapping[str, int]:
@@ -453,7 +453,7 @@ class PoolView(PoolCounts, Protocol):
 
 
 class PoolsView(PolicyView, Protocol):
-    """What a scaler sees."""
+    """What a scaler sees: the pools, and the demand so far."""
 
     @property
     def pools(self) -> Sequence[PoolView]:

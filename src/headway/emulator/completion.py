@@ -25,7 +25,7 @@ class BadRequestError(Exception):
 
 
 class SurfaceConfig(msgspec.Struct, frozen=True):
-    """How the engine answers."""
+    """What an emulated engine's answers are like: their lengths, probabilities and fields."""
 
     name: str
     output_tokens: int = 128

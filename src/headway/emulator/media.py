@@ -37,7 +37,7 @@ Handler = Callable[[GetEngine, SurfaceConfig, Request], Awaitable[Response]]
 
 
 def media_routes(engine: GetEngine, config: SurfaceConfig) -> list[Route]:
-    """Routes for one engine."""
+    """The routes of audio and images, as of OpenAI's API."""
     handlers: dict[str, Handler] = {
         "/v1/audio/transcriptions": _transcribe, "/v1/audio/translations": _transcribe, "/v1/audio/speech": _speech,
         "/v1/images/generations": _images,

@@ -29,7 +29,7 @@ Handler = Callable[[GetEngine, SurfaceConfig, dict[str, Any]], Awaitable[Respons
 
 
 def other_routes(engine: GetEngine, config: SurfaceConfig) -> list[Route]:
-    """Routes for one engine."""
+    """The routes of responses, embeddings, scores and tokens, as of vLLM's API."""
     handlers: dict[str, Handler] = {
         "/v1/responses": _responses, "/v1/embeddings": _embeddings, "/tokenize": _tokenize, "/detokenize": _detokenize,
         **dict.fromkeys(("/rerank", "/v1/rerank"), _rerank), **dict.fromkeys(("/score", "/v1/score"), _score),

@@ -86,7 +86,7 @@ class Rates:
         return None
 
     def give_back(self, tokens: int, now: float) -> None:
-        """Return reserved tokens."""
+        """Return reserved tokens; negative: withdraw more. The request stays counted."""
         if (bucket := self._buckets.get("tokens")) is not None:
             bucket.withdraw(-tokens, now)
 

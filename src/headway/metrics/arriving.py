@@ -32,7 +32,7 @@ class WhileArriving(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tokens_per_usd(self) -> float | None:
-        """None: it cost nothing."""
+        """Tokens per USD; None if the run cost nothing."""
         return self.tokens / self.usd if self.usd > 0 else None
 
 

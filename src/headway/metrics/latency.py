@@ -65,7 +65,7 @@ class Sample:
         return Sample(self.records, own, self.slo, None if self.phases is None else self.phases[rows])
 
     def column(self, name: str) -> Integers:
-        """A column of `Records.requests`."""
+        """The sample's part of a column of `Records.requests`."""
         return integers(self.records.requests, name, self.rows)
 
     @property

@@ -53,7 +53,7 @@ class ClaimResult(Struct, frozen=True):
 
 
 class Reproduction(Struct, frozen=True):
-    """The output of `--json`."""
+    """The claims of a paper with their verdicts: the output of `headway reproduce --json`."""
 
     system: str
     quick: bool

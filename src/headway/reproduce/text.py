@@ -49,7 +49,7 @@ def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
 
 
 def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = False) -> str:
-    """Claims and their rules."""
+    """Claims and their rules as a table for a terminal of `width` columns."""
     table = _table("id", "claim", "paper", "rule")
     for claim in claims:
         table.add_row(*map(Text, (claim.id, claim.claim, str(claim.paper), str(claim.rule))))

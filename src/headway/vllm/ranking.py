@@ -55,7 +55,7 @@ class Ranking:
         self.version += 1
 
     def fail(self, error: Exception) -> None:
-        """Go on as `fcfs`."""
+        """Go on as `fcfs`, so that an error of the ordering does not stop the engine."""
         name = self.name
         self.num_failures += 1
         self._use(FcfsOrdering(), "fcfs")

@@ -31,7 +31,7 @@ _MAX_COMPLAINTS = 20
 
 
 class Scheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not here when types are checked
-    """`--scheduler-cls headway.vllm.Scheduler`."""
+    """vLLM's scheduler with the order of a policy: `--scheduler-cls headway.vllm.Scheduler`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Raises HeadwayError for an unknown version of vLLM, ordering or setting."""

@@ -109,7 +109,7 @@ class Accounts:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what was used."""
+        """Write the spending since the last exchange, and close the key store."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

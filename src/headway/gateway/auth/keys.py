@@ -64,7 +64,7 @@ class Caller:
         self.give_back(reserved_tokens - used_tokens)
 
     def give_back(self, tokens: int) -> None:
-        """Return reserved tokens."""
+        """Return reserved tokens to the key's rate; negative: withdraw more."""
         if self.is_limited:
             self._rates.give_back(tokens, self._clock())
 

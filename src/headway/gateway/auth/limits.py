@@ -11,7 +11,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def limit_headers(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
-    """OpenAI's `x-ratelimit-*` headers."""
+    """OpenAI's `x-ratelimit-*` headers: of each quantity its limit, what remains, and when it is full again."""
     headers: list[tuple[bytes, bytes]] = []
     for each in limits:
         quantity = each.quantity.encode()

@@ -20,7 +20,7 @@ _Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 
 
 class FileObject(Struct, forbid_unknown_fields=True):
-    """A file."""
+    """A file, as in OpenAI's API."""
 
     id: _Id
     object: Literal["file"]
@@ -67,7 +67,7 @@ class BatchError(Struct, forbid_unknown_fields=True):
 
 
 class BatchErrorList(Struct, forbid_unknown_fields=True):
-    """Why a batch failed."""
+    """The mistakes in an input file for which its batch failed."""
 
     object: Literal["list"]
     data: list[BatchError]

@@ -14,7 +14,7 @@ class Actuator(Protocol):
         """Start, or find, the replicas that exist at first."""
 
     def add(self) -> None:
-        """Start another replica."""
+        """Start another replica in the background. Its host is called when the replica exists, or fails to start."""
 
     def cancel(self, num: int) -> None:
         """Give up so many replicas that have no process or pod, or that fail to start."""
@@ -26,7 +26,7 @@ class Actuator(Protocol):
         """Stop a replica that is empty. Ignored if another actuator has started it."""
 
     async def close(self) -> None:
-        """The gateway ends."""
+        """The gateway ends: stop its processes, and leave pods as they are."""
 
 
 class ActuatorHost(Protocol):

@@ -158,10 +158,10 @@ class InferencePoolPods:
     # The number of pods is not Headway's to set.
 
     def add(self) -> None:
-        """Nothing is started."""
+        """Ignored: the pods are started by the cluster."""
 
     def cancel(self, num: int) -> None:
-        """Nothing starts."""
+        """Ignored: no start is under way."""
 
     def replica_up(self, replica: LiveReplica) -> None:
         """The pod was ready before."""

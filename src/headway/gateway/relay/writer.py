@@ -44,7 +44,7 @@ class ClientWriter(ResponseWriter, Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether `start` was called."""
+        """Whether `start` was called: the status cannot change any more."""
 
     def take_body(self) -> bytes | None:
         """The request's body if it is complete; None: it comes by ASGI's `receive`."""

@@ -61,7 +61,7 @@ class CopyListener(Protocol):
         """The stream has ended, and a retry may continue it."""
 
     def resumed(self) -> None:
-        """A retry continues it."""
+        """A retry of the request continues the stream."""
 
     def dropped(self) -> None:
         """No retry can continue it any more."""

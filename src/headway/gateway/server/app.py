@@ -42,7 +42,7 @@ from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, col
 
 
 class Application(Starlette):
-    """The gateway's ASGI application."""
+    """The gateway's ASGI application: its endpoints, and how they drain."""
 
     takes_writer = True
     """`__call__` takes a `ClientWriter` as a fourth argument."""

@@ -80,7 +80,7 @@ class Endpoint(Struct, frozen=True):
 
     @property
     def published_path(self) -> str:
-        """The path in /openapi.json."""
+        """The path in /openapi.json, which lacks Starlette's `:path`."""
         return self.path.replace(":path}", "}")
 
     @property

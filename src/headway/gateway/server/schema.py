@@ -255,7 +255,7 @@ class FailedPool(Struct, forbid_unknown_fields=True):
 
 
 class ReplicaList(Struct, forbid_unknown_fields=True):
-    """All replicas."""
+    """All replicas, and the pools whose last starts failed."""
 
     object: Literal["list"]
     data: list[ReplicaState]

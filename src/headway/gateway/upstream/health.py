@@ -190,7 +190,7 @@ class HealthMonitor(Generic[Replica]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_up(self, replica: EngineEndpoint) -> bool:
-        """The replica gets requests."""
+        """The replica gets requests: it passes its health checks, and is not ejected."""
         return not self.breakers[replica.id].is_open and not self.outliers.is_ejected(replica.id)
 
     def is_ejected(self, replica: EngineEndpoint) -> bool:

@@ -20,7 +20,7 @@ _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is bett
 
 
 def page(answer: CascadeAnswer, command: str) -> str:
-    """The page, for `write_page`."""
+    """The plan as HTML, for `write_page`; `command` is the one that made it."""
     chosen, result = answer.chosen.plan, answer.chosen.rehearsed
     used = " → ".join(f"{stage.model} on {stage.gpus}" for stage in chosen.stages if stage.replicas)
     reached = facts({

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Replicas of one shape."""
+    """`count` replicas of one shape: `pp` stages of `tp` ranks each."""
 
     tp: int
     pp: int

@@ -42,7 +42,7 @@ UNMET = 10
 
 
 class Effort(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a search ends."""
+    """When a search ends: after how many rounds and evaluations, and how near to its bounds."""
 
     stable_rounds: int | None = 12
     """Rounds in a row without a better plan that end the distant rounds, and then the near ones; None: solve every

@@ -33,7 +33,7 @@ class SizedOption(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of the fewest units."""
+        """Price of the fewest units that are enough; None: no number is."""
         return None if self.least is None else self.least * self.unit.usd_per_hour
 
 

@@ -135,7 +135,7 @@ def _unit(each: SizedOption) -> str:
 
 
 def model_rows(plan: FleetPlan) -> list[list[str]]:
-    """The plan, by model."""
+    """A row a model: requests, GPUs, price, attainment with the first seed, and its range over all seeds."""
     runs, rows = plan.points[0].runs, []
     for model, own in by_model(plan.parts).items():
         values = [run.by_model[model] for run in runs if model in run.by_model]

@@ -44,7 +44,7 @@ def planned(markets: Markets, quick: bool) -> dict[tuple[str, float, Objective],
 
 
 def runs(markets: Markets, seeds: Sequence[int], quick: bool) -> dict[Key, Call]:
-    """Each different plan once."""
+    """A run for each seed of each different plan: several objectives may have the same one."""
     tasks: dict[Key, Call] = {}
     for (workload, share, _), plan in planned(markets, quick).items():
         contents = _scenario(markets["closed-form", workload], plan)

@@ -46,7 +46,7 @@ THRESHOLDS = (0.05, 0.1, 0.2)
 
 
 def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool) -> dict[Key, Call]:
-    """The first round: goodputs."""
+    """The first round: searches for the goodput of pairs of GPUs, by scheduler."""
     tasks: dict[Key, Call] = {}
 
     def add(key: Key, combos: list[dict[str, Any]], routing: Routing, parts: int = 1) -> None:
