@@ -28,6 +28,7 @@ from headway.sim.timeline import Line
 
 if TYPE_CHECKING:
     from headway.emulator.kv_events import KvEventsConfig
+    from headway.emulator.vllm import VllmSurface
 
 
 class _Confidence(click.ParamType[tuple[float, float]]):
@@ -148,8 +149,8 @@ def command(
         from headway.emulator.completion import SurfaceConfig
         from headway.emulator.engine import EmulatedEngine
         from headway.emulator.kv_exchange import KvLink
-        from headway.emulator.sglang import BOOTSTRAP_PORT, SglangSurface, SinglePhase
-        from headway.emulator.vllm import VllmSurface, application
+        from headway.emulator.sglang import BOOTSTRAP_PORT, as_sglang
+        from headway.emulator.vllm import application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
     flags = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
@@ -159,12 +160,7 @@ def command(
     pool = _with_adapters(pool, loras, max_loras)
     if pool.hosted is None:
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
-    orders: Ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
-    choice = None if ordering is None else resolve.ordering(ordering)
-    if choice is not None:
-        if api_of(pool.engine.name) != "vllm":
-            raise HeadwayError(f"--ordering: {pool.engine.name} runs no ordering of Headway's; expected vLLM")
-        orders = choice()
+    orders, ordering_name = _ordering(pool, ordering, scheduling_policy)
     bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
     listener = web_server.listen(host, port)
@@ -172,32 +168,17 @@ def command(
     address = (own_host, int(listener.getsockname()[1]))
     config = SurfaceConfig(
         pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, address,
-        ordering="" if choice is None else resolve.identity(choice), reports_cached_tokens=reports_cached_tokens,
+        ordering=ordering_name, reports_cached_tokens=reports_cached_tokens,
     )  # fmt: skip
-    surface: VllmSurface = VllmSurface()
-    if api_of(pool.engine.name) == "sglang":
-        mode, half = disaggregation_mode or pool.role, None
-        if mode != "mixed":
-            bootstrap_port = disaggregation_bootstrap_port
-            if bootstrap_port is None:
-                bootstrap_port = BOOTSTRAP_PORT if scenario is None else 0
-            half = SinglePhase(
-                mode, web_server.listen(host, bootstrap_port) if mode == "prefill" else None, disaggregation_timeout_s
-            )
-        surface = SglangSurface(half)
-        config = replace(
-            config,
-            reasoning_key="reasoning_content",
-            has_token_ids=False,
-            has_single_token_chunks=True,
-            priority_sign=-1,
-        )
-    elif disaggregation_mode is not None:
-        raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
+    bootstrap_port = disaggregation_bootstrap_port
+    if bootstrap_port is None:
+        bootstrap_port = BOOTSTRAP_PORT if scenario is None else 0
+    surface = _surface(pool, disaggregation_mode, host, bootstrap_port, disaggregation_timeout_s)
+    is_sglang = api_of(pool.engine.name) == "sglang"
+    if is_sglang:
+        config = as_sglang(config)
     events = None if kv_events_config is None else _kv_events(kv_events_config)
-    caches_prefixes = enable_prefix_caching or (
-        events is not None and events.is_on(api_of(pool.engine.name) == "sglang")
-    )
+    caches_prefixes = enable_prefix_caching or (events is not None and events.is_on(is_sglang))
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{web_server.address(listener)}")
     web_server.serve(
@@ -209,6 +190,34 @@ def command(
         listener,
         shutdown_s=1,
     )
+
+
+def _ordering(pool: Pool, spec: str | None, scheduling_policy: str) -> tuple[Ordering, str]:
+    """The ordering of the engine's queue, and its name if it is one of Headway's. HeadwayError if it cannot run one."""
+    if spec is None:
+        return FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False), ""
+    choice = resolve.ordering(spec)
+    if api_of(pool.engine.name) != "vllm":
+        raise HeadwayError(f"--ordering: {pool.engine.name} runs no ordering of Headway's; expected vLLM")
+    return choice(), resolve.identity(choice)
+
+
+def _surface(
+    pool: Pool, mode: Literal["prefill", "decode"] | None, host: str, bootstrap_port: int, timeout_s: float
+) -> VllmSurface:
+    """The engine's HTTP API; SGLang's may serve one phase. HeadwayError if the engine cannot."""
+    from headway.emulator.sglang import SglangSurface, SinglePhase
+    from headway.emulator.vllm import VllmSurface
+
+    if api_of(pool.engine.name) != "sglang":
+        if mode is not None:
+            raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
+        return VllmSurface()
+    phase = mode or pool.role
+    if phase == "mixed":
+        return SglangSurface(None)
+    listener = web_server.listen(host, bootstrap_port) if phase == "prefill" else None
+    return SglangSurface(SinglePhase(phase, listener, timeout_s))
 
 
 def _kv_events(text: str) -> KvEventsConfig:

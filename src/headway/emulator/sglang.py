@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -41,6 +42,13 @@ class SinglePhase(Struct, frozen=True):
     def bootstrap_port(self) -> int:
         """The port that the engine reports."""
         return BOOTSTRAP_PORT if self.bootstrap is None else int(self.bootstrap.getsockname()[1])
+
+
+def as_sglang(config: SurfaceConfig) -> SurfaceConfig:
+    """The same answers with the fields and chunks of SGLang's."""
+    return replace(
+        config, reasoning_key="reasoning_content", has_token_ids=False, has_single_token_chunks=True, priority_sign=-1
+    )
 
 
 class SglangSurface(VllmSurface):

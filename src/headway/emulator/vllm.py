@@ -260,6 +260,31 @@ async def _json(scope: Scope, receive: Receive) -> dict[str, Any]:
     return body
 
 
+def _models(engine: EmulatedEngine, name: str) -> list[dict[str, Any]]:
+    """The model and its adapters, as /v1/models lists them."""
+    model = {
+        "id": name, "object": "model", "created": 0, "owned_by": "headway", "max_model_len": engine.max_tokens,
+    }  # fmt: skip
+    own = {"root": name, "parent": None} if engine.adapters else {}
+    adapters = [{**model, "id": each, "root": each, "parent": name, "max_model_len": None} for each in engine.adapters]
+    return [{**model, **own}, *adapters]
+
+
+def _metric_lines(engine: EmulatedEngine, config: SurfaceConfig, surface: VllmSurface) -> list[str]:
+    """The page /metrics, in Prometheus' text format."""
+    labels = f'engine="0",model_name="{config.name}"'
+    pairs = zip(surface.metrics, engine.load(), strict=True)
+    lines = [f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n" for name, value in pairs]
+    if (drafts := engine.drafts) is not None:
+        lines += surface.draft_metrics(drafts, labels)
+    lines += surface.cache_metrics(engine, labels)
+    if config.ordering:
+        lines.append(f'headway:ordering_info{{engine="0",ordering="{config.ordering}"}} 1\n')
+        counts = zip(("used", "total", "demanded"), engine.blocks(), strict=True)
+        lines += [f'headway:kv_blocks_{name}{{engine="0"}} {count}\n' for name, count in counts]
+    return [*lines, *surface.lora_lines(engine)]
+
+
 def application(
     make: Callable[[], EmulatedEngine], config: SurfaceConfig, surface: VllmSurface | None = None
 ) -> Starlette:
@@ -281,33 +306,13 @@ def application(
     completions = surface.completions(engine, config)
 
     async def models(request: Request) -> Response:
-        model = {
-            "id": config.name, "object": "model", "created": 0, "owned_by": "headway",
-            "max_model_len": engine().max_tokens,
-        }  # fmt: skip
-        own = {"root": config.name, "parent": None} if engine().adapters else {}
-        adapters = [
-            {**model, "id": name, "root": name, "parent": config.name, "max_model_len": None}
-            for name in engine().adapters
-        ]
-        return JSONResponse({"object": "list", "data": [{**model, **own}, *adapters]})
+        return JSONResponse({"object": "list", "data": _models(engine(), config.name)})
 
     async def health(request: Request) -> Response:
         return Response()
 
     async def metrics(request: Request) -> Response:
-        labels = f'engine="0",model_name="{config.name}"'
-        pairs = zip(surface.metrics, engine().load(), strict=True)
-        lines = [f"# TYPE {name} gauge\n{name}{{{labels}}} {value}\n" for name, value in pairs]
-        if (drafts := engine().drafts) is not None:
-            lines += surface.draft_metrics(drafts, labels)
-        lines += surface.cache_metrics(engine(), labels)
-        if config.ordering:
-            lines.append(f'headway:ordering_info{{engine="0",ordering="{config.ordering}"}} 1\n')
-            names = ("used", "total", "demanded")
-            counts = zip(names, engine().blocks(), strict=True)
-            lines += [f'headway:kv_blocks_{name}{{engine="0"}} {count}\n' for name, count in counts]
-        return PlainTextResponse("".join([*lines, *surface.lora_lines(engine())]))
+        return PlainTextResponse("".join(_metric_lines(engine(), config, surface)))
 
     async def cache(request: Request) -> Response:
         name, kv = request.path_params["id"], engine().kv

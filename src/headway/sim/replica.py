@@ -69,13 +69,13 @@ class Replica:
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_asked_cached", "_asked_for", "_asked_loadable", "_batching_rule", "_cancelling", "_changes", "_events",
-        "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_latency_s",
-        "_listener", "_makes_first_token", "_output_tokens", "_pacer", "_pausing", "_queue_lengths",
-        "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s",
-        "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens",
-        "model", "num_by_tier", "num_in_flight", "num_received", "pool", "recent_loras", "region", "request_s",
-        "response_s", "role", "timeline", "times", "tokenize_s", "transit",
+        "_batching_rule", "_cancelling", "_changes", "_events", "_exact", "_has_frontend", "_has_moving_ranks",
+        "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_latency_s", "_listener", "_makes_first_token",
+        "_matched_cached", "_matched_loadable", "_matched_request", "_output_tokens", "_pacer", "_pausing",
+        "_queue_lengths", "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu",
+        "holds_until_s", "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting",
+        "max_request_tokens", "model", "num_by_tier", "num_in_flight", "num_received", "pool", "recent_loras", "region",
+        "request_s", "response_s", "role", "timeline", "times", "tokenize_s", "transit",
     )  # fmt: skip
 
     def __init__(
@@ -126,8 +126,8 @@ class Replica:
         self.recent_loras = RecentAdapters(0 if adapters is None else adapters.num_slots)
         self.cache_index: CacheIndex | None = None
         """What policies know of the prefix cache; None = the cache itself."""
-        self._asked_for, self._asked_cached, self._asked_loadable = -1, 0, 0
-        """The request that a router asked `cached_tokens` of last, and the answers."""
+        self._matched_request, self._matched_cached, self._matched_loadable = -1, 0, 0
+        """The request whose prefix a router matched last: its id, cached and loadable tokens."""
         self.is_up = True
         self.is_draining = False
         self.role = pool.role
@@ -157,10 +157,10 @@ class Replica:
         live.enqueued_s, live.num_before = now, self.num_received
         self.num_received += 1
         live.replica = self.id
-        if self._asked_for == live.id:
-            live.expected_cached_tokens = self._asked_cached + self._asked_loadable
+        if self._matched_request == live.id:
+            live.expected_cached_tokens = self._matched_cached + self._matched_loadable
             batch.expected_cached_tokens += live.expected_cached_tokens
-            self._asked_for = -1
+            self._matched_request = -1
         if batch.quantum is not None or batch.stepped_ordering is not None:
             live.turn = timeline.ticks_ahead(now) + batch.tick
         response_s = self.response_s + delay_s
@@ -701,7 +701,7 @@ class Replica:
             tokens = index.cached_tokens(request)
         elif prefixes is not None and request.prefix:
             tokens = prefixes.hit_blocks(cast(Live, request), self._tick_now()) * self.batch.kv.block
-        self._asked_for, self._asked_cached, self._asked_loadable = request.id, tokens, 0
+        self._matched_request, self._matched_cached, self._matched_loadable = request.id, tokens, 0
         return tokens
 
     def loadable_tokens(self, request: RequestView, /) -> int:
@@ -718,8 +718,8 @@ class Replica:
         elif prefixes is not None and request.prefix:
             live = cast(Live, request)
             tokens = prefixes.loadable_blocks(live, prefixes.hit_blocks(live, self._tick_now())) * self.batch.kv.block
-        if self._asked_for == request.id:
-            self._asked_loadable = tokens
+        if self._matched_request == request.id:
+            self._matched_loadable = tokens
         return tokens
 
     @property

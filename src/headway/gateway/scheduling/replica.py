@@ -170,8 +170,8 @@ class LiveReplica(EngineEndpoint):
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self.prefill_tokens_left = self.tokens_generated = self.expected_cached_tokens = 0
-        self._asked_for, self._asked_cached, self._asked_loadable = -1, 0, 0
-        """The request that a router asked `cached_tokens` of last, and the answers."""
+        self._matched_request, self._matched_cached, self._matched_loadable = -1, 0, 0
+        """The request whose prefix a router matched last: its id, cached and loadable tokens."""
         self.slots: Slots | None = None
         """None: the engine assigns its own."""
         self.num_slots: int | None = None
@@ -254,8 +254,8 @@ class LiveReplica(EngineEndpoint):
         self.tokens_generated += live.generated_tokens
         if live.lora:
             self.recent_loras.note(live.lora)
-        if self._asked_for == live.id:
-            reservation.expected_cached = self._asked_cached + self._asked_loadable
+        if self._matched_request == live.id:
+            reservation.expected_cached = self._matched_cached + self._matched_loadable
             self.expected_cached_tokens += reservation.expected_cached
         if self._pool.engine.prefix_caching:
             self.cache_index.placed(live)
@@ -308,13 +308,13 @@ class LiveReplica(EngineEndpoint):
 
     def cached_tokens(self, request: RequestView, /) -> int:
         tokens = self.cache_index.cached_tokens(request)
-        self._asked_for, self._asked_cached, self._asked_loadable = request.id, tokens, 0
+        self._matched_request, self._matched_cached, self._matched_loadable = request.id, tokens, 0
         return tokens
 
     def loadable_tokens(self, request: RequestView, /) -> int:
         tokens = self.cache_index.loadable_tokens(request)
-        if self._asked_for == request.id:
-            self._asked_loadable = tokens
+        if self._matched_request == request.id:
+            self._matched_loadable = tokens
         return tokens
 
     def forget_expected(self, reservation: ReplicaReservation) -> None:
