@@ -121,7 +121,7 @@ class Grid:
             trace = section.get("trace")
             if trace is not None:
                 trace = {"path": trace} if isinstance(trace, str) else dict(trace)
-                file = _found(trace["path"], self.base_dir, self.data)
+                file = _find_file(trace["path"], self.base_dir, self.data)
                 if file is None:
                     raise HeadwayError(f"{trace['path']}: no such file beside the grid, or in the folder of --data")
                 trace["path"] = str(file)
@@ -193,7 +193,7 @@ def chosen(grid: Grid, only: Collection[str]) -> tuple[Grid, frozenset[str]]:
     for name in only:
         if name not in {*spec.fleets, *spec.workloads, *policies}:
             raise unknown("fleet, workload or policy", name, {*spec.fleets, *spec.workloads, *policies}, "--only")
-    fleets, workloads = _of(spec.fleets, only), _of(spec.workloads, only)
+    fleets, workloads = _selected(spec.fleets, only), _selected(spec.workloads, only)
     kept = replace(grid, spec=_changed(spec, fleets=fleets, workloads=workloads))
     kept.check()
     return kept, frozenset(policies & set(only) or policies)
@@ -218,7 +218,7 @@ def _without_missing(
             raise unknown("workload", name, spec.workloads, places.where(("if_present", i)))
         trace = spec.workloads[name].get("trace", "")
         file = trace.get("path", "") if isinstance(trace, Mapping) else trace
-        if _found(str(file), base_dir, data) is None:
+        if _find_file(str(file), base_dir, data) is None:
             notes.append(f"{name}: left out, as {file} is not in the folder of --data")
             del kept[name]
     if not kept:
@@ -226,7 +226,7 @@ def _without_missing(
     return _changed(spec, workloads=kept), notes
 
 
-def _found(path: str, base_dir: Path, data: Path | None) -> Path | None:
+def _find_file(path: str, base_dir: Path, data: Path | None) -> Path | None:
     """A file beside the grid, in the folder of data, or in one of its folders."""
     folders = [base_dir, *([] if data is None else [data, *sorted(data.glob("*/"))])]
     return next(((folder / path).absolute() for folder in folders if (folder / path).is_file()), None)
@@ -242,7 +242,7 @@ def _quick(section: Mapping[str, Any]) -> Document:
     return {**section, **shorter}
 
 
-def _of(named: Mapping[str, Document], only: Collection[str]) -> dict[str, Document]:
+def _selected(named: Mapping[str, Document], only: Collection[str]) -> dict[str, Document]:
     return {name: each for name, each in named.items() if name in only} or dict(named)
 
 

@@ -54,10 +54,10 @@ def space(choice: PolicyChoice[Any], vary: Sequence[str] = ()) -> tuple[Argument
         if not kept:
             raise HeadwayError(f"{choice.name}: no argument with a range to search; expected --vary NAME=LOW:HIGH")
         return kept
-    return tuple(_given(choice.name, text, parameters, hints) for text in vary)
+    return tuple(_argument(choice.name, text, parameters, hints) for text in vary)
 
 
-def _given(policy: str, text: str, parameters: Any, hints: dict[str, Any]) -> Argument:
+def _argument(policy: str, text: str, parameters: Any, hints: dict[str, Any]) -> Argument:
     name, _, values = text.partition("=")
     if name not in parameters:
         raise unknown("argument", name, parameters, f"--vary: {policy}")

@@ -30,13 +30,13 @@ class OwnHardware:
     """Own GPUs and engines, and those of the catalog that they are like."""
 
     def gpu(self, name: str) -> Gpu:
-        return _found(name, self.gpus, catalog.gpu, catalog.gpus(), "GPU")
+        return _look_up(name, self.gpus, catalog.gpu, catalog.gpus(), "GPU")
 
     def model(self, name: str) -> Model:
-        return _found(name, self.models, catalog.model, catalog.models(), "model")
+        return _look_up(name, self.models, catalog.model, catalog.models(), "model")
 
     def engine(self, name: str) -> Engine:
-        return _found(name, self.engines, catalog.engine, catalog.engines(), "engine")
+        return _look_up(name, self.engines, catalog.engine, catalog.engines(), "engine")
 
     def coefficients(self, gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
         """The catalog's, for what an own GPU or engine is like; not calibrated then."""
@@ -110,7 +110,7 @@ def _check_positive(made: Gpu | Model | Engine, at: Key, places: Places) -> None
         raise places.error((*at, "peak_flops"), "expected FLOP/s by dtype, as in {bf16: 989e12}")
 
 
-def _found(name: str, own: Mapping[str, T], find: Callable[[str], T], known: Sequence[T], kind: str) -> T:
+def _look_up(name: str, own: Mapping[str, T], find: Callable[[str], T], known: Sequence[T], kind: str) -> T:
     if name in own:
         return own[name]
     try:

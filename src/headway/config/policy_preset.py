@@ -82,13 +82,15 @@ def why_no_migration(fleet: Fleet) -> str:
     parts = [part for combo in fleet.combos for part in combo.parts if part.role != "mixed"]
     if any(part.engine.name.startswith("sglang") for part in parts):
         return "SGLang's engines are started for one phase"
-    models = [pool.model.name for each in _deployments(fleet) for pool in _parts(each) for _ in range(_most(each))]
+    models = [
+        pool.model.name for each in _deployments(fleet) for pool in _parts(each) for _ in range(_most_replicas(each))
+    ]
     return "" if len(models) > len(set(models)) else "no model has two replicas"
 
 
 def why_no_scaling(fleet: Fleet) -> str:
     """Why the number of replicas is fixed; "": it is not."""
-    if any(_most(each) > each.min_replicas for each in _deployments(fleet) if each.max_replicas is not None):
+    if any(_most_replicas(each) > each.min_replicas for each in _deployments(fleet) if each.max_replicas is not None):
         return ""
     return "no pool has `max_replicas` above its `min_replicas`"
 
@@ -101,7 +103,7 @@ def _parts(deployment: Pool | Combo) -> Sequence[Pool]:
     return deployment.parts if isinstance(deployment, Combo) else (deployment,)
 
 
-def _most(deployment: Pool | Combo) -> int:
+def _most_replicas(deployment: Pool | Combo) -> int:
     return max(deployment.replicas, deployment.max_replicas or 0)
 
 

@@ -63,12 +63,12 @@ def fleet_load(records: Records, *, bins: int) -> FleetLoad:
         edges_s=edges_s,
         waiting=np.maximum(inside - ran, 0.0) / width_s,
         running=np.maximum(ran, 0.0) / width_s,
-        arrived=_by(edges_s, arrival_s),
-        completed=_by(edges_s, end_s[table["outcome"] == Outcome.FINISHED]),
+        arrived=_cumulative(edges_s, arrival_s),
+        completed=_cumulative(edges_s, end_s[table["outcome"] == Outcome.FINISHED]),
     )
 
 
-def _by(edges_s: Floats, events_s: Floats, weights: Floats | None = None) -> Ints:
+def _cumulative(edges_s: Floats, events_s: Floats, weights: Floats | None = None) -> Ints:
     """The number, or the sum of the weights, of the events by each edge."""
     first = np.searchsorted(edges_s, events_s)
     return np.asarray(np.cumsum(np.bincount(first, weights, minlength=len(edges_s) + 1)[: len(edges_s)]))
@@ -81,7 +81,7 @@ def _sojourn_s(edges_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
 
 def _since_s(edges_s: Floats, events_s: Floats) -> Floats:
     """The sum of (edge - event) over the events by each edge."""
-    return np.asarray(_by(edges_s, events_s) * edges_s - _by(edges_s, events_s, events_s))
+    return np.asarray(_cumulative(edges_s, events_s) * edges_s - _cumulative(edges_s, events_s, events_s))
 
 
 def replica_timelines(records: Records, *, bins: int) -> ReplicaTimelines:

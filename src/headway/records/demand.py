@@ -87,7 +87,7 @@ class KeptDemand(Struct, frozen=True):
 
 def read(folder: Path) -> KeptDemand:
     """What is known of demand in a records folder; nothing where it does not exist. HeadwayError for a damaged file."""
-    kept = _kept(folder / FILE)
+    kept = _read(folder / FILE)
     tokens, covered, until_s = {key: dict(by) for key, by in kept.tokens.items()}, list(kept.covered), kept.until_s
     for table, began_s, span in _runs(folder):
         _add(tokens, table, began_s, until_s)
@@ -116,7 +116,7 @@ def keep(folder: Path, demand: KeptDemand) -> None:
         raise HeadwayError(f"{folder / FILE}: cannot be written ({error})") from None
 
 
-def _kept(file: Path) -> KeptDemand:
+def _read(file: Path) -> KeptDemand:
     if not file.exists():
         return KeptDemand({})
     table = _table(file)

@@ -217,7 +217,7 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
     return Records(
         workload=done.columns, models=done.models, regions=done.regions, tenants=done.tenants,
         loras=done.loras,
-        requests=_of(ids, columns("requests"), first_s), segments=_of(ids, columns("segments"), first_s),
+        requests=_rows_of(ids, columns("requests"), first_s), segments=_rows_of(ids, columns("segments"), first_s),
         stretches=_empty(STRETCH_COLUMNS), moves=_empty(MOVE_COLUMNS), replicas=tuple(replicas), end_s=end_s,
         judge_usd=last[runs[-1]].judge_usd,
     )  # fmt: skip
@@ -254,7 +254,7 @@ def _numbered(columns: Columns, run: int, offset_s: float, base: int) -> Columns
     return changed
 
 
-def _of(ids: npt.NDArray[np.int64], rows: Columns, first_s: float) -> Columns:
+def _rows_of(ids: npt.NDArray[np.int64], rows: Columns, first_s: float) -> Columns:
     """The rows of the requests `ids`, in sorted order, by their positions, with times since `first_s`."""
     known = np.isin(rows["request"], ids)
     found: Columns = {name: column[known] for name, column in rows.items()}

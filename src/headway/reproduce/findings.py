@@ -16,7 +16,7 @@ class Finding:
     values: Sequence[Value]
     why: str
 
-    def left_open(self, why: str) -> Finding:
+    def undecided(self, why: str) -> Finding:
         """Without values, as a run such as a quick one cannot decide the claim; `why` comes first."""
         return Finding([None] * len(self.values), f"{why} {self.why}".rstrip())
 

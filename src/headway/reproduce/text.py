@@ -29,7 +29,7 @@ def counted(rows: Sequence[ClaimResult]) -> str:
     return ", ".join(parts)
 
 
-def took(reproduced: Reproduced) -> str:
+def effort(reproduced: Reproduced) -> str:
     """Time and work, such as "12.3 s for 40 measurements, 10 more from the cache"."""
     cached = f", {reproduced.num_found:,} more from the cache" if reproduced.num_found else ""
     return f"{seconds(reproduced.result.wall_s)} for {reproduced.num_measured:,} measurements{cached}"
@@ -44,7 +44,7 @@ def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
         table.add_row(*map(Text, (row.id, row.claim, str(row.paper), row.headway)), holds)
     reasons = [Text(f"{row.id}: asked for {row.rule}. {row.why}") for row in rows if row.holds is not True]
     quick = " Quick: fewer seeds and requests than the full run." if reproduced.result.quick else ""
-    last = Text(f"{counted(rows)}. {took(reproduced)}.{quick}")
+    last = Text(f"{counted(rows)}. {effort(reproduced)}.{quick}")
     return printed(Group(Text(reproduced.title, style="bold"), table, *reasons, last), width, color)
 
 

@@ -30,7 +30,7 @@ def as_policy_errors(policies: Policies) -> Iterator[None]:
     except (HeadwayError, MemoryError):
         raise
     except Exception as error:
-        own = _own(policies)
+        own = _user_policies(policies)
         frames = traceback.extract_tb(error.__traceback__)
         for choice in own:
             file = _file_of(choice)
@@ -46,7 +46,7 @@ def as_policy_errors(policies: Policies) -> Iterator[None]:
         raise
 
 
-def _own(policies: Policies) -> list[PolicyChoice[Any]]:
+def _user_policies(policies: Policies) -> list[PolicyChoice[Any]]:
     """The policies that do not come with Headway."""
     cascade = None if policies.cascade is None else policies.cascade.policy
     used = [policies.router, policies.ordering, policies.migration, policies.admission, cascade, policies.scaler]

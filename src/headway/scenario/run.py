@@ -150,13 +150,13 @@ def compare(
     chosen = variants(scenario)
     runs: list[Run] = []
     if pool is None and jobs is None:
-        runs = [run(chosen[0], _part(progress, 0, len(chosen)), with_bound=with_bound)]
+        runs = [run(chosen[0], _part_of_progress(progress, 0, len(chosen)), with_bound=with_bound)]
         jobs = _jobs_for(runs[0].total_s * (len(chosen) - 1))
     rest = chosen[len(runs) :]
     own = processes(jobs or 1, len(rest)) if pool is None else nullcontext(pool)
     with own as workers:
         for each in rest if workers is None else ():
-            runs.append(run(each, _part(progress, len(runs), len(chosen)), with_bound=with_bound))
+            runs.append(run(each, _part_of_progress(progress, len(runs), len(chosen)), with_bound=with_bound))
         for done in () if workers is None else workers.map(partial(run, with_bound=with_bound), rest):
             runs.append(done)
             if progress:
@@ -370,5 +370,5 @@ def _share_done(progress: Progress | None, source: RequestSource, spec: Spec) ->
     return report
 
 
-def _part(progress: Progress | None, i: int, num: int) -> Progress | None:
+def _part_of_progress(progress: Progress | None, i: int, num: int) -> Progress | None:
     return progress and (lambda share: progress((i + share) / num))

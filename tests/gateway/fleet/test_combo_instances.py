@@ -56,7 +56,7 @@ def test_a_replica_joins_the_first_instance_that_lacks_one_of_its_pool() -> None
     assert [replica.deployment for replica in replicas] == ["pair"] * 5 + ["plain"]
     assert [replica.is_of_combo for replica in replicas] == [True] * 5 + [False]
     first, second = instances.named("pair")
-    assert first.is_complete and not second.is_complete and second.lacks("pair-decode")
+    assert first.is_complete and not second.is_complete and second.has_room_for("pair-decode")
 
 
 def test_a_place_that_was_left_is_taken_by_the_next_replica_and_an_empty_instance_goes() -> None:

@@ -200,7 +200,7 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
             "optimality": lambda given: {"gap": -off, "evaluations": 100, "all_evaluations": 100 * slower**3,
                                          "plan_s": 1.0,
                                          "exhaustive_s": 1.0, "num_requests": 200},
-            "some_models": lambda given: {"runs": [{"p95_s": 10.0 / slower}] * len(given["seeds"]), "models": ["a"]},
+            "fewer_models": lambda given: {"runs": [{"p95_s": 10.0 / slower}] * len(given["seeds"]), "models": ["a"]},
         },
         judges: {
             "weaker": lambda given: {"gpt-4o": base, "bias alone": base, **weaker},
@@ -331,7 +331,7 @@ def test_weaker_judges_are_compared_with_the_reference() -> None:
         "llama-3.1-70b, less": of,
         "bias alone": of,
     }
-    found = studies._weaker([one])
+    found = studies._weaker_judges([one])
     values = {name: each.values[0] for name, each in found.outcomes.items()}
     assert values == pytest.approx({
         "judge-mini-routing": 0.1, "judge-mini-latency": 0.0, "judge-llama-routing": 0.0, "judge-llama-latency": 0.05,

@@ -92,9 +92,9 @@ def test_transfers_meet_both_figures_that_they_were_fitted_to_and_are_best_with_
 
 def test_prefill_is_a_small_part_of_a_request_that_is_alone() -> None:
     for workload in WORKLOADS:
-        prefill_s, decode_s = model.alone(workload)
+        prefill_s, decode_s = model.unloaded_s(workload)
         assert 0 < prefill_s < 0.1 * decode_s
-        assert prefill_s / (prefill_s + decode_s) < model.busy(workload) < 1, "a full GPU shares its decoding"
+        assert prefill_s / (prefill_s + decode_s) < model.prefill_share(workload) < 1, "a full GPU shares its decoding"
 
 
 # Searches and plans.
@@ -105,7 +105,7 @@ def test_a_goodput_is_where_requests_begin_to_be_late() -> None:
     routing = {"within": "opportunistic"}
     found = setup.goodput("longwriter", combos, routing, 0, 2.5, quick=True)["rps"]
     below, above = (
-        max(setup.near("longwriter", combos, routing, 0, share * found, quick=True)) for share in (0.97, 1.15)
+        max(setup.strains_at("longwriter", combos, routing, 0, share * found, quick=True)) for share in (0.97, 1.15)
     )
     assert below <= 0 < above
 

@@ -19,14 +19,14 @@ class ComboInstance:
         self.is_announced = False
         """Control knows the instance, as all of it was up."""
 
-    def lacks(self, pool: str) -> bool:
+    def has_room_for(self, pool: str) -> bool:
         """The instance has room for one more replica of this pool."""
         return sum(member.pool == pool for member in self.members) < self._num_wanted.get(pool, 0)
 
     @property
     def is_complete(self) -> bool:
         """All replicas of the instance exist, up or not."""
-        return not any(self.lacks(pool) for pool in self._num_wanted)
+        return not any(self.has_room_for(pool) for pool in self._num_wanted)
 
 
 class ComboInstances:
@@ -38,9 +38,9 @@ class ComboInstances:
         self._by_replica: dict[int, ComboInstance] = {}
 
     def join(self, replica: LiveReplica, served: ServedPool) -> None:
-        """Put a replica into the first instance that lacks one of its pool, else into a new one."""
+        """Put a replica into the first instance that has room for it, else into a new one."""
         name, pool = served.deployment.name, served.pool.name
-        instance = next((each for each in self._instances if each.name == name and each.lacks(pool)), None)
+        instance = next((each for each in self._instances if each.name == name and each.has_room_for(pool)), None)
         if instance is None:
             instance = ComboInstance(next(self._numbers), served)
             self._instances.append(instance)

@@ -126,9 +126,10 @@ class PodFailures:
         self.starting = {pod.uid: pod for pod in starting}
         wanted = [*self.starting, *map(str, range(num_missing))]
         self._since_s = {uid: self._since_s.get(uid, now) for uid in wanted}
-        return {uid: why for uid in wanted if (why := self._why(self.starting.get(uid), now - self._since_s[uid]))}
+        reasons = {uid: self._reason(self.starting.get(uid), now - since_s) for uid, since_s in self._since_s.items()}
+        return {uid: reason for uid, reason in reasons.items() if reason}
 
-    def _why(self, pod: Pod | None, age_s: float) -> str:
+    def _reason(self, pod: Pod | None, age_s: float) -> str:
         """Why the pod has failed; "": it may still become healthy."""
         if pod is not None and pod.num_restarts >= self._tries:
             return pod.why or "has ended"

@@ -182,7 +182,7 @@ class LiveFleet:
         for replica in self.present():
             if replica.deployment in changed:
                 replica.goodput_rps = changed[replica.deployment]
-        return [f"combos: {name}: goodput_rps is {_shown(was[name])} -> {_shown(rps)}" for name, rps in changed.items()]
+        return [f"combos: {name}: goodput_rps is {_rate(was[name])} -> {_rate(rps)}" for name, rps in changed.items()]
 
     def _add_endpoints(self, served: ServedPool) -> list[str]:
         """Create the replicas of a pool's endpoints that have none."""
@@ -268,5 +268,5 @@ def _without_endpoints(served: ServedPool) -> ServedPool:
     return replace(served, endpoints=(), prices=TokenPrices(), pool=pool, combo=combo)
 
 
-def _shown(goodput_rps: float | None) -> str:
+def _rate(goodput_rps: float | None) -> str:
     return "unknown" if goodput_rps is None else f"{goodput_rps:.4g}"

@@ -76,7 +76,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     if len(fields.model) > MAX_NAME_CHARS:
         raise ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
     if fields.n is not None:
-        _whole("n", fields.n)
+        _integer("n", fields.n)
     text, prompt_ids = _PROMPT_READERS[path](body)
     has_slo = not _SLO_HEADERS.isdisjoint(headers)
     engine_headers, is_chat = "", path == CHAT
@@ -119,7 +119,7 @@ def _wrong_type(name: str, kind: str) -> ApiError:
     return ApiError(400, f"{name!r} must be of type {kind}", "invalid_type", name)
 
 
-def _whole(name: str, value: float) -> int:
+def _integer(name: str, value: float) -> int:
     """A whole number, which may be written as 3.0 in JSON."""
     if value != value // 1:
         raise _wrong_type(name, "integer")
@@ -144,7 +144,7 @@ def _max_tokens(fields: RequestFields) -> int | None:
         name = "max_output_tokens"
     else:
         return None
-    tokens = value if type(value) is int else _whole(name, value)
+    tokens = value if type(value) is int else _integer(name, value)
     if not 0 < tokens <= MAX_TOKENS:
         raise ApiError(400, f"{name!r} must be 1 or more, not {tokens}", "invalid_value", name)
     return tokens
@@ -263,7 +263,7 @@ _PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
 def _tier(fields: RequestFields, headers: Mapping[str, str]) -> int:
     """The body's `priority`, else the header's tier, else OpenAI's `service_tier`; 0 is the most urgent."""
     if fields.priority is not None:
-        tier = _whole("priority", fields.priority)
+        tier = _integer("priority", fields.priority)
     elif "x-headway-tier" in headers:
         try:
             tier = int(headers["x-headway-tier"])

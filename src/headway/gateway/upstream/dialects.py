@@ -139,7 +139,7 @@ def parse_load(adapter: Adapter, page: str) -> Load:
         *loras,
         _share(adapter.host_share, page) if adapter.host_share else None,
         _ordering(adapter.ordering, page) if adapter.ordering else None,
-        None if adapter.kv_blocks is None else _part(*adapter.kv_blocks, page),
+        None if adapter.kv_blocks is None else _ratio(*adapter.kv_blocks, page),
     )
 
 
@@ -163,8 +163,8 @@ def _adapters(metric: str, page: str) -> tuple[tuple[str, ...], tuple[str, ...],
     return running, waiting, int(slots) if slots.isdecimal() and len(slots) < 7 else None
 
 
-def _part(part: str, whole: str, page: str) -> float | None:
-    parts, wholes = _samples((part,), page), _samples((whole,), page)
+def _ratio(numerator: str, denominator: str, page: str) -> float | None:
+    parts, wholes = _samples((numerator,), page), _samples((denominator,), page)
     return sum(parts) / sum(wholes) if parts and sum(wholes) else None
 
 

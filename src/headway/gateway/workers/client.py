@@ -128,7 +128,7 @@ class RemoteScheduler:
     ) -> None:  # fmt: skip
         """`handlers` get the messages that are about neither a request nor a replica."""
         self._clock, self._scorer, self._on_lost = clock, scorer, on_lost
-        self.link = Link(protocol.FromScheduler, self._receive, self._lost)
+        self.link = Link(protocol.FromScheduler, self._receive, self._link_lost)
         self.is_gone = self.is_silent = False
         self.requests: dict[int, PendingRequest] = {}
         """Requests that the scheduler knows, or is about to know."""
@@ -377,7 +377,7 @@ class RemoteScheduler:
 
     # The scheduler is gone, hangs, or answers again.
 
-    def _lost(self) -> None:
+    def _link_lost(self) -> None:
         self.is_gone = True
         self._reject_waiting(_scheduler_gone)
         self._on_lost()

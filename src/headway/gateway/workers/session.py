@@ -97,7 +97,7 @@ class WorkerSession:
         it accepts no more connections or is gone, and `on_idle` when it drains and has no requests left."""
         self._gateway, self._driver = gateway, gateway.driver
         self._on_started, self._on_leaving, self._on_idle = on_started, on_leaving, on_idle
-        self.link = Link(protocol.FromWorker, self._receive, self._lost, config)
+        self.link = Link(protocol.FromWorker, self._receive, self._link_lost, config)
         self.has_started = False
         self.is_idle = False
         """The worker drains, and has no requests left."""
@@ -369,7 +369,7 @@ class WorkerSession:
     def _succeeded(self, message: protocol.RequestSucceeded) -> None:
         self._gateway.health.succeeded(self._gateway.replicas[message.replica])
 
-    def _lost(self) -> None:
+    def _link_lost(self) -> None:
         """The worker is gone with all its connections: cancel its requests."""
         self._gateway.fleet.on_removed.remove(self._replica_removed)
         self._gateway.on_replica_up.remove(self._replica_up)

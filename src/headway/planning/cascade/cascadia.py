@@ -115,7 +115,7 @@ def plan_of(
         num_evaluations=result.num_evaluated,
         num_remembered=result.num_cached,
         num_sets=search.num_sets,
-        why=_why(search, routing, deployment, objective, is_met),
+        why=_explanation(search, routing, deployment, objective, is_met),
     )
 
 
@@ -137,7 +137,7 @@ def _stages(search: Search, routing: int, deployment: Deployment) -> tuple[Stage
     return tuple(stages)
 
 
-def _why(search: Search, routing: int, deployment: Deployment, objective: Objective, is_met: bool) -> str:
+def _explanation(search: Search, routing: int, deployment: Deployment, objective: Objective, is_met: bool) -> str:
     """A sentence: the stage that limits the plan, or what is out of reach."""
     slowest = search.problem.names[int(np.argmax(deployment.latencies_s))]
     quality, latency_s = float(search.routings.quality[routing]), deployment.latency_s
@@ -163,7 +163,7 @@ def candidates(search: Search, result: SearchResult, planner: str, most: int) ->
     best = search.best(result.objective)
     assert best is not None  # else `best_plan_of` raises
     deployed = [*_least_work(search, result), *_by_objective_and_sum(search, result, most // 2)]
-    deployed += _near(search, best, most - most // 2)
+    deployed += _neighbours(search, best, most - most // 2)
     further = [plan_of(search, i, deployment, result, planner) for i, deployment in deployed]
     different = {(each.thresholds, each.stages): each for each in (best_plan, *further)}
     return tuple(different.values())
@@ -199,7 +199,7 @@ def _by_objective_and_sum(search: Search, result: SearchResult, most: int) -> It
             yield i, deployment
 
 
-def _near(search: Search, best: int, most: int) -> Iterator[tuple[int, Deployment]]:
+def _neighbours(search: Search, best: int, most: int) -> Iterator[tuple[int, Deployment]]:
     """The replicas of the best routing under other routings of about its quality, each with the least work."""
     routings, deployment = search.routings, search.with_spare_gpus(best)
     used = routings.ratios > 0

@@ -280,7 +280,7 @@ class _Rounds:
         for i in list(self.search.solved):
             self._update_best(i)
         self._solve(proportional(self.routings))
-        for candidates in (self._distant(), self._near()):
+        for candidates in (self._distant(), self._neighbours()):
             num_stable = 0
             for i in candidates:
                 used = self.search.latencies.num_used
@@ -337,7 +337,7 @@ class _Rounds:
             yield i
             free &= np.abs(ratios - ratios[i]).max(axis=1) >= distance
 
-    def _near(self) -> Iterator[int]:
+    def _neighbours(self) -> Iterator[int]:
         """Routings near the best one, which may change on the way."""
         ratios, distance = self.routings.ratios, self.search.effort.min_distance
         while self.best is not None:

@@ -28,7 +28,7 @@ def cheapest(
     sized = [each for each in options if each.least is not None]
     without = [model for model in rates if all(each.model != model for each in sized)]
     if without:
-        return (), "; ".join(f"{model}: {_why(model, options)}" for model in without)
+        return (), "; ".join(f"{model}: {_unserved_reason(model, options)}" for model in without)
     wanted = dict(rates)
     for _ in range(MOST_PLANS):
         candidates = tuple(
@@ -93,7 +93,7 @@ def _is_sized(parts: Parts, options: Sequence[SizedOption]) -> bool:
                for each in options)  # fmt: skip
 
 
-def _why(model: str, options: Sequence[SizedOption]) -> str:
+def _unserved_reason(model: str, options: Sequence[SizedOption]) -> str:
     """Why no option serves a model."""
     own = [each for each in options if each.model == model]
     reasons = dict.fromkeys(f"{'/'.join(each.unit.gpus)}: {each.reason or 'misses the SLOs'}" for each in own)

@@ -103,7 +103,7 @@ class FleetPlanner:
                 )
                 for offers, is_split in [*alone, *pairs]
             ]  # fmt: skip
-        found: list[SizedOptions] = list(self._each(size, tasks))
+        found: list[SizedOptions] = list(self._run_tasks(size, tasks))
         self.num_simulated += sum(each.num_simulated for each in found)
         self.num_found += sum(each.num_found for each in found)
         return tuple(option for each in found for option in each.options)
@@ -199,12 +199,12 @@ class FleetPlanner:
         return FleetTask(self.template, parts, dict(policies), requests, self.simulator, self.cache_dir)
 
     def _runs(self, tasks: Sequence[FleetTask]) -> Iterator[FleetRun]:
-        for run, was_found in self._each(rehearse, tasks):
+        for run, was_found in self._run_tasks(rehearse, tasks):
             self.num_found += was_found
             self.num_simulated += not was_found
             yield run
 
-    def _each(self, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+    def _run_tasks(self, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
         """The results of tasks, in their order, from worker processes if there are any."""
         self.num_expected += len(tasks)
         results: Iterable[R] = map(work, tasks) if self.pool is None else self.pool.map(work, tasks)

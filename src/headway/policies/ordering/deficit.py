@@ -132,7 +132,7 @@ class DeficitRoundRobinOrdering:
         elif turn is not None:
             turn.left = max(min(turn.left - service, self._quantum_tokens * weight), turn.left)
         if turn is not None and not self._in_flight.num(share):
-            self._rest(share)
+            self._mark_idle(share)
 
     def _take(self, turn: _Turn, tokens: float, weight: float) -> None:
         """Take tokens from a tenant's quantum, and from those of as many further rounds as it needs."""
@@ -152,9 +152,9 @@ class DeficitRoundRobinOrdering:
         self._given.add(share, due)
         self._take(self._turns[share], due, self._weight(share))
         if not self._in_flight.num(share):
-            self._rest(share)
+            self._mark_idle(share)
 
-    def _rest(self, share: Share) -> None:
+    def _mark_idle(self, share: Share) -> None:
         """A tenant has no request in flight here."""
         self._idle[share] = None
         self._idle.move_to_end(share)

@@ -198,7 +198,7 @@ class HeadwayRouter:
             others = self._in_combos(request, features, split)
             if not others and not found:  # engines for one phase without their partner: control chooses the decoder
                 one = next((replica for replica in split if replica.role == "prefill"), split[0])
-                others.append(self._whole(request, features, one, one.num_in_flight))
+                others.append(self._single(request, features, one, one.num_in_flight))
             found += others
             scores += [(each.replica, each.score) for each in others]
         best = min(found)
@@ -218,11 +218,11 @@ class HeadwayRouter:
     # Candidates.
 
     def _load(self, replica: ReplicaView) -> _Load:
-        return _Load(replica, self._of(replica), replica.num_in_flight)
+        return _Load(replica, self._state_of(replica), replica.num_in_flight)
 
-    def _whole(self, request: RequestView, features: _Features, replica: ReplicaView, num: int) -> _Candidate:
+    def _single(self, request: RequestView, features: _Features, replica: ReplicaView, num: int) -> _Candidate:
         """The replica for the whole request, beside `num` others that decode there or will."""
-        load = _Load(replica, self._of(replica), num)
+        load = _Load(replica, self._state_of(replica), num)
         return self._candidate(request, features, load, self._added_s(request, features, load))
 
     def _candidate(self, request: RequestView, features: _Features, load: _Load, score: float) -> _Candidate:
@@ -259,7 +259,7 @@ class HeadwayRouter:
 
     def _pair(self, request: RequestView, features: _Features, first: ReplicaView, last: ReplicaView) -> _Candidate:
         """One replica for the prompt, and another one for the answer."""
-        at_first, at_last = self._of(first), self._of(last)
+        at_first, at_last = self._state_of(first), self._state_of(last)
         at_first.pass_time(features.now)
         at_last.pass_time(features.now)
         speed = at_first.speed
@@ -291,7 +291,7 @@ class HeadwayRouter:
         """Candidates among replicas that serve one phase: pairs, and replicas that could do both."""
         found: list[_Candidate] = []
         for one in split:
-            state = self._of(one)
+            state = self._state_of(one)
             state.pass_time(features.now)
             num = state.num_decoding
             if one.role == "decode":
@@ -300,7 +300,7 @@ class HeadwayRouter:
                 others = [other for other in split if other.role == "decode" and other.combo == one.combo]
                 found += [self._pair(request, features, one, other) for other in others]
             if not one.is_single_phase:
-                found.append(self._whole(request, features, one, num))
+                found.append(self._single(request, features, one, num))
         return found
 
     # Times.
@@ -319,19 +319,19 @@ class HeadwayRouter:
         missed = 0.0
         slo_s = features.ttft_slo_s
         if slo_s:
-            missed = _late(wait_s / slo_s)
-            later = _late((wait_s + more_s) / slo_s)
+            missed = _late_probability(wait_s / slo_s)
+            later = _late_probability((wait_s + more_s) / slo_s)
             score += _LOST_S * rate_rps * _DELAYED_SLOS * slo_s * (later - missed)
         slo_s = features.tpot_slo_s
         if slo_s:
             step_s /= 1.0 - min(share, _MOST_SHARE)
             next_step_s /= 1.0 - min(share + prompt_s / _SHARE_WINDOW_S, _MOST_SHARE)
-            slow = _slow(next_step_s / slo_s)
-            score += _LOST_S * _SLOWED * num * (slow - _slow(step_s / slo_s))
+            slow = _slow_probability(next_step_s / slo_s)
+            score += _LOST_S * _SLOWED * num * (slow - _slow_probability(step_s / slo_s))
             missed = max(missed, slow)
         slo_s = features.e2e_slo_s
         if slo_s:
-            missed = max(missed, _late((wait_s + own_s) / slo_s))
+            missed = max(missed, _late_probability((wait_s + own_s) / slo_s))
         return score + _LOST_S * missed
 
     @staticmethod
@@ -351,7 +351,7 @@ class HeadwayRouter:
 
     # The state of the replicas.
 
-    def _of(self, replica: ReplicaView) -> _ReplicaState:
+    def _state_of(self, replica: ReplicaView) -> _ReplicaState:
         state = self._states.get(replica.id)
         if state is None:
             state = self._states[replica.id] = _ReplicaState(self._speed(replica))
@@ -389,7 +389,7 @@ class HeadwayRouter:
         """Observe what one of the replicas has done, at each decision at another one."""
         self._turn += 1
         replica = replicas[self._turn % len(replicas)]
-        state = self._of(replica)
+        state = self._state_of(replica)
         state.pass_time(now)
         if replica.is_shared:  # what ends elsewhere is not known, so what was done is not, either
             return
@@ -412,11 +412,11 @@ def _room_s(replica: ReplicaView, num: int, needed: int, held: int, request_s: f
     return max(seat_s, blocks_s, 0.0)
 
 
-def _late(share: float) -> float:
+def _late_probability(share: float) -> float:
     """How likely a first or last token misses its SLO that is expected after this share of it."""
     return max(0.0, min(1.0, (share - _LATE_FROM) / (_LATE_TO - _LATE_FROM)))
 
 
-def _slow(share: float) -> float:
+def _slow_probability(share: float) -> float:
     """How likely a time per token misses its SLO."""
     return max(0.0, min(1.0, (share - _SLOW_FROM) / (_SLOW_TO - _SLOW_FROM)))

@@ -150,11 +150,11 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
         "headline-slo": _headline(slo),
         "headline-throughput": _headline(throughput),
         "slo-stand-alone": slo["stand-alone"],
-        "slo-most": _most(cases, "p95_s"),
+        "slo-most": _largest_advantage(cases, "p95_s"),
         "slo-cascade-serve": slo["cascade-serve"],
         **{f"slo-{name}": _times(cases, name, "p95_s") for name in READINGS},
         "throughput-stand-alone": Finding(stand_alone.values, f"{stand_alone.why} {implied}"),
-        "throughput-most": _most(cases, "throughput_rps"),
+        "throughput-most": _largest_advantage(cases, "throughput_rps"),
         "throughput-cascade-serve": throughput["cascade-serve"],
         "always-faster": Finding(
             [_is_always_faster(cases, i) for i in range(len(seeds))], f"{_by_case(cases, 'p95_s')} {_slower_in(cases)}"
@@ -206,7 +206,7 @@ def _headline(by_baseline: dict[str, Finding]) -> Finding:
     return Finding(values, f"Against {means}.")
 
 
-def _most(cases: dict[Case, Measurement], key: str) -> Finding:
+def _largest_advantage(cases: dict[Case, Measurement], key: str) -> Finding:
     """By seed: the case with the largest advantage over the stand-alone model."""
     by_case = {case: _ratios(each, "stand-alone", key) for case, each in cases.items()}
     best = max(by_case, key=lambda case: fmean(by_case[case]))

@@ -163,7 +163,7 @@ def _rehearse_by_load(case: PlanningRequest, cascade_plan: CascadePlan) -> Rehea
     return rehearse(case, cascade_plan, policy=load_policy(cascade_plan))
 
 
-def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
+def fewer_models(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> Measurement:
     """The best cascade that leaves out a smaller model, as Headway plans it."""
     case = planning_case("deepseek", trace, q_min, rate_rps)
     latencies, options = _latencies(case), list[RehearsedPlan]()

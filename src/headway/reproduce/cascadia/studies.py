@@ -41,7 +41,7 @@ def of_deepseek(runner: Runner, cases: Cases, rates: Rates) -> Findings:
     if runner.wants(*claims.BUDGET):
         findings += _budget(runner, cases, rate["rate_rps"])
     if runner.wants(*claims.SOME):
-        findings += _some(runner, cases, rate["rate_rps"])
+        findings += _fewer_models(runner, cases, rate["rate_rps"])
     return findings
 
 
@@ -163,10 +163,10 @@ def _budget(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
     return Findings({"latency-budget": Finding(values, f"By case on trace 1: {why}.")})
 
 
-def _some(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
+def _fewer_models(runner: Runner, cases: Cases, rate_rps: float) -> Findings:
     seeds = list(range(len(cases[TRACE_1[0]]["runs"]["cascadia"])))
     arguments = {"rate_rps": rate_rps, "seeds": seeds}
-    tasks = {("some", case[2]): Call(runs.some_models, arguments | {"trace": 1, "q_min": case[2]}) for case in TRACE_1}
+    tasks = {("some", case[2]): Call(runs.fewer_models, arguments | {"trace": 1, "q_min": case[2]}) for case in TRACE_1}
     measured, ratios, why = runner.run(tasks), dict[str, list[list[float]]](), list[str]()
     for case, subset in zip(TRACE_1, measured.values(), strict=True):
         if subset["runs"] is None:
@@ -186,7 +186,7 @@ def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Findings:
     if runner.wants(*claims.ROUTER):
         findings += _router(runner, cases, rates)
     if runner.wants(*claims.WEAKER):
-        findings += _weaker(runner.repeat("judge", judges.weaker, arguments, seeds))
+        findings += _weaker_judges(runner.repeat("judge", judges.weaker, arguments, seeds))
     if runner.wants(*claims.TRAINED):
         measured = runner.repeat("trained", judges.trained_judge, arguments, extended_seeds(runner, TRAINED_FACTOR))
         short = [1 - each["quality"] / each["asked"] for each in measured]
@@ -203,7 +203,7 @@ def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Findings:
             }
         )
     if runner.wants(*claims.REGRET):
-        findings += _wrong(runner.repeat("wrong", judges.wrong, arguments, seeds))
+        findings += _wrong_judge(runner.repeat("wrong", judges.wrong, arguments, seeds))
     return findings
 
 
@@ -213,7 +213,7 @@ def extended_seeds(runner: Runner, factor: int) -> Sequence[int]:
     return (*runner.seeds, *range(first, first + (factor - 1) * len(runner.seeds)))
 
 
-def _wrong(measured: list[Measurement]) -> Findings:
+def _wrong_judge(measured: list[Measurement]) -> Findings:
     """The loss of plans with a wrong judge."""
     planned = ("by its scores", "by true scores", "knowing it")
     names = [f"{off.bias:+g}, {name}" for off in judges.OFF for name in planned]
@@ -282,7 +282,7 @@ def _rule(name: str) -> Rule:
     return next(claim.rule for claim in claims.CLAIMS if claim.id == name)
 
 
-def _weaker(measured: list[Measurement]) -> Findings:
+def _weaker_judges(measured: list[Measurement]) -> Findings:
     """Weaker judges by both readings of the quality."""
     outcomes, base = {}, [each["gpt-4o"] for each in measured]
     alone = fmean(each["bias alone"]["share"] / own["share"] - 1 for each, own in zip(measured, base, strict=True))

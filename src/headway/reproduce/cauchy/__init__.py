@@ -73,7 +73,7 @@ def run(runner: Runner) -> Findings:
     if quick:
         left = {id: each for id, each in findings.outcomes.items() if id in OF_ALL_SIZES and None not in each.values}
         why = "A quick run has too few sizes of combos, and too short an hour; a full run decides."
-        findings += Findings({id: each.left_open(why) for id, each in left.items()})
+        findings += Findings({id: each.undecided(why) for id, each in left.items()})
     return findings + Findings({}, [model.network_table(), *further])
 
 

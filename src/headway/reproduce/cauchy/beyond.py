@@ -56,12 +56,12 @@ def repriced(market: Market, gpu: str, factor: float) -> tuple[ComboCandidate, .
 def saving(market: Market, candidates: Sequence[ComboCandidate]) -> float | None:
     """Percent off the cheapest plan of one type; no GPUs are short, so that price alone decides."""
     whole = cheapest(market, candidates)
-    alike = [
+    uniform = [
         cheapest(market, [each for each in candidates if set(each.combo.gpus) == {gpu}])
         for gpu in GPUS.values()
         if any(set(each.combo.gpus) == {gpu} for each in candidates)
     ]
-    least = min((each.usd_per_hour for each in alike), default=None)
+    least = min((each.usd_per_hour for each in uniform), default=None)
     return None if least is None else 100 * (1 - whole.usd_per_hour / least)
 
 
@@ -118,7 +118,7 @@ def energy(overall: OverallRuns) -> PaperTable:
     return PaperTable("Headway 4", "Energy beside dollars", shows, heads, rows)
 
 
-def alike(markets: Mapping[str, Market]) -> PaperTable:
+def one_type(markets: Mapping[str, Market]) -> PaperTable:
     """Clusters of one type of GPU, as many as it takes."""
     rows: list[Row] = []
     for workload, market in markets.items():
@@ -135,4 +135,4 @@ def alike(markets: Mapping[str, Market]) -> PaperTable:
 
 
 def exhibits(markets: Mapping[str, Market], overall: OverallRuns) -> list[Exhibit]:
-    return [prices(markets, GPUS["h20"]), limits(markets), certainty(markets), energy(overall), alike(markets)]
+    return [prices(markets, GPUS["h20"]), limits(markets), certainty(markets), energy(overall), one_type(markets)]

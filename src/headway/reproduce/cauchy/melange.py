@@ -231,7 +231,7 @@ class _MelangeProgram:
             tokens_per_usd=HOUR_S * tokens_s / usd if usd else None,
             services=tuple(served),
             binding=(),
-            why=self._why(served) if short else "",
+            why=self._explanation(served) if short else "",
         )
 
     def _chosen(self, service: Sized, rates: Sequence[float], n: Floats, y: Floats) -> list[PlannedCombo]:
@@ -250,7 +250,7 @@ class _MelangeProgram:
             planned.append(PlannedCombo(service.service, each.combo, count, sum(rates_served) / load, usd, per_usd))
         return planned
 
-    def _why(self, served: Sequence[ServiceGoodput]) -> str:
+    def _explanation(self, served: Sequence[ServiceGoodput]) -> str:
         reasons = []
         for service, got in zip(self.problem.services, served, strict=True):
             unservable_rps = sum(

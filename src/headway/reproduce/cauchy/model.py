@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import structs
 
 from headway import catalog
@@ -31,14 +33,14 @@ def _speeds() -> InstanceSpeed:
     return InstanceSpeed(catalog.model(setup.MODEL), catalog.gpu(setup.GPUS["h800"]), engine, 1)
 
 
-def alone(workload: str) -> tuple[float, float]:
+def unloaded_s(workload: str) -> tuple[float, float]:
     """Seconds of prefill and of decode of a request of mean lengths, alone on an H800."""
     pattern = setup.profiled_service(workload).service.pattern
     speeds = _speeds()
     return speeds.prompts_s(pattern, 1), speeds.step_s(pattern, 1) * (pattern.output_tokens - 1)
 
 
-def busy(workload: str, batch: int | None = None) -> float:
+def prefill_share(workload: str, batch: int | None = None) -> float:
     """Share of prefill in the time of an H800 that decodes so many at once; None: as many as memory and seats hold."""
     pattern = setup.profiled_service(workload).service.pattern
     speeds = _speeds()
@@ -48,19 +50,20 @@ def busy(workload: str, batch: int | None = None) -> float:
 
 
 def _shares() -> dict[str, Finding]:
-    prefill_s, decode_s = alone("cnn-dailymail")
+    prefill_s, decode_s = unloaded_s("cnn-dailymail")
     share = prefill_s / (prefill_s + decode_s)
     pattern = setup.profiled_service("cnn-dailymail").service.pattern
     needed_s = 1.5 * decode_s
-    several = ", ".join(f"{busy('cnn-dailymail', batch):.0%} with {batch} at once" for batch in (1, 8, 32, 128))
+    prefill = partial(prefill_share, "cnn-dailymail")
+    several = ", ".join(f"{prefill(batch):.0%} with {batch} at once" for batch in (1, 8, 32, 128))
     mfu = 2 * 8e9 * pattern.prompt_tokens / needed_s / 989e12
     why = (
         f"Alone, {pattern.prompt_tokens:.0f} tokens take {prefill_s * 1e3:.0f} ms and {pattern.output_tokens:.0f} "
         f"more {decode_s * 1e3:.0f} ms; 60% would be {needed_s * 1e3:.0f} ms of prefill, {mfu:.1%} of the GPU's "
-        f"FLOPs. Of the time of a GPU, where decode is shared, prefill is {several}, {busy('cnn-dailymail'):.0%} if "
+        f"FLOPs. Of the time of a GPU, where decode is shared, prefill is {several}, {prefill():.0%} if "
         "it is full: the paper's figure is that of a busy GPU."
     )
-    first_s, rest_s = alone("longwriter")
+    first_s, rest_s = unloaded_s("longwriter")
     last = f"{first_s * 1e3:.0f} ms of prefill, {rest_s:.1f} s of decode."
     return {
         "fig1-prefill": Finding([share], why),
@@ -127,13 +130,13 @@ def _network() -> dict[str, Finding]:
 
 def exhibits() -> list[Exhibit]:
     """Figure 1, and the formula's rows."""
-    parts = {workload: alone(workload) for workload in WORKLOADS}
+    parts = {workload: unloaded_s(workload) for workload in WORKLOADS}
     series: dict[str, list[list[float]]] = {"prefill": [], "decode": [], "prefill, of a full GPU's time": []}
     for workload, (prefill_s, decode_s) in parts.items():
         total_s = prefill_s + decode_s
         series["prefill"].append([100 * prefill_s / total_s])
         series["decode"].append([100 * decode_s / total_s])
-        series["prefill, of a full GPU's time"].append([100 * busy(workload)])
+        series["prefill, of a full GPU's time"].append([100 * prefill_share(workload)])
     chart = charts.bars(list(WORKLOADS.values()), series, "%", yaxis={"range": [0, 100]})
     shows = ", ".join(f"{WORKLOADS[w]} {p / (p + d):.1%}" for w, (p, d) in parts.items())
     return [Figure("Figure 1", "Shares of a request's latency, alone on an H800", f"Prefill: {shows}.", chart)]

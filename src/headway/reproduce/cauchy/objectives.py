@@ -81,11 +81,11 @@ class ObjectiveRuns(SeedResults):
                     increases(*(self.values_of(workload, share, o, "in_time_per_usd") for o in ("co", other)))
                     for share in self.shares
                 ]
-                why = " ".join(self._why(workload, share, other) for share in self.shares)
+                why = " ".join(self._explanation(workload, share, other) for share in self.shares)
                 findings[f"fig8-{other}-{workload}"] = Finding(means_by_seed(gains), why)
         return findings
 
-    def _why(self, workload: str, share: float, other: Objective) -> str:
+    def _explanation(self, workload: str, share: float, other: Objective) -> str:
         ours, theirs = self.plans[workload, share, "co"], self.plans[workload, share, other]
         demand = f"At {ours.services[0].demand_rps:.0f} requests/s ({share:.0%} of the cluster)"
         if plan_text(ours) == plan_text(theirs):

@@ -172,7 +172,9 @@ class OverallRuns(SeedResults):
         tokens = [self.measured(workload, case, system, "tokens_per_usd") for system in COMPARED]
         order: list[Value] = [low < middle < high for low, middle, high in zip(*tokens, strict=True)]
         return {
-            row: Finding(self._gain(workload, case, "cauchy"), f"{why} {best(self.markets[case.ranking, workload])}"),
+            row: Finding(
+                self._gain(workload, case, "cauchy"), f"{why} {best_text(self.markets[case.ranking, workload])}"
+            ),
             f"fig7-star-{workload}{case.key}": Finding(self._gain(workload, case, "star"), why),
             f"fig7-order-{workload}{case.key}": Finding(self._judged(workload, case, order, *COMPARED), why),
         }
@@ -293,7 +295,7 @@ def plan_text(plan: ComboPlan) -> str:
     return ", ".join(f"{each.count} {each.combo.label}" for each in plan.combos) + f" (${plan.usd_per_hour:.2f}/h)"
 
 
-def best(market: Market) -> str:
+def best_text(market: Market) -> str:
     """The most that candidates serve for a dollar, and the most of those that do not split phases."""
     first, one = (
         max(some, key=lambda each: each.tokens_per_usd or 0.0) for some in (market.candidates, market.aggregated)

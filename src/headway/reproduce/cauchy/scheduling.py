@@ -81,7 +81,7 @@ def runs(
         tasks.update({(*key, seed): Call(measured, {"document": contents, "seed": seed}) for seed in some})
 
     for workload in WORKLOADS if figure_9 else ():
-        combos = unlike(markets, workload)
+        combos = mixed_combos(markets, workload)
         rate = LOAD * sum(each["goodput_rps"] for each in combos)
         for between in BETWEEN:
             contents = document(workload, rate, num_requests, **_routed({"between": between}, combos))
@@ -92,7 +92,7 @@ def runs(
         turns = {"fleet": [], "combos": combos, "policies": {"routing": TURNS}}
         add(("between", workload, TURNS), document(workload, rate, num_requests, **turns), seeds)
     if figure_9:
-        one = unlike(markets, "longwriter")[0]
+        one = mixed_combos(markets, "longwriter")[0]
         for between in BETWEEN[:2]:
             routed = _routed({"between": between}, [{**one, "replicas": NUM_COMBOS}])
             contents = document("longwriter", NUM_COMBOS * LOAD * one["goodput_rps"], num_requests, **routed)
@@ -110,7 +110,7 @@ def _routed(arguments: dict[str, Any], combos: list[dict[str, Any]]) -> dict[str
     return {"fleet": [], "combos": combos, "policies": {"routing": {"name": "cauchy", **arguments}}}
 
 
-def unlike(markets: Markets, workload: str) -> list[dict[str, Any]]:
+def mixed_combos(markets: Markets, workload: str) -> list[dict[str, Any]]:
     """Figure 9's combos, with their goodputs."""
     some = markets["closed-form", workload].candidates[:NUM_COMBOS]
     return [combo(f"combo-{i}", each.combo, 1, each.goodput_rps) for i, each in enumerate(some)]
@@ -185,14 +185,14 @@ class BetweenRuns(SeedResults):
 
     def __init__(self, results: Results, markets: Markets, repeats: Sequence[int], seeds: Sequence[int]) -> None:
         super().__init__(results, repeats)
-        self.markets, self.few_seeds = markets, seeds
+        self.markets, self.search_seeds = markets, seeds
 
     def e2e_s(self, workload: str, between: str) -> list[float]:
         return self.values(("between", workload, between), "e2e_s")
 
-    def _few(self, *key: str) -> list[float]:
+    def _mean_e2e_s(self, *key: str) -> list[float]:
         """Mean E2E by seed of the searches."""
-        return [self.results[*key, seed]["e2e_s"] for seed in self.few_seeds]
+        return [self.results[*key, seed]["e2e_s"] for seed in self.search_seeds]
 
     def reduction(self, workload: str, other: str) -> list[float | None]:
         """By seed: the share by which goodput-weighted turns lower the mean latency."""
@@ -205,14 +205,14 @@ class BetweenRuns(SeedResults):
             weights = ", ".join(f"{each.combo.label} {each.goodput_rps:.1f}/s" for each in combos)
             numbers = ", ".join(f"{name} {fmean(self.e2e_s(workload, name)):.2f} s" for name in BETWEEN)
             rates = [each.goodput_rps for each in combos]
-            low = reductions(*(self._few("low", workload, between) for between in BETWEEN[:2]))
+            low = reductions(*(self._mean_e2e_s("low", workload, between) for between in BETWEEN[:2]))
             why = (
                 f"Mean E2E: {numbers}. Combos: {weights}; load {LOAD:.0%} of that. Equal turns give each combo "
                 f"{LOAD * fmean(rates):.1f}/s. At {LOW_LOAD:.0%}, {LOW_LOAD * fmean(rates):.1f}/s each, "
                 f"goodput-weighted turns are {fmean(v for v in low if v is not None):.1%} lower."
             )
             findings[f"fig9-rr-{workload}"] = Finding(self.reduction(workload, "round-robin"), why)
-            turns = fmean(self._few("between", workload, TURNS))
+            turns = fmean(self._mean_e2e_s("between", workload, TURNS))
             tokens = (
                 f"{why} Each request goes to the combo with the most tokens left, as the text says; with turns in "
                 f"proportion to the tokens left, as the name says, {turns:.2f} s."

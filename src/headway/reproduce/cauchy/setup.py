@@ -213,7 +213,7 @@ def goodput(
 ) -> dict[str, Any]:
     """The highest rate at which nine of ten requests are in time and waits do not grow; always the same requests."""
     rate_rps = highest(
-        lambda rate: near(workload, combos, routing, seed, rate, quick),
+        lambda rate: strains_at(workload, combos, routing, seed, rate, quick),
         start_rps,
         start_rps / 100,
         start_rps * 20,
@@ -222,7 +222,7 @@ def goodput(
     return {"rps": rate_rps}
 
 
-def near(
+def strains_at(
     workload: str, combos: list[dict[str, Any]], routing: dict[str, Any], seed: int, rate: float, quick: bool
 ) -> Strains:
     """How close the fleet is to its limits at this rate."""

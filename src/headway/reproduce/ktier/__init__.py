@@ -62,7 +62,7 @@ def run(runner: Runner) -> Findings:
         findings += Findings(loads.outcomes(), loads.figures())
     if quick:
         why = "A quick run has two seeds of half of the fleet and load; a full run decides this."
-        left = {id: each.left_open(why) for id, each in findings.outcomes.items() if id in OF_FULL_RUNS}
+        left = {id: each.undecided(why) for id, each in findings.outcomes.items() if id in OF_FULL_RUNS}
         findings += Findings(left)
     if is_full:
         settings = sustained.SettingRuns(results, seeds).exhibits() if len(seeds) > 1 else []

@@ -43,7 +43,7 @@ def run(runner: Runner) -> Findings:
     findings = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
     if runner.quick:
         why = "A quick run has too few seeds and requests to decide this; a full run does."
-        findings |= {name: findings[name].left_open(why) for name in OF_FULL_RUNS & findings.keys()}
+        findings |= {name: findings[name].undecided(why) for name in OF_FULL_RUNS & findings.keys()}
     exhibits = [each for _, _, charts in wanted for each in charts(bench)]
     return Findings(findings, sorted(exhibits, key=_number))
 

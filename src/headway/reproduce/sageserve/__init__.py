@@ -28,5 +28,5 @@ def run(runner: Runner) -> Findings:
         if runner.wants(claim) and claim.id not in findings:
             findings[claim.id] = Finding([None] * len(runner.seeds), "A quick run is too short to decide this.")
     if runner.quick and (first := findings.get("burst-first")) is not None:  # with a third of the load, it is chance
-        findings["burst-first"] = first.left_open("A quick run has too little load to decide this.")
+        findings["burst-first"] = first.undecided("A quick run has too little load to decide this.")
     return Findings(findings, exhibits(results, served))

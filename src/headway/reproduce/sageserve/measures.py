@@ -50,7 +50,7 @@ def theta(document: Mapping[str, Any]) -> Measurement:
     measured: Measurement = {"tps": {}, "most": {}}
     for pool in {pool.model.name: pool for pool in chosen.fleet.pools}.values():
         measured["tps"][pool.model.name] = demand.served_tps(pool)
-        rows = _some(demand.table, pool.model.name)
+        rows = _interactive_at_once(demand.table, pool.model.name)
         source = TraceSource(rows)
         alone = Fleet((structs.replace(pool, replicas=1),))
         records = simulate(alone, source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
@@ -62,7 +62,7 @@ def theta(document: Mapping[str, Any]) -> Measurement:
     return measured
 
 
-def _some(table: Workload, model: str) -> Workload:
+def _interactive_at_once(table: Workload, model: str) -> Workload:
     """Interactive requests for a model, all at once."""
     mine = (table.column("tier") < BATCH) & (table.column("model") == table.models.index(model))
     rows = np.flatnonzero(mine)[:TRIAL_REQUESTS]

@@ -146,11 +146,11 @@ def _delays(results: SageServeRuns) -> FindingsById:
     return {
         "lt-i-hours-60": saved[FASTER],
         "lt-i-hours-600": saved[SLOWER],
-        "delay-order": Finding([_less(a, b) for a, b in pairs], "Percentage points, seed by seed."),
+        "delay-order": Finding([_difference(a, b) for a, b in pairs], "Percentage points, seed by seed."),
     }
 
 
-def _less(a: Value, b: Value) -> Value:
+def _difference(a: Value, b: Value) -> Value:
     return None if a is None or b is None else a - b
 
 
@@ -249,7 +249,7 @@ def _fleet(results: SageServeRuns) -> FindingsById:
         "fleet-redeploys": Finding(
             reductions(waits[LT_I], waits[REACTIVE]),
             f"Instance-hours in which Bloom is redeployed: {listed_means(waits)}. {_sources(results)} "
-            f"{_lacking(results)}",
+            f"{_without_weights(results)}",
         ),
     }
 
@@ -269,7 +269,7 @@ def _sources(results: SageServeRuns) -> str:
     return f"Of all models: {'; '.join(texts)}."
 
 
-def _lacking(results: SageServeRuns) -> str:
+def _without_weights(results: SageServeRuns) -> str:
     """Starts in a region that begins without Llama-2's weights."""
     texts = []
     for name in (REACTIVE, LT_I):
@@ -341,7 +341,7 @@ def _ablations(results: SageServeRuns) -> FindingsById:
         "mix-1-hours": _saved(results, runs.MIX_1, LT_UA),
     }
     pairs = zip(findings["mix-9-hours"].values, findings["mix-1-hours"].values, strict=True)
-    gaps = [_less(a, b) for a, b in pairs]
+    gaps = [_difference(a, b) for a, b in pairs]
     return findings | {"mix-order": Finding(gaps, "Percentage points, seed by seed.")}
 
 

@@ -70,7 +70,7 @@ def parts(quick: bool) -> list[RunGroup]:
         RunGroup(BURST, _GROUPS["burst"], night, LONG_TERM),
         RunGroup(WEEK, _GROUPS["week"], weekend, (REACTIVE, LT_U, LT_UA)),
     ]
-    return [replace(part, scene=_brief(part)) for part in groups] if quick else groups
+    return [replace(part, scene=_shortened(part)) for part in groups] if quick else groups
 
 
 def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
@@ -145,7 +145,7 @@ def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, 
         for key, document in documents.items() for seed in runner.seeds
     }  # fmt: skip
     if runner.wants(*_GROUPS["fleet"]):
-        tasks |= _lacking(runner, served[scenes.A100], has_series)
+        tasks |= _without_weights(runner, served[scenes.A100], has_series)
     if runner.claims is None:
         first = {"document": documents[DAY, REACTIVE], "seed": runner.seeds[0], "data": str(runner.data or "")}
         tasks[BOUND, DAY, runner.seeds[0]] = Call(bounds.bound, first)
@@ -153,7 +153,7 @@ def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, 
     return tasks
 
 
-def _lacking(runner: Runner, served: Measurement, has_series: bool) -> dict[tuple[str, str, int], Call]:
+def _without_weights(runner: Runner, served: Measurement, has_series: bool) -> dict[tuple[str, str, int], Call]:
     """Hours of Thursday in which the last region begins without Llama-2, with the first seed."""
     half, seed = theta(served, THETA_SHARE), runner.seeds[0]
     day = Day(theta=half, half=half, from_hour=6.0, hours=LACKING_HOURS, has_series=has_series)
@@ -244,7 +244,7 @@ def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> RecordsTas
     return RecordsTask(scenes.document(scene, strategy), seed, function)
 
 
-def _brief(part: RunGroup) -> Scene:
+def _shortened(part: RunGroup) -> Scene:
     """Little of it: a forecaster that needs no search, and less time, but for the burst's hours."""
     hours = {BURST: part.scene.hours, WEEK: 4.0}.get(part.kind, 1.0)
     load = part.scene.load * (0.3 if part.kind == BURST else 0.6)

@@ -47,7 +47,7 @@ def _full_documents(part: str) -> Mapping[str, dict[str, Any]]:
         own = _variant("sageserve", "LT-UA")
         return {"headway": _preset_on(own), "sageserve": own}
     if part == "cascadia":
-        own = _with(_preset("cascadia"), {"routing": "least-loaded"})
+        own = _with_policies(_preset("cascadia"), {"routing": "least-loaded"})
         return {"headway": _preset_on(own), "least loaded": own}
     return {name: _variant("headway", name) for name in _names("headway")}
 
@@ -69,10 +69,10 @@ def _names(preset: str) -> list[str]:
 def _variant(preset: str, name: str) -> dict[str, Any]:
     """The preset with the policies of one of its variants."""
     variant = next(each for each in _read(preset)["variants"] if each["name"] == name)
-    return _with(_preset(preset), {key: value for key, value in variant.items() if key != "name"})
+    return _with_policies(_preset(preset), {key: value for key, value in variant.items() if key != "name"})
 
 
-def _with(document: Mapping[str, Any], policies: Mapping[str, Any]) -> dict[str, Any]:
+def _with_policies(document: Mapping[str, Any], policies: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "policies": {**document.get("policies", {}), **policies}}
 
 
