@@ -205,7 +205,7 @@ def test_workload_commands(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_help_lists_commands_with_their_whole_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    for group in ("plan", "workload", "catalog", "keys", "export", "forecast"):
+    for group in ("plan", "workload", "catalog", "keys", "export", "forecast", "arena"):
         assert main([group, "--help"]) == 0
         listed = capsys.readouterr().out.partition("Commands:")[2]
         assert listed.strip() and "..." not in listed, group

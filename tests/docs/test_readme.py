@@ -16,7 +16,7 @@ from headway.report.page import library_name
     [
         ("docs/for-operators.md", {"fleet.yaml", "day/requests.parquet", "day.html", "plan.yaml", "answer8.json"}),
         ("docs/for-platforms.md", {"plan.yaml", "plan.html", "manifests/kustomization.yaml", "manifests/planned.yaml"}),
-        ("docs/for-researchers.md", {"mine.py", "mine.html"}),
+        ("docs/for-researchers.md", {"mine.py", "mine.html", "grid.yaml", "arena.html"}),
     ],
 )
 def test_every_command_of_a_page_for_readers_runs(page: str, written: set[str], tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ def _method(arena: Arena, command: str) -> str:
 <code>{escape(arena.reference)}</code> completes requests while 1.3 times as many arrive. All policies get the same
 requests with a seed. Regret is the difference from the policy with the best mean in the cell, seed by seed, over that
 mean; intervals are Student's t at {100 * LEVEL:.0f}%, over seeds. A policy ties with the best one where its interval
-holds 0. Oracles are no best ones; where theirs is negative, that is what knowledge would gain. Goodput is the requests
-that met all of their SLOs, per second of arrivals.</p>
+holds 0. An oracle never counts as the best policy; where its regret is negative, that is what its knowledge would gain.
+Goodput is the requests that met all of their SLOs, per second of arrivals.</p>
 {table(heads, 2, capacities)}
 <p class="quiet">Command: <code>{escape(command)}</code></p>
 </footer>"""

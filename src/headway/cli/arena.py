@@ -18,7 +18,16 @@ from headway.arena.play import play
 from headway.arena.search import search
 from headway.arena.text import SHOWN, markdown, render, render_search, specification
 from headway.cli.flags import ray_option, together
-from headway.cli.output import PATH, POSITIVE, console, counting, no_progress_option, print_json, user_cache
+from headway.cli.output import (
+    PATH,
+    POSITIVE,
+    SubCommands,
+    console,
+    counting,
+    no_progress_option,
+    print_json,
+    user_cache,
+)
 from headway.cli.plan_output import command_line
 from headway.core.errors import HeadwayError, unknown
 from headway.planning.rehearsals import RehearsalCache
@@ -49,7 +58,7 @@ grid_options = together((
 ))  # fmt: skip
 
 
-class GridOrCommand(click.Group):
+class GridOrCommand(SubCommands):
     """A group whose first word is a grid unless it is one of its commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
