@@ -485,9 +485,10 @@ class Gateway:
         live.keeps_model = features.keeps_model
         may_fall_back = self.driver.control.may_fall_back
         if live.prompt_tokens + live.output_tokens > longest and not may_fall_back(live):
-            prompt = "a prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
-            wanted = f"{prompt} and {live.output_tokens:,} tokens to come"
-            raise ApiError(400, f"{wanted} are more than {longest:,}", "context_length_exceeded")
+            prompt = "the prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
+            wanted = f"{prompt} and {live.output_tokens:,} output tokens"
+            what = f"{wanted} exceed the context of {longest:,} tokens that {service.model} is served with"
+            raise ApiError(400, what, "context_length_exceeded")
         is_full = service.hold_queue.is_full(live, self.settings.max_held)
         if features.is_flex and self.driver.control.num_kept(service) >= self.settings.max_held:
             is_full = True

@@ -72,9 +72,12 @@ def test_completions_have_token_ids_on_request(front: serving.Process) -> None:
         ("/v1/chat/completions", {"model": MODEL, "messages": [{}], "priority": -1}, 400, "tier"),
         ("/v1/chat/completions", {"model": "qwen3-9b", "messages": [{}]}, 404, f"did you mean '{MODEL}'?"),
         ("/v1/completions", {"model": MODEL, "prompt": {"a": 1}}, 400, "prompt"),
-        ("/v1/completions", {"model": MODEL, "prompt": [1] * 50_000}, 400, "prompt tokens"),
+        ("/v1/completions", {"model": MODEL, "prompt": [1] * 50_000}, 400, "50,000 prompt tokens and"),
         ("/v1/completions", b'{"model": "' + b"x" * (1 << 20) + b'"}', 413, "longer than"),
         ("/v1/nothing", {}, 404, "there is no /v1/nothing"),
+        ("/chat/completions", {}, 404, "there is no /chat/completions; did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", {}, 404, "did you mean /v1/chat/completions?"),
+        ("/" + "v" * 200, {}, 404, "v" * 200),
         ("/v1/chat/completions", None, 405, "GET"),
     ],
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from difflib import get_close_matches
 
 import msgspec
 from msgspec import UNSET, structs
@@ -204,17 +205,32 @@ def endpoints() -> list[Endpoint]:
 
 # Errors outside handlers.
 
+_MAX_HINTED_PATH = 100
+"""Characters of a path for which the nearest one is looked for."""
+
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """OpenAI's error object for an unknown path or method."""
     assert isinstance(error, HTTPException)
-    message = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
+    path = request.url.path
+    message = {
+        404: f"there is no {path}{_nearest(path, request.app.routes)}",
+        405: f"{request.method} is not for {path}",
+    }
     body = ApiError(error.status_code, message.get(error.status_code, error.detail), "not_found").body()
     headers = dict(error.headers or {})
     if error.status_code == 405:  # Starlette lists the methods of one of the path's routes only
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
     return JSONResponse(body, error.status_code, headers=headers)
+
+
+def _nearest(path: str, routes: Sequence[Route]) -> str:
+    """Clients leave out `/v1`, or have it twice."""
+    if len(path) > _MAX_HINTED_PATH:
+        return ""
+    near = get_close_matches(path, [route.path for route in routes], n=1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
