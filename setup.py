@@ -17,6 +17,7 @@ from setuptools.command.build_ext import build_ext
 COMPILED = (
     "control/admissions", "control/cache_index", "control/cascade_stages", "control/changes", "control/control",
     "control/hold_queue", "control/live", "control/service", "gateway/auth/keys", "gateway/clock", "gateway/gateway",
+    "gateway/picker/answer", "gateway/picker/bodies", "gateway/picker/exchange", "gateway/picker/messages",
     "gateway/relay/continuation", "gateway/relay/engine_stream", "gateway/relay/json_body", "gateway/relay/metering",
     "gateway/relay/quarantine", "gateway/relay/relay", "gateway/relay/request_reader", "gateway/scheduling/driver",
     "gateway/scheduling/in_flight", "gateway/scheduling/replica", "gateway/scheduling/stalls", "gateway/server/bodies",
