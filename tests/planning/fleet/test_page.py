@@ -90,7 +90,8 @@ def test_each_verdict_on_disaggregation_is_a_sentence(verdict: SplitVerdict, exp
 def test_each_verdict_on_tiers_is_a_sentence() -> None:
     gain = Estimate(0.02, 0.01, 0.03)
     assert made(tiers=TierVerdict("worth it", 3, 3, gain)).sentences[2] == (
-        "Serve the 3 tiers of the requests differently: that makes +1.0 to +3.0 points of requests in time (95%)."
+        "Serve the 3 tiers of the requests differently: that changes the share of requests in time by +1.0 to"
+        " +3.0 points (95%)."
     )
     assert made(tiers=TierVerdict("not worth it", 3, 3, gain)).sentences[2].startswith("Do not serve the 3 tiers")
 

@@ -43,7 +43,7 @@ def _fleet(plan: FleetPlan) -> str:
     number, price = sum(plan.gpus.values()), dollars(plan.usd_per_hour or 0.0)
     best = plan.points[0]
     attained = f"{share(best.runs[0].worst)} of {'each' if len(plan.models) > 1 else 'the'} model's requests"
-    at_least = "at least " if len(plan.models) > 1 else ""
+    at_least = "at least " if len(plan.models) > 1 and best.runs[0].worst < 1 else ""
     drawn = f" ({_interval(best.interval)} over {len(best.runs)} seeds)" if best.interval is not None else ""
     gpus, keep = (f"{number} GPUs", "keep") if number != 1 else ("1 GPU", "keeps")
     return (
@@ -81,7 +81,7 @@ def _tiers(plan: FleetPlan) -> str:
     if verdict.status == "one class" or verdict.gain is None:
         return "Tiers of service are not needed: all requests are of one class."
     low, high = (f"{100 * each:+.1f}" for each in (verdict.gain.low, verdict.gain.high))
-    change = f"makes {low} to {high} points of requests in time (95%)"
+    change = f"changes the share of requests in time by {low} to {high} points (95%)"
     if verdict.gain.low == verdict.gain.high == 0:
         change = "changes nothing"
     if verdict.status == "worth it":

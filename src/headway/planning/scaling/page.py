@@ -39,11 +39,12 @@ def sentences(answer: StartUpPlan) -> list[str]:
     if best is not None and answer.clairvoyant_gpu_hours:
         more = best.gpu_hours / answer.clairvoyant_gpu_hours - 1
         found.append(
-            f"A plan that knows the demand is as seldom late with {answer.clairvoyant_gpu_hours:,.1f} GPU-hours: "
+            "A plan that knows the demand and changes every quarter of an hour has as few late requests with"
+            f" {answer.clairvoyant_gpu_hours:,.1f} GPU-hours: "
             f"the chosen scaler takes {abs(more):.0%} {'more' if more >= 0 else 'less'}."
         )
     if best is not None and any(each.interval for each in answer.against):
-        found.append(f"GPU-hours of {best.family} over others that are as seldom late: {_ratios(answer)} (95%).")
+        found.append(f"GPU-hours of {best.family} over others with as few late requests: {_ratios(answer)} (95%).")
     if answer.bound_gpu_hours is not None:
         found.append(
             f"No plan that has 95% of each tier in time takes less than {answer.bound_gpu_hours:,.1f} GPU-hours."
