@@ -250,6 +250,11 @@ def test_own_csv_rows_are_checked(tmp_path: Path) -> None:
     assert "expected id:tokens pairs" in says(put(tmp_path, header + "0,5,5,0,1-6\n"))
 
 
+def test_requests_without_a_region_are_described_as_such(tmp_path: Path) -> None:
+    header = "arrival_s,prompt_tokens,output_tokens,region\n"
+    assert describe(read(put(tmp_path, header + "0,5,5,\n1,5,5,\n2,5,5,eu\n"))).regions == {"none": 2, "eu": 1}
+
+
 @pytest.fixture
 def traces() -> Path:
     data = os.environ.get("HEADWAY_DATA")

@@ -30,6 +30,12 @@ def test_wide_with_seconds(tmp_path: Path) -> None:
     assert (b.name, b.values.tolist()) == ("b", [4, 5, 6.5])
 
 
+def test_demand_of_a_scaling_plan_is_a_series(tmp_path: Path) -> None:
+    """`headway plan scaling --demand` and `headway forecast evaluate` read the same file."""
+    (rate,) = read_series(written(tmp_path, "time,rate\n0,1.5\n120,2\n240,2.5\n"))
+    assert (rate.name, rate.step_s, rate.values.tolist()) == ("rate", 120, [1.5, 2, 2.5])
+
+
 def test_dates(tmp_path: Path) -> None:
     text = "Timestamp,x\n2025-07-01 00:00:00,1\n2025-07-01 00:15:00,2\n2025-07-01 00:30:00,3\n"
     (only,) = read_series(written(tmp_path, text))

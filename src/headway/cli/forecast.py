@@ -87,7 +87,7 @@ def command() -> None:
 def evaluate(series: Path, only: str | None, columns: str | None, **flags: Any) -> None:
     """Compare methods on past demand: forecast each step from the steps before it, and scale for it.
 
-    SERIES is a CSV file, gzip or not, with a column of times (time_s, t_seconds or timestamp) and columns of
+    SERIES is a CSV file, gzip or not, with a column of times (time_s, time or timestamp) and columns of
     values. Columns of text are keys: each combination of them is a series. Steps must be even, and none may be missing.
 
     GPU-hours are those of instances for the median plus head-room, with the head-room chosen such that every method

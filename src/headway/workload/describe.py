@@ -92,10 +92,14 @@ def _counts(column: npt.NDArray[Any]) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
+NO_NAME = "none"
+"""In place of an empty name, such as the region of a client that gave none."""
+
+
 def _named(workload: Workload, column: str, names: tuple[str, ...]) -> dict[str, int]:
     if column not in workload.columns:
         return {}
-    return {names[code]: count for code, count in _counts(workload.columns[column]).items()}
+    return {names[code] or NO_NAME: count for code, count in _counts(workload.columns[column]).items()}
 
 
 def _prefix_share(workload: Workload) -> float:

@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.workload.table import Floats
 
 Aggregate = Literal["mean", "max"]
-TIME_COLUMNS = ("time_s", "t_seconds", "t_s", "timestamp")
+TIME_COLUMNS = ("time_s", "t_seconds", "t_s", "timestamp", "time")
 """Names of the time column, in seconds or as dates. Case does not matter."""
 SAME_STEP = 1e-6
 """Largest relative difference between two steps of a regular series."""
@@ -48,7 +48,7 @@ class DemandSeries:
 def read_series(path: str | Path, columns: Sequence[str] = ()) -> tuple[DemandSeries, ...]:
     """Read all series of a CSV file (gzip if its name ends in .gz).
 
-    Wide form: one time column (`time_s`, `t_seconds`, `timestamp`), and every other column is a series. Long form:
+    Wide form: one time column (`time_s`, `time`, `timestamp`), and every other column is a series. Long form:
     text columns are keys, and each combination of keys is a series, as in `A prod`. `columns` selects value columns;
     empty = all. HeadwayError for values that are not a regular series of numbers from 0.
     """

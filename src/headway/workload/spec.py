@@ -223,7 +223,7 @@ class DemandSpec(Struct, frozen=True, forbid_unknown_fields=True):
     populations: tuple[Population, ...] | None = None
     """Synthetic demand, one population per tier."""
     path: str | None = None
-    """A CSV file of series, gzip or not, relative to the scenario's folder: a column of times (time_s, t_seconds or
+    """A CSV file of series, gzip or not, relative to the scenario's folder: a column of times (time_s, time or
     timestamp) and columns of values; where columns hold text, each combination of texts is a series: `A prod`."""
     series: dict[str, SeriesDemand] = {}
     """The requests that each series of the file counts; series not named are left out."""
