@@ -42,7 +42,7 @@ def serve(
     """Serve a scenario's fleet within a `with` block, on a free port of this machine.
 
     `emulated`: emulate every engine, without GPUs; else the fleet lists its `endpoints` or `processes`. `options`:
-    further ones of `headway serve`. HeadwayError if the fleet is not up after `start_s`, with what the gateway said.
+    further ones of `headway serve`. HeadwayError if the fleet is not up after `start_s`, with the gateway's error.
     """
     document, _, base_dir = document_of(scenario)
     with TemporaryDirectory() as folder, TemporaryFile() as log:

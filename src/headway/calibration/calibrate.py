@@ -36,7 +36,7 @@ PYTORCH = "torch "
 ALL = "all"
 COMPARED = ("memory_efficiency", "compute_efficiency", "link_efficiency", "efficiency", "bytes_per_logit")
 DIFFERS = 0.1
-"""Smallest relative difference from the catalog's value that is told."""
+"""Smallest relative difference from the catalog's value that is reported."""
 IDENTIFIED = 0.5
 """Largest share of the prior's width, left by served runs, with which kernels count as measured by them."""
 

@@ -504,7 +504,7 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     arrived, `bulk` ones from the start; without `down_s` the prefill replica decodes.
 
     With `slowdown`, it does not crash either: for `down_s` (None: from then on) its iterations take so many times as
-    long, as on a GPU that is throttled. Policies are not told.
+    long, as on a GPU that is throttled. Policies do not see it.
     """
 
     at_s: float

@@ -88,8 +88,8 @@ class QueuedOrdering(Protocol):
 class SharingOrdering(Protocol):
     """An ordering of the gateway's queue that shares service, for example between tenants.
 
-    Ranks of one share's requests differ by their arrival only. They change when the share is given service, which the
-    ordering is told by `started` and `ended`.
+    Ranks of one share's requests differ by their arrival only. They change when the share is given service:
+    `started` and `ended` are called for that.
     """
 
     headroom: float

@@ -188,7 +188,7 @@ class ReplicaView(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other schedulers place requests here, too. Counts have these; their ends are not heard of."""
+        """Whether other schedulers place requests here, too. Counts include these; their ends are not reported."""
 
     @property
     def goodput_rps(self) -> float | None:

@@ -45,7 +45,7 @@ class SurfaceConfig(msgspec.Struct, frozen=True):
     priority_sign: int = 1
     """-1: a higher `priority` is more urgent."""
     ordering: str = ""
-    """The ordering that the engine says it runs, as vLLM with `headway.vllm.Scheduler` does; empty: it says nothing."""
+    """The ordering that the engine reports, as vLLM with `headway.vllm.Scheduler` does; empty: none is reported."""
     reports_cached_tokens: bool = False
     """Whether an answer's usage says how many of the prompt's tokens were in the prefix cache."""
 

@@ -67,7 +67,7 @@ class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     period_s: _Seconds = 0.05
     """Least time between two messages to the others, of what this one has at the replicas."""
     lease_s: _Seconds = 2.0
-    """What a gateway has told counts for so long after its last message."""
+    """A gateway's reports count for so long after its last message."""
     streams: bool = True
     """Whether streams that clients have named are kept in the store as well, so that another gateway continues them
     when a client asks it."""

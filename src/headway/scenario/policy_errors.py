@@ -1,4 +1,4 @@
-"""Errors of users' policies, told as errors of the policy: which one, where, and what it did."""
+"""Errors of users' policies, reported as errors of the policy: which one, where, and what it did."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent does, even if the parent was killed and could not tell."""
+    """End this process when its parent does, even if the parent was killed and could send no signal."""
     from multiprocessing import parent_process
 
     parent = parent_process()

@@ -62,7 +62,7 @@ def check(scenario: Scenario) -> None:
 
 
 def _unreachable(url: str) -> str:
-    """Why Envoy cannot be told this address; empty if it can."""
+    """Why Envoy cannot use this address; empty if it can."""
     parts = urlsplit(url)
     try:
         ip_address(parts.hostname or "")

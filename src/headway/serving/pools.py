@@ -298,7 +298,7 @@ def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> N
 
 
 def uses_engine_priority(spec: Spec) -> bool:
-    """Whether the engines are told of requests' tiers to order their own queues."""
+    """Whether the engines get requests' tiers, to order their own queues."""
     return spec.policies.ordering_at != "gateway" and ordering_name(spec.policies) != "fcfs"
 
 

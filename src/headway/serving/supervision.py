@@ -41,7 +41,7 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
     while True:
         started_s = time.monotonic()
         child = _Child(run, is_restart, hangup)
-        if child.is_this:
+        if child.is_child:
             return
         how = child.wait()
         if how is None:
@@ -57,7 +57,7 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
 
 
 class _Child:
-    """One process of the gateway, seen from the supervising one; or, with `is_this`, the process itself, at its end."""
+    """One process of the gateway, for the supervising one; or, with `is_child`, the process itself, at its end."""
 
     def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup) -> None:
         alive, self._held = os.pipe()  # its other end closes when the supervising process is gone
@@ -65,9 +65,9 @@ class _Child:
         sys.stderr.flush()
         gc.freeze()  # memory that both processes share stays shared
         self.pid = os.fork()
-        self.is_this = self.pid == 0
+        self.is_child = self.pid == 0
         self._has_to_end = threading.Event()
-        if self.is_this:
+        if self.is_child:
             os.close(self._held)
             _run(run, is_restart, alive)
             return

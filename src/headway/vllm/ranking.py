@@ -28,7 +28,7 @@ class Ranking:
     """The requests of one engine in the order of `ordering`."""
 
     def __init__(self, ordering: Ordering, name: str, on_failure: Callable[[str, Exception], None]) -> None:
-        """`on_failure` is told, with the ordering's name, why `fcfs` goes on in its place."""
+        """`on_failure` is called with the ordering's name and the error for which `fcfs` goes on in its place."""
         self._on_failure = on_failure
         self._num_requests = 0
         self._epoch = 0

@@ -66,7 +66,7 @@ class EngineRequest:
         reasoning_end: tuple[int, ...] = (),
         on_bad: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`on_bad` is told of hints that cannot be read; the request goes on without them."""
+        """`on_bad` is called for hints that cannot be read; the request goes on without them."""
         hints = _hints(request, on_bad)
         self.id = 0
         self._prompt, self._output = request.prompt_token_ids, request._output_token_ids

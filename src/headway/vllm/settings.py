@@ -27,7 +27,7 @@ INFO_METRIC = "headway:ordering_info"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the scheduler is told at its start."""
+    """The settings of the scheduler, which it gets at its start."""
 
     ordering: PolicyChoice[Ordering]
     reasoning_start: tuple[int, ...]

@@ -1,6 +1,6 @@
 """Reports of inference-perf: `stage_N_` or `summary_lifecycle_metrics.json`, and `per_request_lifecycle_metrics.json`.
 
-They name no model. The `config.yaml` that inference-perf writes beside them does, and tells of shared prefixes.
+They name no model. The `config.yaml` that inference-perf writes beside them does, and has the shared prefixes.
 """
 
 from __future__ import annotations

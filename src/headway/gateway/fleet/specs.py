@@ -130,7 +130,7 @@ class ServingPlan(Struct, frozen=True):
     sends_priority: bool
     """Requests to engines carry their tier as `priority`."""
     engine_ordering: str = ""
-    """The ordering that engines must say they run, with its arguments; empty: fcfs or priority, which they all have."""
+    """The ordering that engines must report, with its arguments; empty: fcfs or priority, which they all have."""
     has_window: bool = False
     """The file sets the policies' `window`. Otherwise a llama.cpp server gets as many requests as it has slots."""
     fallbacks: Fallbacks = Fallbacks()

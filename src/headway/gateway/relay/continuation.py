@@ -119,7 +119,7 @@ class PartialResponse:
 
     def closing_events(self, prompt_tokens: int) -> bytes:
         """The events that end a stream whose tokens the client has: finish reason, usage and [DONE], as far as they
-        have not come. `prompt_tokens` counts if the engine has not told."""
+        have not come. `prompt_tokens` counts if the engine has reported none."""
         request = self._request
         kind = "chat.completion.chunk" if request.is_chat else "text_completion"
         events = []

@@ -32,7 +32,7 @@ class _TokenCounts(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not say."""
+        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not report them."""
         details = self.input_tokens_details
         return self.cache_read_input_tokens or (0 if details is None else details.cached_tokens or 0)
 

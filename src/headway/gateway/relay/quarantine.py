@@ -1,6 +1,6 @@
 """Quarantine: a request that broke two engines is sent to no third one, and neither is a copy of it for a while.
 
-A request cannot be told from the others that ran on an engine when it broke. Three rules keep the innocent out. An
+Nothing shows which of the requests that ran on an engine broke it. Three rules keep the innocent out. An
 engine that had generated a few tokens of the request has survived its prompt, and its end is not the request's. One
 engine is not enough: a second one must break with the request on it as well. And a body that an engine has answered
 before breaks none: when all engines are killed at once, requests run on two of them.
@@ -29,7 +29,7 @@ _MAX_HASHED_BYTES = 1 << 18
 class Quarantine:
     """The bodies of requests that broke engines, each for `keep_s` seconds. Time is an argument.
 
-    The processes of a gateway tell each other of such bodies; which ones engines have answered, each knows by itself.
+    The processes of a gateway send each other these digests. Each has its own list of bodies that engines have answered.
     """
 
     def __init__(self, keep_s: float) -> None:

@@ -385,8 +385,8 @@ class Relay:
     def _set_connection(self, connection: Connection) -> None:
         if self.in_flight.outcome is not None or (self._dispatch is not None and self._dispatch.has_failed):
             connection.abort("the request is over")
-        elif self.in_flight.aborted_because is not None:
-            connection.abort(self.in_flight.aborted_because)
+        elif self.in_flight.abort_reason is not None:
+            connection.abort(self.in_flight.abort_reason)
         else:
             self.in_flight.connection = connection
 

@@ -33,7 +33,7 @@ class ResponseWriter(Protocol):
 
 @runtime_checkable
 class TokenWriter(ResponseWriter, Protocol):
-    """A writer that is told the tokens of each event."""
+    """A writer that gets the number of tokens of each event."""
 
     def write_tokens(self, event: bytes, num_tokens: int) -> None:
         """Write an event with so many answering tokens."""

@@ -127,7 +127,7 @@ class InFlightRequest:
     # What a request starts with is set in the class: most requests leave most of it as it is.
     replica: EngineEndpoint | None = None
     connection: Connection | None = None
-    aborted_because: str | None = None
+    abort_reason: str | None = None
     """The replica was given up before a connection to it was open."""
     outcome: Outcome | None = None
     """None: control has not ended the request."""
@@ -200,7 +200,7 @@ class InFlightRequest:
         if self.connection is not None:
             self.connection.abort(why)
         elif self.reservation is not None:
-            self.aborted_because = why
+            self.abort_reason = why
         if self.prefill_leg is not None:
             self.prefill_leg.stop(why)
 
@@ -234,14 +234,14 @@ class InFlightRequest:
 
     def return_connection(self) -> None:
         """Return the connection to the replica's client, which closes it if the answer is not complete."""
-        connection, self.connection, self.aborted_because = self.connection, None, None
+        connection, self.connection, self.abort_reason = self.connection, None, None
         if connection is not None and self.replica is not None:
             self.replica.client.release(connection)
 
     def detach(self) -> None:
         """Leave the replica: return the connection, then free the reservation."""
         if self.reservation is None and self.connection is None and self.prefill_leg is None:
-            self.aborted_because = None
+            self.abort_reason = None
             return
         self.return_connection()
         reservation, self.reservation = self.reservation, None

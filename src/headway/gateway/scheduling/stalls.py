@@ -5,7 +5,7 @@ last time, at no cost for each token. Silence is counted in such periods and not
 gateway itself, no engine is taken to be silent.
 
 An engine that is silent towards all of its requests for longer than `TimeLimits` allows is suspected: a one-token
-request tells whether it generates. The same holds if it is silent towards all streams that began a second ago or
+request shows whether it generates. The same holds if it is silent towards all streams that began a second ago or
 earlier, of which there are several, while new ones get their first tokens. A request that is silent for much longer
 while its engine generates for others is aborted, and continues elsewhere; sooner if the engine is silent to all that it
 has, and generates only what is new. An engine with a queue is not suspected of neglecting single requests: it may

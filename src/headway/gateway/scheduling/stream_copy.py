@@ -52,7 +52,7 @@ class StreamPart(Struct, array_like=True, gc=False):
 
 
 class CopyListener(Protocol):
-    """Whoever is told what becomes of one copy."""
+    """Is called for the events of one copy."""
 
     def added(self, part: StreamPart) -> None:
         """The client is sent this."""

@@ -85,13 +85,13 @@ class TransportWriter:
             cycle.transport.close()
         cycle.on_response()
 
-    def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` if the client disconnects before its response is complete."""
-        self._on_disconnect = gone
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        """Call `on_disconnect` if the client disconnects before its response is complete."""
+        self._on_disconnect = on_disconnect
         if self._flow.read_paused:
             self._flow.resume_reading()  # stopped by the end of a long body
         if self._is_gone:
-            gone()
+            on_disconnect()
 
     def close(self) -> None:
         self._on_disconnect = None

@@ -36,7 +36,7 @@ LEAST_COMPARED = 16
 TOLERATED = 1.1
 """A larger factor between prediction and observation calls for a correction."""
 LEAST_TOKENS = 8
-"""Shorter answers do not tell the time between tokens."""
+"""Shorter answers do not show the time between tokens."""
 FULL = 0.9
 """Largest share of the time that may be due to prompts."""
 Floats = npt.NDArray[np.float64]

@@ -47,7 +47,7 @@ class Usage(Struct):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not say."""
+        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not report them."""
         details = self.prompt_tokens_details
         return 0 if details is None else min(details.cached_tokens or 0, self.prompt_tokens)
 

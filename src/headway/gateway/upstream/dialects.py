@@ -123,7 +123,7 @@ class Load(Struct, frozen=True):
     max_loras: int | None = None
     host_share: float | None = None
     ordering: str | None = None
-    """Ordering that the engine runs, with its arguments; None: it does not say."""
+    """Ordering that the engine runs, with its arguments; None: it does not report one."""
     head_share: float | None = None
     """Share of the KV cache that the first waiting request needs; 0 = no request waits."""
 

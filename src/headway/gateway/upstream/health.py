@@ -127,7 +127,7 @@ class HealthMonitor(Generic[Replica]):
     """Probes all replicas and keeps their breakers.
 
     `on_up` and `on_down` are called when a replica begins and ceases to get requests, `on_unresponsive` after `on_down`
-    if health checks failed or it generates nothing, and `on_load` when metrics were read. `on_ejection` is told of
+    if health checks failed or it generates nothing, and `on_load` when metrics were read. `on_ejection` is called for
     replicas that are ejected, and of their return before `on_up`.
     """
 
@@ -211,7 +211,7 @@ class HealthMonitor(Generic[Replica]):
         if breaker.failed(error):
             self._report_down(replica, error)
         elif isinstance(error, BrokenOffError) and self.is_up(replica):
-            # The engine may have died. A probe tells before another request fails.
+            # The engine may have died. A probe shows it before another request fails.
             breaker.is_open = breaker.probe_now = True
             self._report_down(replica, error)
         self._failures[replica.id].set()

@@ -1,4 +1,4 @@
-"""What an engine is told of a request's place in its order: the priority, and hints for Headway's own orderings.
+"""What an engine gets of a request's place in its order: the priority, and hints for Headway's own orderings.
 
 The hints are in vLLM's `vllm_xargs`; the keys are those of `headway.vllm`.
 """

@@ -6,7 +6,7 @@ The rules follow Envoy's outlier detection (consecutive errors, success rate, a 
 grow), with one difference: fleets of engines are small, so a replica is compared with its peers' total, where Envoy
 compares with the mean and deviation over many hosts.
 
-Failures to connect and broken connections are not counted here: a probe tells at once whether such a replica serves.
+Failures to connect and broken connections are not counted here: a probe shows at once whether such a replica serves.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Share = tuple[int, str | int]
 _KEPT = 0.8
 """Part of a share's mean answer that is kept with each further one, so that the mean is that of some five."""
 MOST_AT_ONCE = 65_536.0
-"""Service by another scheduler in one message that is held against a tenant. More was given while it was not heard."""
+"""Service by another scheduler in one message that is held against a tenant. More was given out of reach."""
 _MAX_MEANS = 100_000
 """Shares whose mean answer is remembered. Of more, the one that ended a request longest ago is forgotten."""
 
