@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from serving import MODEL, Process, send
+from serving import MODEL, Process, answer_text, chat, send, until
 
 LONG = "a prompt of some length " * 40
 STRICT = {"routing": {"name": "cauchy", "within": "strict"}}
@@ -45,6 +45,17 @@ def prefills(process: Process, outcome: str) -> int:
         for line in lines
         if line.startswith("headway_prefills_total") and f'outcome="{outcome}"' in line
     )
+
+
+def drained_stream(front: Process, admin: dict[str, str], num_tokens: int) -> tuple[int, str]:
+    """A stream whose replica is drained meanwhile: the replica, and the text. Waits until the replica is empty."""
+    reply = chat(front, LONG, stream=True, max_tokens=num_tokens)
+    events = reply.events()
+    first = [next(events) for _ in range(5)]
+    id = int(reply.headers["x-headway-replica"][-1])
+    send(front, f"/workers/{id}/drain", b"", admin, "POST").close()
+    until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, admin).json()["empty"])
+    return id, answer_text([*first, *events])
 
 
 def flight(process: Process, pool: str) -> int:

@@ -141,8 +141,28 @@ class ObservedReplica(OracleReplicaView, Protocol):
         """Adapters of requests in the engine's batch."""
 
 
-class ScrapedReplica:
+class ReplicaCalls:
+    """The part of a replica's view that computes: calls of the replica itself."""
+
+    _replica: ReplicaView
+
+    def cached_tokens(self, request: RequestView, /) -> int:
+        return self._replica.cached_tokens(request)
+
+    def loadable_tokens(self, request: RequestView, /) -> int:
+        return self._replica.loadable_tokens(request)
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        return self._replica.kv_transfer_s(num_tokens)
+
+    def latency_s(self, region: str, /) -> float:
+        return self._replica.latency_s(region)
+
+
+class ScrapedReplica(ReplicaCalls):
     """A replica whose engine metrics are those of the last scrape. Satisfies `core.view.OracleReplicaView`."""
+
+    _replica: ObservedReplica
 
     def __init__(self, replica: ObservedReplica) -> None:
         self._replica = replica
@@ -177,18 +197,6 @@ class ScrapedReplica:
     @property
     def loras(self) -> Collection[str]:
         return {*self._replica.recent_loras.names, *self.loras_running}
-
-    def cached_tokens(self, request: RequestView, /) -> int:
-        return self._replica.cached_tokens(request)
-
-    def loadable_tokens(self, request: RequestView, /) -> int:
-        return self._replica.loadable_tokens(request)
-
-    def kv_transfer_s(self, num_tokens: int, /) -> float:
-        return self._replica.kv_transfer_s(num_tokens)
-
-    def latency_s(self, region: str, /) -> float:
-        return self._replica.latency_s(region)
 
     def sample(self, now: float) -> dict[str, Any]:
         """The engine's metrics at present, with the time `now`."""

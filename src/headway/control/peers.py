@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from headway.control.observe import ReplicaCalls
 from headway.core.fleet import Role
 from headway.core.policy import PeerOrdering
-from headway.core.view import EngineTimes, ReplicaView, RequestView
+from headway.core.view import EngineTimes, ReplicaView
 
 
 class Load(Struct, array_like=True, gc=False):
@@ -150,7 +151,7 @@ class GivenElsewhere:
         self._sums = {key: service for key, service in self._sums.items() if key[0] != peer}
 
 
-class SharedReplica:
+class SharedReplica(ReplicaCalls):
     """A replica as one of several schedulers sees it: with its own counts, and those that the others told last.
 
     Satisfies `core.view.OracleReplicaView` where the replica does. Requests, and whether answers are on pace, are those
@@ -276,15 +277,3 @@ class SharedReplica:
     def output_tokens_left(self) -> int:
         tokens: int = self._replica.output_tokens_left  # type: ignore[attr-defined]
         return tokens
-
-    def cached_tokens(self, request: RequestView, /) -> int:
-        return self._replica.cached_tokens(request)
-
-    def loadable_tokens(self, request: RequestView, /) -> int:
-        return self._replica.loadable_tokens(request)
-
-    def kv_transfer_s(self, num_tokens: int, /) -> float:
-        return self._replica.kv_transfer_s(num_tokens)
-
-    def latency_s(self, region: str, /) -> float:
-        return self._replica.latency_s(region)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from combo_fleets import LONG, combo_file, flight, prefills
+from combo_fleets import LONG, combo_file, drained_stream, flight, prefills
 from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
@@ -259,13 +259,7 @@ def test_a_stream_moves_from_a_draining_replica_by_a_new_prefill(fleet: Fleet, t
     front, boss = gateway(path), {"authorization": "Bearer boss"}
     with closing(front):
         all_up(front, 3)
-        reply = chat(front, LONG, stream=True, max_tokens=120)
-        events = reply.events()
-        first = [next(events) for _ in range(5)]
-        id = int(reply.headers["x-headway-replica"][-1])
-        send(front, f"/workers/{id}/drain", b"", boss, "POST").close()
-        until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, boss).json()["empty"])
-        assert answer_text([*first, *events]) == answer_text(streamed(fleet.prefill, max_tokens=120))
+        assert drained_stream(front, boss, 120)[1] == answer_text(streamed(fleet.prefill, max_tokens=120))
         assert prefills(front, "handed over") == 2
 
 

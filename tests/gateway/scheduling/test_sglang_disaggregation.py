@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import processes
-from combo_fleets import LONG, STRICT, flight, pair_file, prefills
+from combo_fleets import LONG, STRICT, drained_stream, flight, pair_file, prefills
 from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
@@ -314,13 +314,8 @@ def test_a_stream_moves_from_a_draining_replica_to_another_pair(fleet: Fleet, tm
     front, boss = gateway(path), {"authorization": "Bearer boss"}
     with closing(front):
         all_up(front, 4)
-        reply = chat(front, LONG, stream=True, max_tokens=120)
-        events = reply.events()
-        first = [next(events) for _ in range(5)]
-        id = int(reply.headers["x-headway-replica"][-1])
-        send(front, f"/workers/{id}/drain", b"", boss, "POST").close()
-        until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, boss).json()["empty"])
-        assert answer_text([*first, *events]) == streamed(fleet.alone, max_tokens=120)
+        id, text = drained_stream(front, boss, 120)
+        assert text == streamed(fleet.alone, max_tokens=120)
         assert prefills(front, "handed over") == 2
         for _ in range(3):
             reply = chat(front, LONG, max_tokens=3)

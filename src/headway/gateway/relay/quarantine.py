@@ -29,7 +29,7 @@ _MAX_HASHED_BYTES = 1 << 18
 class Quarantine:
     """The bodies of requests that broke engines, each for `keep_s` seconds. Time is an argument.
 
-    The processes of a gateway send each other these digests. Each has its own list of bodies that engines have answered.
+    The processes of a gateway send each other these digests. Each has a list of its own of bodies that were answered.
     """
 
     def __init__(self, keep_s: float) -> None:
