@@ -188,9 +188,9 @@ async def drive(
         await asyncio.to_thread(what)
 
     chosen = [draw.randrange(len(ports)) for _ in prompts]
-    told = [asyncio.create_task(happen(*event)) for event in events]
+    tasks = [asyncio.create_task(happen(*event)) for event in events]
     found = await asyncio.gather(*(send(row) for row in range(len(prompts))))
-    await asyncio.gather(*told)
+    await asyncio.gather(*tasks)
     return Answers(np.asarray(table["arrival_s"]), np.asarray(found) * speed)
 
 

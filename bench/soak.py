@@ -91,12 +91,12 @@ class Load:
             parts.append(part)
             if is_slow:
                 await asyncio.sleep(0.05)
-        said = b"".join(parts)
-        status = int(said.split(b" ", 2)[1])
-        if b'"error":{' in said:
-            code = said.split(b'"code":"')[1].split(b'"')[0]
+        body = b"".join(parts)
+        status = int(body.split(b" ", 2)[1])
+        if b'"error":{' in body:
+            code = body.split(b'"code":"')[1].split(b'"')[0]
             return f"{status} {code.decode()}"
-        return f"{status} {'streamed' if b'data: [DONE]' in said else 'whole'}"
+        return f"{status} {'streamed' if b'data: [DONE]' in body else 'whole'}"
 
 
 async def trouble(engines: list[subprocess.Popen[bytes]], load: Load) -> None:

@@ -179,8 +179,8 @@ def main() -> None:
     before, after = means(ran, speed), means(again, 1.0)
     for key, value in before.items():
         apart = 100 * (after[key] - value)
-        told = f"{apart:+.1f} points" if key.startswith("share") else f"{apart / value:+.1f}%"
-        echo(f"{key}: lived {value:.4f}, simulated {after[key]:.4f}, {told}")
+        text = f"{apart:+.1f} points" if key.startswith("share") else f"{apart / value:+.1f}%"
+        echo(f"{key}: lived {value:.4f}, simulated {after[key]:.4f}, {text}")
     order, again_order = np.argsort(ran.requests["request"]), np.argsort(again.requests["request"])
     same = ran.requests["replica"][order] == again.requests["replica"][again_order]
     echo(f"answered by the same replica: {np.mean(same):.1%}")

@@ -118,10 +118,10 @@ def residuals(experiments: Sequence[ServingExperiment], found: Sequence[ReplayRe
     """Log ratios of time per token and of TTFT, for each stage."""
     left = []
     for experiment, one in zip(experiments, found, strict=True):
-        for stage, said in zip(experiment.stages, one.stages, strict=True):
+        for stage, simulated in zip(experiment.stages, one.stages, strict=True):
             tpot_ms = stage.measured.tpot_ms(experiment.output_tokens)
-            left += [np.log(said.tpot_ms.mean() / tpot_ms),
-                     TTFT_WEIGHT * np.log(said.ttft_ms.mean() / stage.measured.ttft_mean_ms)]  # fmt: skip
+            left += [np.log(simulated.tpot_ms.mean() / tpot_ms),
+                     TTFT_WEIGHT * np.log(simulated.ttft_ms.mean() / stage.measured.ttft_mean_ms)]  # fmt: skip
     return np.array(left)
 
 
@@ -147,13 +147,13 @@ def linearised(x: np.ndarray, experiments: Sequence[ServingExperiment]) -> tuple
 
 
 def report(title: str, experiments: Sequence[ServingExperiment], found: Sequence[ReplayResult]) -> dict[str, float]:
-    said = validation([compare(e, r, True) for e, r in zip(experiments, found, strict=True)])
-    for one in said.experiments:
+    simulated = validation([compare(e, r, True) for e, r in zip(experiments, found, strict=True)])
+    for one in simulated.experiments:
         errors = " ".join(f"{key} {pair.error_pct:+.1f}%" for key, pair in one.errors.items())
         print(f"  {one.id} {one.model} tp{one.tp}: {errors}")
-    for name, means in (("all", said.overall), ("without those that contradict themselves", said.consistent)):
+    for name, means in (("all", simulated.overall), ("without those that contradict themselves", simulated.consistent)):
         print(f"{title}, {name}:", {key: round(value, 2) for key, value in means.items()}, flush=True)
-    return said.overall
+    return simulated.overall
 
 
 def rounded(x: np.ndarray) -> dict[str, float]:

@@ -181,10 +181,10 @@ def test_interrupted_sweep_keeps_its_measurements(tmp_path: Path) -> None:
 
 
 def test_progress_ends_at_one(tmp_path: Path) -> None:
-    clock, told = Clock(), list[float]()
+    clock, shares = Clock(), list[float]()
     operations, _ = plan.sweep(LLAMA, ON)
-    sweep.run(operations[:40], clock.device(), clock, tmp_path / "m.csv", "h", "f", progress=told.append)
-    assert told == sorted(told) and told[-1] == 1.0
+    sweep.run(operations[:40], clock.device(), clock, tmp_path / "m.csv", "h", "f", progress=shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,11 @@ def test_runs_that_were_not_seen_are_predicted(folder: Path, capsys: pytest.Capt
     assert main(["calibrate", *known, *options(folder), "--out", out, "--source", "this test"]) == 0
     (fit,) = json.loads(capsys.readouterr().out)["fits"]
     after = errors(folder, capsys, "--coefficients", out)
-    told = ", ".join(f"{key} {before[key]:.1f}% -> {after[key]:.1f}%" for key in ("e2e_mean", "itl_mean", "ttft_mean"))
+    changes = ", ".join(
+        f"{key} {before[key]:.1f}% -> {after[key]:.1f}%" for key in ("e2e_mean", "itl_mean", "ttft_mean")
+    )
     with capsys.disabled():
-        sys.stdout.write(f"\nruns that no fit has seen: {told}; left out in turn: {fit['held_out']}\n")
+        sys.stdout.write(f"\nruns that no fit has seen: {changes}; left out in turn: {fit['held_out']}\n")
     assert all(after[key] < before[key] * 2 / 3 for key in ("e2e_mean", "itl_mean"))
     if QUIET:
         assert after["e2e_mean"] <= 10 and after["itl_mean"] <= 10

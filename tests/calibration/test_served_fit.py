@@ -85,10 +85,10 @@ def test_a_processor_that_nobody_measured() -> None:
     truth = replace(KNOWN, kernels=slow)
     runs = []
     for one in experiments(num=3):
-        said = replay(one, (0,), coefficients=truth).overall
+        simulated = replay(one, (0,), coefficients=truth).overall
         measured = replace(
-            one.measured, ttft_mean_ms=float(said.ttft_ms.mean()), itl_mean_ms=said.itl_mean_ms,
-            e2e_mean_ms=float(said.e2e_ms.mean()), tpot_mean_ms=float(said.tpot_ms.mean()),
+            one.measured, ttft_mean_ms=float(simulated.ttft_ms.mean()), itl_mean_ms=simulated.itl_mean_ms,
+            e2e_mean_ms=float(simulated.e2e_ms.mean()), tpot_mean_ms=float(simulated.tpot_ms.mean()),
         )  # fmt: skip
         runs.append(replace(one, measured=measured, stages=(replace(one.stages[0], measured=measured),)))
     fit, _, notes = fit_served(runs, GPU, ENGINE, KNOWN, is_measured=False)

@@ -287,10 +287,10 @@ def test_bad_input_is_one_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
     before = _tree(tmp_path)
     code = main(command.split())
-    told = capsys.readouterr()
-    lines = told.err.splitlines()
-    assert code == 2 and len(lines) == 1 and lines[0].startswith("error: "), told.err
-    assert words in lines[0] and "Traceback" not in told.err and not told.out, told.err
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert code == 2 and len(lines) == 1 and lines[0].startswith("error: "), captured.err
+    assert words in lines[0] and "Traceback" not in captured.err and not captured.out, captured.err
     assert _tree(tmp_path) == before
 
 

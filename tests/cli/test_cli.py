@@ -214,8 +214,8 @@ def test_help_lists_commands_with_their_whole_first_sentence(capsys: pytest.Capt
 def test_a_run_that_ends_within_its_warm_up_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["simulate", "--workload", "chat", "--model", "llama-3.1-8b", "--gpu", "h100", "--num-requests", "20"]
     assert main([*small, "--rate", "20", "--warmup-s", "30"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "nothing is measured: all requests arrived in the first" in told and "the warm-up of 30 s" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "nothing is measured: all requests arrived in the first" in output and "the warm-up of 30 s" in output
     assert main([*small, "--rate", "20", "--warmup-s", "0.01"]) == 0
     assert "nothing is measured" not in capsys.readouterr().out
 

@@ -56,7 +56,7 @@ def test_a_workload_has_its_own_acceptance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "given", "said"),
+    ("change", "given", "message"),
     [
         ({"method": "medusa"}, {}, r"speculative\.method: .*'medusa'"),
         ({"acceptance": 1.5}, {}, r"speculative\.acceptance"),
@@ -75,8 +75,8 @@ def test_a_workload_has_its_own_acceptance() -> None:
         ({}, {"engine": {"name": "vllm-v1", "max_num_batched_tokens": 512}}, "1024 tokens in an iteration"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], given: dict[str, Any], said: str) -> None:
-    with pytest.raises(HeadwayError, match=said) as error:
+def test_what_is_refused(change: dict[str, Any], given: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwayError, match=message) as error:
         pool({**NGRAM, **change}, **given)
     assert "fleet[0]" in str(error.value) and "\n" not in str(error.value)
 
@@ -87,7 +87,7 @@ def test_it_is_no_setting_of_an_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"speculative": NGRAM}, "drafts by ngram"),
         ({"quantization": "fp8_block"}, "8-bit products with a scale for each block as with one for all"),
@@ -95,10 +95,10 @@ def test_it_is_no_setting_of_an_engine() -> None:
         ({"engine": {"name": "vllm-v1", "version": "0.24"}}, "overhead of vllm-v1 0.15.1, not 0.24"),
     ],
 )
-def test_what_was_not_measured_is_said(given: dict[str, Any], said: str) -> None:
+def test_what_was_not_measured_is_said(given: dict[str, Any], message: str) -> None:
     document = {
         "workload": {"builtin": "chat", "num_requests": 5},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "name": "one", **given}],
     }
     found = StepTimes(assemble(document, Places(), Path())).coefficients["one"]
-    assert (found.calibrated, found.estimated) == (False, (said,))
+    assert (found.calibrated, found.estimated) == (False, (message,))

@@ -168,13 +168,13 @@ def test_requests_without_an_slo_say_nothing() -> None:
 
 
 def test_decisions_tell_why_a_fallback_answers() -> None:
-    told: list[Decision] = []
+    decisions: list[Decision] = []
     observer = DecisionObserver()
-    observer.listeners.append(told.append)
+    observer.listeners.append(decisions.append)
     run = three(observer=observer)
     crash(run, HOME, 0.0)
     run.arrive(0, model="llama")
-    assert [(each.what, each.model, each.why) for each in told] == [("fallback", "gpt", "llama: down"),
+    assert [(each.what, each.model, each.why) for each in decisions] == [("fallback", "gpt", "llama: down"),
                                                                     ("placed", "gpt", "")]  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def test_no_more_give_way_than_there_is_need_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policies", "said"),
+    ("policies", "message"),
     [
         (
             {"ordering": "pascal", "ordering_at": "both"},
@@ -72,6 +72,6 @@ def test_no_more_give_way_than_there_is_need_for() -> None:
         ({"ordering": "fcfs"}, "FcfsOrdering never preempts a request that runs"),
     ],
 )
-def test_what_would_pause_nothing_is_refused(policies: dict[str, Any], said: str) -> None:
-    with pytest.raises(HeadwayError, match=said):
+def test_what_would_pause_nothing_is_refused(policies: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwayError, match=message):
         ran(**policies)

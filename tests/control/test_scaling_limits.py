@@ -141,8 +141,8 @@ def conserved(records: Records) -> None:
 
 @pytest.mark.parametrize("name", sorted(SCALERS.keys() - {"combos"}))
 def test_every_scaler(name: str) -> None:
-    said = {"name": name, **EAGER.get(name, {})}
-    fleet_, records = run(resolve.scaler(said), 1)
+    spec = {"name": name, **EAGER.get(name, {})}
+    fleet_, records = run(resolve.scaler(spec), 1)
     check(fleet_, records)
     conserved(records)
     assert (records.requests["outcome"] == Outcome.FINISHED).all()

@@ -78,9 +78,9 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 
 def test_the_makefile_says_what_contributors_are_told() -> None:
-    told = set(re.findall(r"^(?:`)?make (\w+)", (ROOT / "CONTRIBUTING.md").read_text() + README, re.MULTILINE))
+    documented = set(re.findall(r"^(?:`)?make (\w+)", (ROOT / "CONTRIBUTING.md").read_text() + README, re.MULTILINE))
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert told <= targets
+    assert documented <= targets
 
 
 def test_metrics_named_in_the_cli_page_exist(generate: ModuleType) -> None:

@@ -67,8 +67,8 @@ def test_a_finding_has_the_verdict_of_its_rows(heading: str) -> None:
 def test_findings_are_counted_as_they_are() -> None:
     text = (DOCS / "findings.md").read_text()
     num = Counter(verdict for heading in SYSTEMS for verdict, _ in findings(heading))
-    said = (
+    sentence = (
         f"Of {num.total()} findings {num['holds']} hold, {num['in part']} hold in part, {num['does not hold']} do not "
         f"hold, and {num['open']} are open."
     )
-    assert said in re.sub(r"\s+", " ", text)
+    assert sentence in re.sub(r"\s+", " ", text)

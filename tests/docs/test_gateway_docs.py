@@ -159,18 +159,18 @@ def test_keys_are_kept_as_described(tmp_path: Path) -> None:
 
 
 def test_headways_own_policies_serve_and_replay(tmp_path: Path) -> None:
-    said = "".join(_run(tmp_path, {}, _block("bash", "headway serve --builtin headway", OWN), "TTFT p50"))
-    assert said.count("[DONE]") == 3 and '"reasoning' in said
-    models = [name for name in ("qwen-7b", "llama-70b") if f'"model":"deepseek-r1-distill-{name}"' in said]
+    output = "".join(_run(tmp_path, {}, _block("bash", "headway serve --builtin headway", OWN), "TTFT p50"))
+    assert output.count("[DONE]") == 3 and '"reasoning' in output
+    models = [name for name in ("qwen-7b", "llama-70b") if f'"model":"deepseek-r1-distill-{name}"' in output]
     assert len(models) == 2, "one answer would do, another would not"
-    assert "TTFT p50" in said.splitlines()[-1], "what was served is simulated again"
+    assert "TTFT p50" in output.splitlines()[-1], "what was served is simulated again"
 
 
 def test_what_is_watched_runs(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# watched.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"watched.yaml": _block("yaml", "# watched.yaml")}, script, '"decisions":[')
-    told = [line.split(":")[0] for line in written if line.startswith("x-headway-")]
-    assert set(told) >= {"x-headway-replica", "x-headway-held-s", "x-headway-attempts"}
+    names = [line.split(":")[0] for line in written if line.startswith("x-headway-")]
+    assert set(names) >= {"x-headway-replica", "x-headway-held-s", "x-headway-attempts"}
     lines = [line for line in written if line.startswith('{"time_s"')]
     assert msgspec.json.decode(lines[0], type=Decision).what == "placed"
 

@@ -26,8 +26,8 @@ def days(num: int = 6, seed: int = 0, step_s: float = 900.0, name: str = "x") ->
     return DemandSeries(name, 0.0, step_s, 100 * (1.3 + np.sin(2 * np.pi * at / 96)) * noise)
 
 
-def small(**said: object) -> EvaluationSettings:
-    return EvaluationSettings(**{"methods": NAIVE, **said})  # type: ignore[arg-type]
+def small(**changes: object) -> EvaluationSettings:
+    return EvaluationSettings(**{"methods": NAIVE, **changes})  # type: ignore[arg-type]
 
 
 def row(found: Evaluation, method: str):  # type: ignore[no-untyped-def]
@@ -38,14 +38,14 @@ def test_errors_of_the_last_value_by_hand() -> None:
     series = days()
     found = row(evaluate([series], small(of="mean")), "last-value").errors
     hours = series.values.reshape(-1, 4).mean(axis=1)
-    said, came = hours[47:-1], hours[48:]
-    off = np.abs(said - came)
+    expected, came = hours[47:-1], hours[48:]
+    off = np.abs(expected - came)
     assert found.mape == pytest.approx((off / came).mean())
-    assert found.smape == pytest.approx((2 * off / (said + came)).mean())
+    assert found.smape == pytest.approx((2 * off / (expected + came)).mean())
     assert found.wape == pytest.approx(off.sum() / came.sum())
-    assert found.under_share == pytest.approx((came > said).mean())
+    assert found.under_share == pytest.approx((came > expected).mean())
     assert found.pinball["0.5"] == pytest.approx(off.sum() / 2 / came.sum())
-    assert found.coverage["0.5"] == pytest.approx((came <= said).mean())
+    assert found.coverage["0.5"] == pytest.approx((came <= expected).mean())
     assert abs(found.coverage["0.9"] - 0.9) < 0.1
 
 
@@ -128,12 +128,12 @@ def test_no_headroom_helps_where_no_spread_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"methods": ()}, {"methods": ("a", "a")}, {"horizon": 0}, {"quantiles": (0.1, 0.9)},
+    "changes", [{"methods": ()}, {"methods": ("a", "a")}, {"horizon": 0}, {"quantiles": (0.1, 0.9)},
              {"quantiles": (0.5,)}, {"quantiles": (0.5, 1.0)}, {"exceeded": 1.0}, {"capacity": 0.0}],
 )  # fmt: skip
-def test_questions_that_make_no_sense(said: dict[str, object]) -> None:
+def test_questions_that_make_no_sense(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        EvaluationSettings(**said)  # type: ignore[arg-type]
+        EvaluationSettings(**changes)  # type: ignore[arg-type]
 
 
 def file(folder: Path) -> Path:
@@ -155,7 +155,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("options", "expected"),
     [
         (["--methods", "last-values"], "did you mean 'last-value'"),
         (["--only", "c"], "no series 'c'; it has: a, b"),
@@ -166,9 +166,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_mistakes_of_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: list[str], expected: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
 ) -> None:
-    assert main(["forecast", "evaluate", str(file(tmp_path)), *said]) == 2
+    assert main(["forecast", "evaluate", str(file(tmp_path)), *options]) == 2
     assert expected in capsys.readouterr().err
 
 

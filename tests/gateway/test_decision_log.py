@@ -85,10 +85,12 @@ def test_a_retry_has_its_number(tmp_path: Path) -> None:
             serving.all_up(front, 2)
             send(bad, "/emulator/failures", [500], method="PUT").text()
             wants = {"x-headway-explain": "1"}
-            told = [headers_of(chat(front, max_tokens=2, headers={**wants, "x-request-id": str(i)})) for i in range(2)]
-            assert sorted(headers["x-headway-attempts"] for headers in told) == ["1", "2"]
-            assert all(0 <= float(headers["x-headway-held-s"]) < 5 for headers in told)
-            assert [h["x-headway-replica"] for h in told if h["x-headway-attempts"] == "2"] == ["pool/1"]
+            replies = [
+                headers_of(chat(front, max_tokens=2, headers={**wants, "x-request-id": str(i)})) for i in range(2)
+            ]
+            assert sorted(headers["x-headway-attempts"] for headers in replies) == ["1", "2"]
+            assert all(0 <= float(headers["x-headway-held-s"]) < 5 for headers in replies)
+            assert [h["x-headway-replica"] for h in replies if h["x-headway-attempts"] == "2"] == ["pool/1"]
             assert "x-headway-attempts" not in headers_of(chat(front, max_tokens=2))
             front.stop()
     again = [line for line in lines(path) if line.get("attempt")]
@@ -111,14 +113,14 @@ def test_the_simulator_writes_the_same_lines_and_the_same_metrics(tmp_path: Path
         "observe": {"period_s": 0.5, "delay_s": 0.1},
     }
     (tmp_path / "it.yaml").write_text(yaml.safe_dump(scenario))
-    told, plain = (
+    headers, plain = (
         subprocess.run(
             [sys.executable, "-m", "headway", "simulate", "it.yaml", "--json", "--no-progress", *more],
             cwd=tmp_path, capture_output=True, text=True, check=True,
         ).stdout
         for more in (["--decisions", "decisions.jsonl"], [])
     )  # fmt: skip
-    assert json.loads(told)["results"][0]["metrics"] == json.loads(plain)["results"][0]["metrics"]
+    assert json.loads(headers)["results"][0]["metrics"] == json.loads(plain)["results"][0]["metrics"]
     found = lines(tmp_path / "decisions.jsonl")
     assert [line["request"] for line in sorted(found, key=lambda line: int(line["request"]))] == list(
         map(str, range(300))

@@ -43,8 +43,8 @@ def test_new_requests_are_refused_while_streams_go_on(start: Start) -> None:
     front.process.send_signal(signal.SIGTERM)
     until(lambda: send(front, "/health").json()["status"] == "unavailable")
     replies = [chat(front, max_tokens=1) for _ in range(6)]
-    told = [(reply.status, reply.headers.get("retry-after"), reply.json()["error"]["code"]) for reply in replies]
-    assert told == [(503, "1", "shutting_down")] * 6
+    refusals = [(reply.status, reply.headers.get("retry-after"), reply.json()["error"]["code"]) for reply in replies]
+    assert refusals == [(503, "1", "shutting_down")] * 6
     assert send(front, "/v1/models").json()["data"]
     rest = list(events)
     assert rest[-1] == "[DONE]" and not any("error" in event for event in rest[:-1])

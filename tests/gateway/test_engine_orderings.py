@@ -92,8 +92,8 @@ def test_another_ordering_is_refused_at_first_and_logged_later(caplog: pytest.Lo
     replica.has_served = True
     for _ in range(2):
         assert read_load(PAGE.format("fcfs", 1), replica).running == 1
-    told = ("an order of its own", "pascal(quantum_tokens=9)", "fcfs")
-    assert caplog.messages == [f"p/0 at http://h:1 runs {each}, not the ordering pascal" for each in told]
+    orderings = ("an order of its own", "pascal(quantum_tokens=9)", "fcfs")
+    assert caplog.messages == [f"p/0 at http://h:1 runs {each}, not the ordering pascal" for each in orderings]
 
 
 def declared(folder: Path, urls: list[str], ordering: Any = "pascal", **pool: Any) -> Path:
@@ -121,9 +121,9 @@ def test_plan_names_the_ordering_that_engines_must_run(tmp_path: Path) -> None:
 def test_orderings_that_no_engine_runs_are_refused(
     tmp_path: Path, ordering: str, pool: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(declared(tmp_path, ["http://h:1"], ordering, **pool))
-    assert words in str(told.value)
+    assert words in str(error.value)
 
 
 @pytest.mark.slow

@@ -59,15 +59,15 @@ async def _one(gateway: Gateway, i: int) -> bytes:
     """A stream, from the first byte to the last."""
     body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "word " * 40}], "max_tokens": 60}
     headers = {"x-headway-tier": str(i % 3), "x-session-id": str(i)}
-    told: list[bytes] = []
+    answers: list[bytes] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        told.append(message.get("body", b""))
+        answers.append(message.get("body", b""))
 
     asked = read_request(CHAT, json.dumps({**body, "stream": True}).encode(), headers)
     caller = gateway.keys.caller_of("")
     await gateway.relay(asked, caller, AsgiWriter(_nobody, send), f"id-{i}").run()
-    return b"".join(told)
+    return b"".join(answers)
 
 
 async def _serve(plan: ServingPlan) -> list[bytes]:
@@ -78,9 +78,9 @@ async def _serve(plan: ServingPlan) -> list[bytes]:
         async with asyncio.timeout(serving.PATIENCE_S):
             while gateway.num_up < 2:
                 await asyncio.sleep(0.01)
-            told = await asyncio.gather(*(_one(gateway, i) for i in range(8)))
+            answers = await asyncio.gather(*(_one(gateway, i) for i in range(8)))
         assert not gateway.driver.requests and not any(replica.num_in_flight for replica in gateway.replicas)
-        return told
+        return answers
     finally:
         await gateway.stop()
 
@@ -99,8 +99,8 @@ def test_every_policy_is_served_or_refused(
             composition.load(path)
         return
     _, plan = composition.load(path)
-    told = asyncio.run(_serve(plan))
-    assert len(told) == 8
-    for stream in told:
+    answers = asyncio.run(_serve(plan))
+    assert len(answers) == 8
+    for stream in answers:
         assert stream.endswith(b"data: [DONE]\n\n") and b'"error"' not in stream
         assert stream.count(b'"finish_reason":"length"') == 1

@@ -122,8 +122,8 @@ def test_a_hosted_service_answers_while_the_pool_is_down(
     own, away = (serving.MODEL, None, None), (serving.MODEL, HOSTED, "down")
     expected = Counter([own, (serving.MODEL, HOSTED, "rejects"), away, away, own])
     assert Counter(asked) == expected, "workers write their lines when they come to it"
-    told = [json.loads(line) for line in decisions.read_text().splitlines()]
-    fell = [(each["model"], each["why"]) for each in told if each["what"] == "fallback"]
+    logged = [json.loads(line) for line in decisions.read_text().splitlines()]
+    fell = [(each["model"], each["why"]) for each in logged if each["what"] == "fallback"]
     assert fell == [(HOSTED, f"{serving.MODEL}: {why}") for why in ("rejects", "down", "down")]
     seen = service.RequestHandlerClass.seen  # type: ignore[attr-defined]
     posts = [(path, headers, body) for path, headers, body in seen if body is not None]

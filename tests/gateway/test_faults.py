@@ -172,11 +172,11 @@ def test_a_failed_release_does_not_keep_the_other_requests_of_a_dead_worker(
 
 
 def test_an_invalid_scaling_target_is_logged_once_until_a_valid_one(caplog: pytest.LogCaptureFixture) -> None:
-    said = [{"nowhere": 1}, {"nowhere": 1}, {}, {"nowhere": 1}]
-    scaler = type("Wrong", (), {"interval_s": 1.0, "scale": lambda self, view: said.pop()})()
+    placements = [{"nowhere": 1}, {"nowhere": 1}, {}, {"nowhere": 1}]
+    scaler = type("Wrong", (), {"interval_s": 1.0, "scale": lambda self, view: placements.pop()})()
     scaling = ScalingWithFailures(
         scaler, MutablePoolsView(Random(0)), [], None, (), lambda pool: None, frozenset(), list
     )
     for now in range(4):
         scaling.tick(float(now))
-    assert not said and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again after a valid target"
+    assert not placements and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again after a valid target"

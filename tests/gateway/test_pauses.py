@@ -104,8 +104,8 @@ def test_what_engines_do_not_report_is_refused_by_name(tmp_path: Path) -> None:
     data["fleet"][0] |= {"engine": {"name": "sglang", "preemption": "swap"}}
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(data))
-    said = r"fleet\.yaml.*routing: pascal reads replica\.kv_blocks_host, which the engine of .*sglang"
-    with pytest.raises(HeadwayError, match=said):
+    message = r"fleet\.yaml.*routing: pascal reads replica\.kv_blocks_host, which the engine of .*sglang"
+    with pytest.raises(HeadwayError, match=message):
         serving.load(path)
     data["policies"]["routing"] = "least-loaded"
     path.write_text(yaml.safe_dump(data))

@@ -171,9 +171,9 @@ def test_policies_that_engines_cannot_carry_out_are_refused(
     from headway import serving as composition
 
     path = serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], **changes)
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(path)
-    assert words in str(told.value) and str(path) in str(told.value)
+    assert words in str(error.value) and str(path) in str(error.value)
 
 
 def test_one_file_is_simulated_and_served_and_its_records_run_again(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_endpoints_come_and_go_without_a_lost_stream(
     for reply in replies:
         reply.close()
     for _, events in streams:
-        told = list(events)
-        assert told[-1] == "[DONE]" and "error" not in told[-2]
+        received = list(events)
+        assert received[-1] == "[DONE]" and "error" not in received[-2]
     _ready(made, 1)
     _change(path, pool={"endpoints": [engines[0].url]})
     assert len(_reload(made)["changes"]) == 2

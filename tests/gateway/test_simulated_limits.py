@@ -83,9 +83,9 @@ def day(limits: Limits, **more: Any) -> dict[str, Any]:
 
 def both_refuse(data: dict[str, Any], folder: Path) -> dict[int, str]:
     """The requests that the gateway refuses with their reasons, which are those that the simulation refuses."""
-    told: dict[int, dict[str, Any]] = {}
-    served, _ = lived(data, folder, refused=told)
-    reasons = {id: reason_of(error) for id, error in told.items()}
+    errors: dict[int, dict[str, Any]] = {}
+    served, _ = lived(data, folder, refused=errors)
+    reasons = {id: reason_of(error) for id, error in errors.items()}
     ran, _ = simulated(data, folder)
     codes = dict(zip(ran.requests["request"].tolist(), ran.requests[REFUSED].tolist(), strict=True))
     assert {id: REFUSAL_REASONS[code - 1] for id, code in codes.items() if code} == reasons

@@ -128,9 +128,9 @@ def test_a_key_stores_no_more_than_its_quota(tmp_path: Path) -> None:
         serving.all_up(front, 1)
         ann, bob = client(front, "a"), client(front, "b")
         batch = begin(ann, content)  # its lines are a second copy until it has ended
-        with pytest.raises(openai.RateLimitError) as told:
+        with pytest.raises(openai.RateLimitError) as error:
             ann.files.create(file=("more.jsonl", content), purpose="batch")
-        assert told.value.code == "insufficient_quota"
+        assert error.value.code == "insufficient_quota"
         bob.files.create(file=("more.jsonl", content), purpose="batch")
         batch = ended(ann, batch)
         assert batch.request_counts.completed == 4  # answers are stored in any case

@@ -45,7 +45,7 @@ class World:
     def __post_init__(self) -> None:
         self.starting: dict[str, list[float]] = {name: [] for name in KINDS}
         self.draining: dict[str, list[float]] = {name: [] for name in KINDS}
-        self.told: list[tuple[float, dict[str, int]]] = []
+        self.scaled: list[tuple[float, dict[str, int]]] = []
 
     def pool(self, name: str) -> FakePool:
         up = [(False, i) for i in range(self.serving.get(name, 0))]
@@ -73,7 +73,7 @@ class World:
         for name, count in wanted.items():
             self.to(name, count - self.serving[name] - len(self.starting[name]))
         if wanted:
-            self.told.append((self.now, wanted))
+            self.scaled.append((self.now, wanted))
         for gpu in ("h800", "h20", "a800"):
             self.most_gpus[gpu] = max(self.most_gpus.get(gpu, 0), self.gpus(gpu))
         return wanted
@@ -97,10 +97,10 @@ class World:
 
     def run(self, seconds: float) -> list[tuple[float, dict[str, int]]]:
         """What the scaler says, and when."""
-        self.told = []
+        self.scaled = []
         for _ in range(round(seconds / self.scaler.interval_s)):
             self.tick()
-        return self.told
+        return self.scaled
 
 
 @dataclass
@@ -329,7 +329,7 @@ def test_a_failed_plan_is_repeated_a_window_later(
     assert here.now < 2 * window_s + 300, "demand is another"
     task.is_well = True
     here.run(window_s + 200)
-    assert here.told
+    assert here.scaled
 
 
 def test_pools_without_a_profile_stay() -> None:
@@ -345,11 +345,11 @@ def test_models_have_demands_of_their_own() -> None:
         FakePool(name, [FakeReplica(i)], model=name, goodput_rps=1.0, gpus={"h20": 1})
         for i, name in enumerate(("big", "small"))
     ]
-    told = [
+    decisions = [
         scaler.scale(FakePools(pools, 5.0 * i, {("big", "east", 0): (10 * i, 0), ("big", "west", 1): (5 * i, 0)}))
         for i in range(14)
     ]
-    assert [wanted for wanted in told if wanted] == [{"big": 3}]
+    assert [wanted for wanted in decisions if wanted] == [{"big": 3}]
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,9 @@ def test_service_of_another_gateway_counts() -> None:
     flood, quiet = FakeRequest(1, tenant="flood", prompt_tokens=1000), FakeRequest(2, tenant="quiet")
     for i in range(10):
         there.started(FakeRequest(i, tenant="flood", prompt_tokens=1000), 0.0)
-    told = there.given()
-    assert told == {(0, "flood"): 10_000.0} and there.given() == {}
-    for share, service in told.items():
+    reported = there.given()
+    assert reported == {(0, "flood"): 10_000.0} and there.given() == {}
+    for share, service in reported.items():
         here.given_elsewhere(share, service)
     assert here.rank(quiet, 0.0) < here.rank(flood, 0.0)
     late, since = here.rank(flood, 0.0), here.rank(quiet, 0.0)

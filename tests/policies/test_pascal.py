@@ -252,8 +252,8 @@ def test_demotion(request_: FakeRequest, queue: int, change: int | None) -> None
 def test_a_change_comes_when_it_was_said(prompt: int, generated: int, demotion: int, gained: int) -> None:
     ordering = PascalOrdering(demotion_tokens=demotion)
     before, after = reasoning(prompt, generated), reasoning(prompt, generated + gained)
-    said = ordering.next_change_tokens(before)
-    assert (ordering.queue(before) != ordering.queue(after)) == (said is not None and gained >= said)
+    announced = ordering.next_change_tokens(before)
+    assert (ordering.queue(before) != ordering.queue(after)) == (announced is not None and gained >= announced)
 
 
 # The other reading of turns and of memory.
@@ -324,9 +324,9 @@ def test_a_circle_has_no_levels() -> None:
 def test_fewest_quanta_says_when_its_rank_falls(generated: int, quantum: int, gained: int) -> None:
     ordering = FewestQuantaOrdering(quantum)
     before, after = FakeRequest(generated_tokens=generated), FakeRequest(generated_tokens=generated + gained)
-    said = ordering.next_change_tokens(before)
-    assert said is not None
-    assert (ordering.rank(after, 0.0) > ordering.rank(before, 0.0)) == (gained >= said)
+    announced = ordering.next_change_tokens(before)
+    assert announced is not None
+    assert (ordering.rank(after, 0.0) > ordering.rank(before, 0.0)) == (gained >= announced)
 
 
 def test_fig_2c_with_fewest_quanta() -> None:

@@ -108,7 +108,7 @@ def test_a_plan_after_a_restart_is_that_of_before_and_made_at_once() -> None:
 
 def test_a_past_of_other_steps_keeps_its_tokens() -> None:
     pool = FakePool(name="only", model="m", replicas=[])
-    told = PastDemand(60.0, {("", "", 0): np.array([9.0, 60.0, 0.0, 30.0]), ("m", "eu", 1): np.ones(4)})
-    found = past_by_cell(told, FakePools([pool]), 90.0, lambda tier: tier == 0)
+    past = PastDemand(60.0, {("", "", 0): np.array([9.0, 60.0, 0.0, 30.0]), ("m", "eu", 1): np.ones(4)})
+    found = past_by_cell(past, FakePools([pool]), 90.0, lambda tier: tier == 0)
     assert found == {("m", ""): [40.0, 20.0]}  # 60 to 150 s, 150 to 240 s; what is older fills no step
-    assert past_by_cell(told, FakePools([pool]), 120.0, lambda tier: True) == {("m", ""): [35.5, 16.0]}
+    assert past_by_cell(past, FakePools([pool]), 120.0, lambda tier: True) == {("m", ""): [35.5, 16.0]}

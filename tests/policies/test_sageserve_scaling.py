@@ -95,10 +95,10 @@ def test_steps_are_told_from_counts_seen_now_and_then() -> None:
 
 def test_last_day_is_the_day_before() -> None:
     history = np.array([1.0, 2.0, 3.0, 4.0, 2.0, 3.0, 4.0, 9.0])
-    said = SameTimeYesterday(4).forecast(history, 6, (0.5, 1.0, 0.0))
-    assert said[0].tolist() == [2.0, 3.0, 4.0, 9.0, 2.0, 3.0]
-    assert (said[1] - said[0]).tolist() == [4.0] * 6  # it rose by 1, 1, 1 and 5
-    assert (said[2] - said[0]).tolist() == [0.0] * 6
+    forecast = SameTimeYesterday(4).forecast(history, 6, (0.5, 1.0, 0.0))
+    assert forecast[0].tolist() == [2.0, 3.0, 4.0, 9.0, 2.0, 3.0]
+    assert (forecast[1] - forecast[0]).tolist() == [4.0] * 6  # it rose by 1, 1, 1 and 5
+    assert (forecast[2] - forecast[0]).tolist() == [0.0] * 6
     assert SameTimeYesterday(9).forecast(history, 2, (0.5,)).tolist() == [[9.0, 9.0]]
     assert SameTimeYesterday(4).forecast(np.array([5.0]), 2, (0.1, 0.9)).tolist() == [[5.0, 5.0]] * 2
 

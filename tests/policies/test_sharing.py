@@ -120,9 +120,9 @@ def test_service_of_another_gateway_counts(make: Any) -> None:
         lines.add("flood", 1000)
     for _ in range(10):
         lines.start()
-    told = there.given()
-    assert told == {(0, "flood"): 10_000.0} and there.given() == {}
-    for share, service in told.items():
+    reported = there.given()
+    assert reported == {(0, "flood"): 10_000.0} and there.given() == {}
+    for share, service in reported.items():
         here.given_elsewhere(share, service)
     assert here.given() == {}
     assert first(here) == "quiet"

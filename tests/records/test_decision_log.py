@@ -64,10 +64,10 @@ def run(table: Workload, policies: Policies, listens: bool = True, **more: Any) 
     engine = Engine("simulated", max_num_seqs=8, max_num_batched_tokens=1024)
     pool = Pool("main", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, replicas=3,
                 kv_capacity_tokens=16_000)  # fmt: skip
-    decisions, told = DecisionObserver(), []
+    decisions, listed = DecisionObserver(), []
     if listens:
-        decisions.listeners.append(told.append)
-    return simulate(Fleet((pool,)), TraceSource(table), policies, seed=1, decisions=decisions, **more), told
+        decisions.listeners.append(listed.append)
+    return simulate(Fleet((pool,)), TraceSource(table), policies, seed=1, decisions=decisions, **more), listed
 
 
 def policies(**more: Any) -> Policies:
@@ -77,34 +77,34 @@ def policies(**more: Any) -> Policies:
 @pytest.mark.parametrize("migration", [None, Restless])
 @pytest.mark.parametrize("faults", [(), (Fault(at_s=1.0, replica=1, down_s=2.0),)])
 def test_logged_decisions_match_the_records(migration: Any, faults: tuple[Fault, ...]) -> None:
-    records, told = run(workload(), policies(migration=migration), faults=faults)
+    records, decisions = run(workload(), policies(migration=migration), faults=faults)
     silent, nothing = run(workload(), policies(migration=migration), listens=False, faults=faults)
     for name, column in records.requests.items():
         np.testing.assert_array_equal(column, silent.requests[name])
     assert nothing == []
-    placed = [one for one in told if one.what == "placed"]
+    placed = [one for one in decisions if one.what == "placed"]
     attempts = dict(zip(records.requests["request"], records.requests["attempts"], strict=True))
     for request in range(NUM_REQUESTS):
         own = [one.attempt for one in placed if one.request == str(request)]
         assert own == list(range(attempts[request]))
     assert bool(faults) == (len(placed) > NUM_REQUESTS)
-    moved = [one for one in told if one.what == "moved"]
+    moved = [one for one in decisions if one.what == "moved"]
     assert bool(migration) == bool(moved) and len(moved) >= records.requests["moves"].sum()
     assert all((one.source, one.choice) == (0, 1) for one in moved)
-    last = {one.request: one.choice for one in told}
+    last = {one.request: one.choice for one in decisions}
     if not migration:
         ended = zip(records.requests["request"], records.requests["replica"], strict=True)
         assert all(last[str(request)] == replica for request, replica in ended)
-    assert [one.time_s for one in told] == sorted(one.time_s for one in told)
+    assert [one.time_s for one in decisions] == sorted(one.time_s for one in decisions)
 
 
 def test_scores_loads_and_waits_are_those_at_the_time() -> None:
     table = workload()
-    records, told = run(table, policies())
+    records, decisions = run(table, policies())
     started = dict(zip(records.requests["request"], records.requests["placed_s"], strict=True))
     arrived = table.columns["arrival_s"]
-    assert len(told) == NUM_REQUESTS
-    for one in told:
+    assert len(decisions) == NUM_REQUESTS
+    for one in decisions:
         request = int(one.request)
         assert one.time_s == started[request]
         assert one.held_s == pytest.approx(one.time_s - arrived[request], abs=1e-9)
@@ -112,18 +112,18 @@ def test_scores_loads_and_waits_are_those_at_the_time() -> None:
         assert one.scores == tuple((each.replica, float(-each.in_flight)) for each in one.replicas)
         assert all(each.in_flight < 6 and each.age_s == 0 and 0 <= each.kv_share <= 1 for each in one.replicas)
         assert one.tier == table.columns["tier"][request]
-    assert {one.why for one in told} == {"", "no replica has room", "others come first"}
+    assert {one.why for one in decisions} == {"", "no replica has room", "others come first"}
 
 
 def test_held_and_refused_requests_are_logged() -> None:
     prompts = np.full(NUM_REQUESTS, 300)
     prompts[7] = 20_000
     manager = resolve.admission({"name": "queue-manager", "interval_s": 0.5, "batch_tier": 2})
-    records, told = run(workload(prompt_tokens=prompts), policies(admission=manager))
-    refused = [one for one in told if one.what == "refused"]
+    records, decisions = run(workload(prompt_tokens=prompts), policies(admission=manager))
+    refused = [one for one in decisions if one.what == "refused"]
     assert [(one.request, one.choice) for one in refused] == [("7", None)] and "longer" in refused[0].why
     assert list(records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]) == [7]
-    kept = [one for one in told if one.why == "kept by the admission policy"]
+    kept = [one for one in decisions if one.why == "kept by the admission policy"]
     assert kept and all(one.tier == 2 and one.held_s > 0 for one in kept)
 
 

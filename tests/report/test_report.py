@@ -256,9 +256,9 @@ def test_the_verdict_lists_what_ties() -> None:
         [{"x": v} for v in values] for values in ([1.0, 2.0, 3.0], [1.1, 1.9, 3.1], [2.0, 1.0, 3.2], [90.0, 91, 92])
     ]
     seeded = SeededMetrics((0, 1, 2), tuple(map(tuple, flat)))
-    told = dots.verdict(["a", "b", "c", "d"], seeded, "x")
+    verdict = dots.verdict(["a", "b", "c", "d"], seeded, "x")
     assert (
-        told
+        verdict
         == "a has the lowest x, 2 ±2.5; b and c are indistinguishable from it; d has 91 ±2.5 (3 seeds, 95% intervals)."
     )
     figure = dots.figure(["a", "b", "c", "d"], seeded, ["x"])

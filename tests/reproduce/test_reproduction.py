@@ -44,14 +44,14 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return "tiny"
 
 
-def said(capsys: pytest.CaptureFixture[str], *args: object, code: int = 0) -> tuple[str, str]:
+def run_cli(capsys: pytest.CaptureFixture[str], *args: object, code: int = 0) -> tuple[str, str]:
     assert main(["reproduce", *map(str, args)]) == code
     out, err = capsys.readouterr()
     return out, err
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    out, err = said(capsys, *args, code=2)
+    out, err = run_cli(capsys, *args, code=2)
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1
     return err.removeprefix("error: ").strip()
 
@@ -195,16 +195,16 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
     kept = {file.stem for file in (tmp_path / "cache").iterdir()}
     assert kept <= set(keys) and (jobs > 1 or kept == set(keys[:2]))
     marker.mkdir()  # a file would be part of the key
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     with processes(jobs) as pool:
         again = Runner(
-            (0,), cache=RehearsalCache(tmp_path / "cache"), pool=pool, report=lambda *done: told.append(done)
+            (0,), cache=RehearsalCache(tmp_path / "cache"), pool=pool, report=lambda *done: progress.append(done)
         )
         found = again.run({name: task for name, task in tasks.items() if name != ("call", 2)})
         assert again.num_found == len(kept) and again.num_found + again.num_measured == 3
         found |= again.run({("call", 2): tasks["call", 2]})
     assert [found[name]["number"] for name in tasks] == [0, 1, 2, 3]
-    assert told[-1] == (4, 4) and told == sorted(told)
+    assert progress[-1] == (4, 4) and progress == sorted(progress)
 
 
 def test_a_corrupt_file_is_ignored_with_a_note(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_bad_scenario_and_a_dead_process_are_named() -> None:
 
 
 def test_json_has_its_stable_keys(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = said(capsys, tiny, "--jobs", 1, "--json")
+    out, err = run_cli(capsys, tiny, "--jobs", 1, "--json")
     printed = json.loads(out)
     assert err == ""
     assert list(printed) == ["system", "quick", "seeds", "wall_s", "claims"]
@@ -310,8 +310,8 @@ def test_json_has_its_stable_keys(tiny: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_quick_keeps_every_claim_and_seeds_are_as_many_as_asked(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = json.loads(said(capsys, tiny, "--jobs", 1, "--json", "--quick")[0])
-    one = json.loads(said(capsys, tiny, "--jobs", 1, "--json", "--quick", "--seeds", 1)[0])
+    quick = json.loads(run_cli(capsys, tiny, "--jobs", 1, "--json", "--quick")[0])
+    one = json.loads(run_cli(capsys, tiny, "--jobs", 1, "--json", "--quick", "--seeds", 1)[0])
     assert (quick["quick"], quick["seeds"], one["seeds"]) == (True, 2, 1)
     for printed in (quick, one):
         assert [row["id"] for row in printed["claims"]] == [claim.id for claim in reproduced.CLAIMS]
@@ -320,23 +320,23 @@ def test_quick_keeps_every_claim_and_seeds_are_as_many_as_asked(tiny: str, capsy
 
 
 def test_the_table_and_the_exit_code(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = said(capsys, tiny, "--jobs", 1)
+    out, _ = run_cli(capsys, tiny, "--jobs", 1)
     assert all(f" {claim.id} " in out and claim.claim in out for claim in reproduced.CLAIMS)
     assert re.search(r"✗ no\n", out) and "speed-up: asked for at least 2x" in out
     assert "9 measurements" in out
-    again, _ = said(capsys, tiny, "--jobs", 1, "--strict", code=1)
+    again, _ = run_cli(capsys, tiny, "--jobs", 1, "--strict", code=1)
     assert "0 measurements, 9 more from the cache" in again
-    anew, _ = said(capsys, tiny, "--jobs", 1, "--fresh", "--claim", "order", "--claim", "plan", "--strict")
+    anew, _ = run_cli(capsys, tiny, "--jobs", 1, "--fresh", "--claim", "order", "--claim", "plan", "--strict")
     assert "9 measurements." in anew and "speed-up" not in anew and "2 hold." in anew
 
 
 def test_listing_runs_nothing(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "tiny" in said(capsys, "--list")[0]
-    listed = {each["system"]: each for each in json.loads(said(capsys, "--list", "--json")[0])}
+    assert "tiny" in run_cli(capsys, "--list")[0]
+    listed = {each["system"]: each for each in json.loads(run_cli(capsys, "--list", "--json")[0])}
     assert listed["tiny"] == {"system": "tiny", "title": reproduced.TITLE, "claims": 6}
-    rules = json.loads(said(capsys, "tiny", "--list", "--json")[0])["claims"]
+    rules = json.loads(run_cli(capsys, "tiny", "--list", "--json")[0])["claims"]
     assert [row["rule"] for row in rules] == [str(claim.rule) for claim in reproduced.CLAIMS]
-    assert "at least 45%" in said(capsys, "tiny", "--list")[0]
+    assert "at least 45%" in run_cli(capsys, "tiny", "--list")[0]
     assert not (tmp_path / "cache").exists()
 
 
@@ -351,7 +351,7 @@ def test_mistakes_are_one_line(tiny: str, capsys: pytest.CaptureFixture[str], tm
 
 def test_the_page_shows_every_claim_and_exhibit(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "out" / "tiny.html"
-    _, err = said(capsys, tiny, "--jobs", 1, "--html", file)
+    _, err = run_cli(capsys, tiny, "--jobs", 1, "--html", file)
     assert err == f"wrote {file}\n"
     own = file.read_text()
     assert {each.name for each in file.parent.iterdir()} == {file.name, library_name()}
@@ -372,7 +372,7 @@ def test_markdown_goes_between_the_marker_lines_of_a_page(
     tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "tiny.md"
-    said(capsys, tiny, "--jobs", 1, "--markdown", file)
+    run_cli(capsys, tiny, "--jobs", 1, "--markdown", file)
     written = file.read_text()
     rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == [f"| `{claim.id}`" for claim in reproduced.CLAIMS]
@@ -380,7 +380,7 @@ def test_markdown_goes_between_the_marker_lines_of_a_page(
     assert "- `ttft`: " in written and "**Table 1: GPUs.** What was planned." in written and "`tokens`: " not in written
     assert f"`headway reproduce {tiny} --markdown`" in written and str(tmp_path) not in written
     file.write_text(f"# Tiny\n\n{BEGIN}\nold\n{END}\n\nLast words.\n")
-    said(capsys, tiny, "--jobs", 1, "--markdown", file)
+    run_cli(capsys, tiny, "--jobs", 1, "--markdown", file)
     assert file.read_text() == f"# Tiny\n\n{written}\nLast words.\n"
 
 

@@ -49,9 +49,9 @@ def long_term(name: str = "lt-i", method: str = "seasonal-naive", **more: Any) -
 
 
 def refused(made: dict[str, Any]) -> str:
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         assembled(made)
-    return str(told.value)
+    return str(error.value)
 
 
 def test_demand_is_what_the_workload_holds() -> None:
@@ -170,8 +170,8 @@ def test_theta_is_what_an_instance_serves() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(scaling: Any, words: tuple[str, ...]) -> None:
-    told = refused(document(scaling))
-    assert all(word in told for word in words), told
+    message = refused(document(scaling))
+    assert all(word in message for word in words), message
 
 
 def test_silos_are_for_the_greedy_planner() -> None:

@@ -218,9 +218,9 @@ LIKE = f"}}\n  - {{model: {LARGE}, gpu: h100-80gb-sxm, engine: sglang, tp: 2"
 def test_what_cannot_be_planned_is_refused_with_its_line(replan: str, policy: str, extra: str, words: str) -> None:
     text = TEXT.replace("EXTRA", extra).replace("POLICY", policy).replace("REPLAN", replan)
     data, places = parse(text, "chat.yaml")
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         scenario.assemble(data, places, Path())
-    assert words in str(told.value) and str(told.value).startswith("chat.yaml")
+    assert words in str(error.value) and str(error.value).startswith("chat.yaml")
 
 
 # Mixed fleets, combos, scaled pools.

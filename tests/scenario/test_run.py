@@ -129,13 +129,13 @@ def test_long_comparisons_take_one_process_for_each_core(monkeypatch: pytest.Mon
         runs = compare(chosen, jobs=None)
         return [flatten(each.summary) for each in runs], replicate(chosen, runs, 2, jobs=None)
 
-    def told(jobs: int, num_tasks: int | None = None) -> Any:
+    def counted(jobs: int, num_tasks: int | None = None) -> Any:
         asked.append(jobs)
         return processes(jobs, num_tasks)
 
     module = sys.modules[compare.__module__]
     monkeypatch.setattr(module, "available_cores", lambda: 2)
-    monkeypatch.setattr(module, "processes", told)
+    monkeypatch.setattr(module, "processes", counted)
     monkeypatch.setattr(module, "_WORTH_PROCESSES_S", math.inf)
     alone = results()
     monkeypatch.setattr(module, "_WORTH_PROCESSES_S", 0.0)
@@ -144,10 +144,10 @@ def test_long_comparisons_take_one_process_for_each_core(monkeypatch: pytest.Mon
 
 
 def test_progress_rises_to_the_end() -> None:
-    told: list[float] = []
-    compare(scenario(policies={"routing": ["random", "round-robin"]}), progress=told.append)
-    assert told == sorted(told)
-    assert all(0 <= share <= 1 for share in told)
+    shares: list[float] = []
+    compare(scenario(policies={"routing": ["random", "round-robin"]}), progress=shares.append)
+    assert shares == sorted(shares)
+    assert all(0 <= share <= 1 for share in shares)
 
 
 def test_provenance_makes_the_run_again() -> None:

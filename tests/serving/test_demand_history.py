@@ -60,9 +60,9 @@ gateway:
     ],
 )
 def test_a_history_that_nothing_reads_is_refused(tmp_path: Path, history: str, scaling: str, words: str) -> None:
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(fleet(tmp_path, history, scaling))
-    assert words in str(told.value) and "\n" not in str(told.value)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_records_are_read_and_kept(tmp_path: Path) -> None:

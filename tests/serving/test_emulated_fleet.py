@@ -20,9 +20,9 @@ from headway.serving.emulated_fleet import emulated, pool_of
 POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-v1"}
 
 
-def _read(folder: Path, **said: Any) -> tuple[Scenario, Path]:
+def _read(folder: Path, **sections: Any) -> tuple[Scenario, Path]:
     path = folder / "scenario.yaml"
-    path.write_text(yaml.safe_dump({"workload": {"builtin": "chat"}, **said}))
+    path.write_text(yaml.safe_dump({"workload": {"builtin": "chat"}, **sections}))
     return serving.read(path), path
 
 
@@ -68,8 +68,8 @@ def test_an_engine_gets_the_options_of_its_pool(tmp_path: Path) -> None:
     chosen, path = _read(tmp_path, fleet=[{**POOL, "name": "one"}], policies={"ordering": "priority"})
     start = serving.plan(emulated(chosen, path, ("--speed", "2"))).pools[0].start
     assert isinstance(start, Processes)
-    told = " ".join(start.command[3:])
-    assert told == f"emulate --scenario {path} --pool one --scheduling-policy priority --speed 2 --port {{port}}"
+    arguments = " ".join(start.command[3:])
+    assert arguments == f"emulate --scenario {path} --pool one --scheduling-policy priority --speed 2 --port {{port}}"
 
 
 def test_a_pool_is_found_by_its_name(tmp_path: Path) -> None:

@@ -263,8 +263,8 @@ def test_nothing_is_deployed_for_a_hosted_pool(tmp_path: Path, capsys: pytest.Ca
     keys = [(each["name"], each["valueFrom"]["secretKeyRef"]) for each in container["env"]]
     assert keys == [(name, {"name": "headway-keys", "key": name}) for name in ("SERVICE_KEY", "VLLM_KEY")]
     assert made["Role", "headway"]["rules"][0]["resourceNames"] == ["chat"]
-    told = capsys.readouterr().err
-    assert "create secret generic headway-keys --from-literal=SERVICE_KEY=... --from-literal=VLLM_KEY=..." in told
+    output = capsys.readouterr().err
+    assert "create secret generic headway-keys --from-literal=SERVICE_KEY=... --from-literal=VLLM_KEY=..." in output
 
 
 def test_pods_have_time_to_drain(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_sglang_gets_its_phase(tmp_path: Path) -> None:
     for part in ("prefill", "decode"):
         workload = made["StatefulSet", f"pair-{part}"]
         args, pod = _args(workload), workload["spec"]["template"]
-        told = {name: _option(args, f"--disaggregation-{name}") for name in ("mode", "transfer-backend")}
-        assert told == {"mode": part, "transfer-backend": "nixl"}
+        options = {name: _option(args, f"--disaggregation-{name}") for name in ("mode", "transfer-backend")}
+        assert options == {"mode": part, "transfer-backend": "nixl"}
         assert pod["metadata"]["labels"]["headway/combo"] == "pair"
         (container,) = pod["spec"]["containers"]
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
@@ -380,9 +380,9 @@ def test_a_pool_has_its_own_weights_name_image_and_arguments(
     names = args.index("--served-model-name")
     assert args[names + 1 : names + 4] == ["support", "acme/support-8b", "llama-3.1-8b"]
     assert args[-4:] == own and args.count("--max-num-seqs") == 1 and "--enable-prefix-caching" not in args
-    told = capsys.readouterr().err
-    assert "deploys acme/support-8b (asked for as support); simulated as llama-3.1-8b" in told
-    assert "engine_args replace what the simulation uses for --max-num-seqs, --no-enable-prefix-caching" in told
+    output = capsys.readouterr().err
+    assert "deploys acme/support-8b (asked for as support); simulated as llama-3.1-8b" in output
+    assert "engine_args replace what the simulation uses for --max-num-seqs, --no-enable-prefix-caching" in output
     assert {"support", "acme/support-8b", "llama-3.1-8b"} <= set(_served(tmp_path, made).names["llama-3.1-8b"])
     sglang = _export(tmp_path, {"fleet": [{**pool, "engine": "sglang", "engine_args": []}]})["StatefulSet", "chat"]
     assert _option(_args(sglang), "--model-path") == "acme/support-8b"

@@ -29,9 +29,9 @@ from headway.core.errors import HeadwayError
 )
 def test_invalid_settings_are_refused(tmp_path: Path, gateway: dict[str, Any], words: str) -> None:
     path = serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], gateway=gateway)
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(path)
-    assert words in str(told.value)
+    assert words in str(error.value)
 
 
 PODS = {"name": "chat", "kind": "StatefulSet"}
@@ -59,6 +59,6 @@ def test_replicas_that_several_gateways_cannot_share_are_refused(
     peers = {"store": "postgresql://db/headway", "leader": leader}
     policies = SCALING if "kubernetes" in pool else {}
     path = serving.fleet_file(tmp_path, [], gateway={"peers": peers}, pool={"endpoints": [], **pool}, policies=policies)
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(path)
-    assert words in str(told.value)
+    assert words in str(error.value)

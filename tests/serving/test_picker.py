@@ -31,7 +31,7 @@ def refused(changes: dict[str, Any], folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"policies": {"migration": "pascal"}}, "policies.migration: an endpoint picker cannot do it: a stream"),
         ({"policies": {"preempt_every_s": 0.1, "ordering": "pascal", **HELD}}, "policies.preempt_every_s"),
@@ -53,10 +53,10 @@ def refused(changes: dict[str, Any], folder: Path) -> str:
     ids=lambda value: None if isinstance(value, str) else str(sorted(value)),
 )  # fmt: skip
 def test_what_needs_the_answers_way_through_headway_is_refused(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     message = refused(changes, tmp_path)
-    assert said in message and "fleet.yaml:" in message and "\n" not in message
+    assert text in message and "fleet.yaml:" in message and "\n" not in message
 
 
 def test_a_fleet_of_addresses_is_accepted(tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def test_a_pool_that_does_not_say_its_engine_is_named(
 def test_invalid_sections_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump({"fleet": [{**POOL, **changes}]}))
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         serving.load(path)
-    assert words.replace("{folder}", str(tmp_path)) in str(told.value) and str(path) in str(told.value)
+    assert words.replace("{folder}", str(tmp_path)) in str(error.value) and str(path) in str(error.value)
 
 
 def test_the_path_of_a_tokenizer_begins_at_the_fleet_file(tmp_path: Path) -> None:

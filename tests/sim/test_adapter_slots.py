@@ -161,12 +161,12 @@ def test_slots_take_room_from_the_kv_cache_and_larger_adapters_take_longer() -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"adapters": (LoraAdapter(name="a"), LoraAdapter(name="a"))}, "each another one"),
         ({"max_loras": 4, "max_cpu_loras": 2}, "expected max_loras"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         LoraConfig(**given)

@@ -85,12 +85,12 @@ def test_reading_changes_nothing_at_busy_replicas(step: Any) -> None:
 def test_events_show_what_the_cache_held_at_the_last_batch(offload: float) -> None:
     """At idle replicas nothing changes after it, so that events show the same as the cache itself."""
     requests = conversations(60, 200.0)
-    exact, told = Reader(), Reader()
+    exact, reported = Reader(), Reader()
     of_pool = {"kv_capacity_tokens": 40 * 16, "kv_offload_bytes": offload}
     run(requests, exact, **of_pool)
-    run(requests, told, observe=Scrape(cache=CacheObservation("events", 10.0, 5.0, loss=0.2)), **of_pool)
-    assert told.cached == exact.cached
-    assert told.loadable == exact.loadable
+    run(requests, reported, observe=Scrape(cache=CacheObservation("events", 10.0, 5.0, loss=0.2)), **of_pool)
+    assert reported.cached == exact.cached
+    assert reported.loadable == exact.loadable
 
 
 def test_events_that_come_late_are_seen_late() -> None:

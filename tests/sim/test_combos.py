@@ -70,11 +70,11 @@ def test_a_first_token_that_is_sent_comes_with_the_cache(step: str, output_token
     """And no other one of the decode replica's is later than after the prefill replica's own word; one alone stays."""
     requests = [request(0, 0, 64, output_tokens)]
     sent = run(requests, combo(handover=Handover(first_token="sent")), step=step)
-    told = run(requests, combo(handover=Handover(first_token="prefill")), step=step)
+    records = run(requests, combo(handover=Handover(first_token="prefill")), step=step)
     end_s = [move["end_s"] for move in moves(sent)] or [1.0]
     for name in ("first_token_s", "answer_s"):
         assert by_request(sent.requests)[name][0] == pytest.approx(end_s[0])
-    assert by_request(sent.requests)["end_s"].tolist() == by_request(told.requests)["end_s"].tolist()
+    assert by_request(sent.requests)["end_s"].tolist() == by_request(records.requests)["end_s"].tolist()
     assert len(moves(sent)) == (output_tokens > 1)
 
 

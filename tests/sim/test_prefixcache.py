@@ -48,8 +48,8 @@ class NaiveCache:
         # What is computed anew although another copy is still cached stays nameless.
         still = kept & set(self.free)
         mine = [name if i < hit or name not in still else None for i, name in enumerate(names)]
-        said = [(output_id, end) for end in range(len(names), kv_tokens // self.block)] if output_id else []
-        mine += [*said, *([None] * (num_blocks - len(names) - len(said)))]
+        expected = [(output_id, end) for end in range(len(names), kv_tokens // self.block)] if output_id else []
+        mine += [*expected, *([None] * (num_blocks - len(names) - len(expected)))]
         self.free += self.order(mine, len(names))
         return hit * self.block
 

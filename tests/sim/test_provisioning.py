@@ -68,13 +68,13 @@ def test_without_a_spread_all_are_alike() -> None:
     assert Network(longest_s=1.0).varied_s(3.0, -1.0) == 3.0  # a pair that is farther is no shorter for it
 
 
-@pytest.mark.parametrize("said", [{"p90_to_median": 0.5}, {"longest_s": 0}])
-def test_no_such_network(said: dict[str, float]) -> None:
+@pytest.mark.parametrize("changes", [{"p90_to_median": 0.5}, {"longest_s": 0}])
+def test_no_such_network(changes: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match="p90_to_median, longest_s"):
-        convert(said, Network)
+        convert(changes, Network)
 
 
-@pytest.mark.parametrize("said", [{"reclaim_max_s": 30}, {"remote_s": -1}])
-def test_no_such_provisioning(said: dict[str, float]) -> None:
+@pytest.mark.parametrize("changes", [{"reclaim_max_s": 30}, {"remote_s": -1}])
+def test_no_such_provisioning(changes: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match="expected"):
-        convert(said, Provisioning)
+        convert(changes, Provisioning)

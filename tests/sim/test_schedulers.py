@@ -62,9 +62,9 @@ def test_schedulers_that_tell_each_other_place_as_well_as_one_and_others_do_not(
     def ttft_s(run: Any) -> float:
         return run.metrics["ttft_s.mean"]
 
-    one, told = play(None), play({"num": 3, "period_s": 0.02, "delay_s": 0.0})
+    one, shared = play(None), play({"num": 3, "period_s": 0.02, "delay_s": 0.0})
     late, silent = play({"num": 3, "period_s": 20.0, "lease_s": 60.0}), play({"num": 3, "shared": False})
-    assert ttft_s(told) < ttft_s(one) + 0.2 * (ttft_s(silent) - ttft_s(one)) < ttft_s(late) < ttft_s(silent)
+    assert ttft_s(shared) < ttft_s(one) + 0.2 * (ttft_s(silent) - ttft_s(one)) < ttft_s(late) < ttft_s(silent)
     for same, as_ in ((one, {"num": 1, "period_s": 0.01}), (silent, {"num": 3, "away": [[0.0, 1e6]]})):
         assert np.array_equal(same.records.requests["end_s"], play(as_).records.requests["end_s"])
 
@@ -79,9 +79,9 @@ def test_prompts_that_others_placed_are_found_once_they_are_told(source: str) ->
         }, workload={"builtin": "chat-sessions", "num_requests": 80, "arrivals": 4.0}, replicas=6))  # fmt: skip
         return int(run.records.requests["cached_prompt_tokens"].sum())
 
-    one, told, silent = cached_tokens({}), cached_tokens({"num": 3}), cached_tokens({"num": 3, "shared": False})
+    one, shared, silent = cached_tokens({}), cached_tokens({"num": 3}), cached_tokens({"num": 3, "shared": False})
     assert silent < 0.9 * one
-    assert told > silent + 0.8 * (one - silent)
+    assert shared > silent + 0.8 * (one - silent)
 
 
 @pytest.mark.parametrize("ordering", ["fair", "vtc", "drr"])
@@ -109,8 +109,8 @@ def test_a_tenant_that_floods_at_one_scheduler_is_held_back_at_another(
         ids = found.requests["request"][~np.isnan(found.requests["admitted_s"])]
         return Counter(turns[id % 4][0] for id in ids if turns[id % 4][1] == 1)
 
-    told, silent = started(True), started(False)
-    assert told["quiet"] > 3 * told["flood"] > 0
+    aware, silent = started(True), started(False)
+    assert aware["quiet"] > 3 * aware["flood"] > 0
     assert silent["quiet"] < 1.2 * silent["flood"]
 
 

@@ -123,9 +123,9 @@ class Reply:
 
     def error(self) -> dict[str, Any]:
         """OpenAI's error object, which must be the whole body."""
-        told = json.loads(self.body)
-        assert set(told) == {"error"} and {"message", "type", "param", "code"} <= set(told["error"])
-        return told["error"]  # type: ignore[no-any-return]
+        body = json.loads(self.body)
+        assert set(body) == {"error"} and {"message", "type", "param", "code"} <= set(body["error"])
+        return body["error"]  # type: ignore[no-any-return]
 
 
 async def send_request(
@@ -164,7 +164,7 @@ class Inside:
         self.runner = asyncio.Runner()
         self.faults: list[str] = []
         """Unhandled exceptions and logged errors."""
-        self.runner.get_loop().set_exception_handler(lambda loop, told: self.faults.append(str(told)))
+        self.runner.get_loop().set_exception_handler(lambda loop, context: self.faults.append(str(context)))
         self._log = _Errors(self.faults)
         logging.getLogger().addHandler(self._log)
         self.engines = [Engine() for _ in range(num_engines)]

@@ -41,11 +41,11 @@ def memory_ceiling(process: serving.Process, peak_mib: float, growth_mib: float 
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
     yield
     peak, after = _status_kib(pid, "VmHWM") / 1024, resident_mib(pid)
-    told = f"{before:.1f} MiB before, {peak:.1f} at most, {after:.1f} afterwards"
-    print(told)  # noqa: T201  # shown by pytest -s, and if the test fails
-    assert peak - before <= peak_mib, told
+    text = f"{before:.1f} MiB before, {peak:.1f} at most, {after:.1f} afterwards"
+    print(text)  # noqa: T201  # shown by pytest -s, and if the test fails
+    assert peak - before <= peak_mib, text
     if growth_mib is not None:
-        assert after - before <= growth_mib, told
+        assert after - before <= growth_mib, text
 
 
 def attack(process: serving.Process, make: Callable[[int], list[bytes]], num: int) -> Counter[int]:

@@ -56,10 +56,10 @@ class Page:
         masked = bytes(byte ^ mask[i % 4] for i, byte in enumerate(data))
         self._socket.sendall(b"\x81" + length + mask + masked)
         while True:
-            told = json.loads(self._frame())
-            if told.get("id") == self._num:
-                assert "error" not in told, told
-                return told["result"]
+            message = json.loads(self._frame())
+            if message.get("id") == self._num:
+                assert "error" not in message, message
+                return message["result"]
 
     def _frame(self) -> bytes:
         whole = b""
@@ -74,9 +74,9 @@ class Page:
 
     def value(self, expression: str) -> Any:
         """What JavaScript makes of this in the page."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        message = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in message, message["exceptionDetails"]
+        return message["result"].get("value")
 
     def close(self) -> None:
         self._file.close()

@@ -87,8 +87,8 @@ def simulated(requests: Sequence[Request], ordering: Any, engine: Engine) -> Ite
     return seen
 
 
-def told(requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """The same requests as vLLM hears of them."""
+def described(requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """The same requests as vLLM gets them."""
     return [
         {
             "id": each.id, "arrival_s": each.arrival_s, "prompt_tokens": each.prompt_tokens, "tier": each.tier,
@@ -107,7 +107,8 @@ def in_vllm(
     runs = []
     for ordering, engine in zip(orderings, engines, strict=True):
         # vLLM keeps one block for itself.
-        one = {"seats": engine.seats, "blocks": engine.blocks + 1, "budget": engine.budget, "requests": told(requests)}
+        sent = described(requests)
+        one = {"seats": engine.seats, "blocks": engine.blocks + 1, "budget": engine.budget, "requests": sent}
         runs.append(one if ordering is None else {**one, "ordering": ordering})
     python = str(vllm.with_name("python"))
     script = Path(__file__).parents[1] / "vllm_cpu" / "lockstep.py"

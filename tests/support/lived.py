@@ -194,14 +194,14 @@ async def _ask(
 
 @asynccontextmanager
 async def _served(
-    plan: ServingPlan, told: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False,
+    plan: ServingPlan, decisions: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False,
     front: Front | None = None,
 ) -> AsyncIterator[tuple[Any, Any]]:  # fmt: skip
     """The gateway's application, and a function that returns the gateway."""
     gateways: list[Gateway] = []
 
     def made() -> Gateway:
-        gateways.append(Gateway(plan, Recording(True, has_fallbacks=bool(plan.fallbacks.models)), told.append))
+        gateways.append(Gateway(plan, Recording(True, has_fallbacks=bool(plan.fallbacks.models)), decisions.append))
         return gateways[0]
 
     async with AsyncExitStack() as stack:
@@ -218,10 +218,10 @@ async def _day(
     path: Path, front: Front | None = None, unstreamed: Container[int] = (),
     refused: dict[int, dict[str, Any]] | None = None,
 ) -> tuple[Records, list[Decision]]:  # fmt: skip
-    told: list[Decision] = []
+    decisions: list[Decision] = []
     chosen, plan = serving.load(path)
     ran = scenario.Simulator().records(chosen)
-    async with _served(plan, told, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
+    async with _served(plan, decisions, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
         rows, model = _rows(ran), next(iter(plan.names))
         asked = (_ask(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows))
         errors = await asyncio.gather(*asked)
@@ -229,7 +229,7 @@ async def _day(
             assert all(error["code"] == "shed" for error in errors if error), errors
         else:
             refused.update({id: error for id, error in enumerate(errors) if error})
-    return gateway().records(), told
+    return gateway().records(), decisions
 
 
 async def _read(app: Any, at_s: float, body: dict[str, Any]) -> list[tuple[float, bytes]]:

@@ -102,8 +102,8 @@ def runs(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6)
                 f"{name} {i}", model.hf_id, 200, rate, 512, 256, latencies, requested_rps=rate, is_greedy=True
             )
             pool = Pool("measured", model, GPU, catalog.engine("vllm-v1"))
-            said = replay(experiment(run, pool), (0,), coefficients=TRUE).overall
-            given = {"ttft_mean": said.ttft_ms.mean() / 1e3, "tpot_mean": said.tpot_ms.mean() / 1e3}
+            simulated = replay(experiment(run, pool), (0,), coefficients=TRUE).overall
+            given = {"ttft_mean": simulated.ttft_ms.mean() / 1e3, "tpot_mean": simulated.tpot_ms.mean() / 1e3}
             found.append(replace(run, latencies_s=latencies_s({k: float(v) for k, v in given.items()}, 256)))
     return found
 

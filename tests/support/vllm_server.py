@@ -65,8 +65,10 @@ def _write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     for name, values in tensors.items():
         header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
         at += values.nbytes
-    said = json.dumps({**header, "__metadata__": {"format": "pt"}}).encode()
-    path.write_bytes(len(said).to_bytes(8, "little") + said + b"".join(each.tobytes() for each in tensors.values()))
+    content = json.dumps({**header, "__metadata__": {"format": "pt"}}).encode()
+    path.write_bytes(
+        len(content).to_bytes(8, "little") + content + b"".join(each.tobytes() for each in tensors.values())
+    )
 
 
 def _write_tokenizer(folder: Path, tokens: list[str]) -> None:
@@ -79,11 +81,11 @@ def _write_tokenizer(folder: Path, tokens: list[str]) -> None:
     marks = [{"id": i, "content": tokens[i], "special": i == END, **plain} for i in range(END, THINK_END + 1)]
     whole = {"version": "1.0", "added_tokens": marks, "pre_tokenizer": levels, "decoder": levels, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(whole))
-    said = {
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokens[END], "chat_template": TEMPLATE,
         "clean_up_tokenization_spaces": False, "model_max_length": CONTEXT,
     }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def main(program: str, port: str) -> None:

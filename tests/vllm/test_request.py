@@ -61,8 +61,8 @@ def test_bad_hints_are_told_and_ignored(key: str, value: Any, expected: str) -> 
 
 
 def test_unknown_hint_is_told() -> None:
-    (told,) = made(headway_deadline=3)[2]
-    assert told.startswith("request a: unknown 'headway_deadline'; expected one of: headway_tier, ")
+    (warning,) = made(headway_deadline=3)[2]
+    assert warning.startswith("request a: unknown 'headway_deadline'; expected one of: headway_tier, ")
 
 
 def test_phase_ends_with_the_whole_sequence_of_tokens() -> None:

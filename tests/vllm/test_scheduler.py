@@ -16,7 +16,7 @@ from headway.core.errors import HeadwayError
 from headway.core.request import Request
 from headway.core.view import RequestView
 from headway.vllm.settings import VARIABLE
-from iterations import BLOCK, ORDERINGS, Engine, Iterations, arrivals, simulated, told
+from iterations import BLOCK, ORDERINGS, Engine, Iterations, arrivals, described, simulated
 from vllm_stand_in import ANSWER, END
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())["iterations"]
@@ -54,7 +54,7 @@ def scheduler(ordering: Any, engine: Engine, **config: Any) -> Any:
 
 def played(one: Any, requests: list[Request], late: int = 0) -> Iterations:
     """The iterations of a scheduler, of a second each. `late`: preempted requests' last tokens come so much later."""
-    coming, seen, now = told(requests), list[list[tuple[int, int]]](), 0.0
+    coming, seen, now = described(requests), list[list[tuple[int, int]]](), 0.0
     reasoning = {id: 0 for id in one.requests} | {str(each["id"]): each["reasoning_tokens"] for each in coming}
     one.clock = lambda: now
     while coming or one.requests:
@@ -163,7 +163,7 @@ def test_requests_preempted_with_tokens_under_way_are_ranked_anew_as_these_come(
     played(one, [])
     now = 0.0
     one.clock = lambda: now
-    long, short = (request_of(each) for each in told([Request(0, 0.0, 10, 20), Request(1, 1.0, 10, 5)]))
+    long, short = (request_of(each) for each in described([Request(0, 0.0, 10, 20), Request(1, 1.0, 10, 5)]))
     one.add_request(long)
     output = one.schedule()
     one.update_from_output(output, {"0": ANSWER})
@@ -183,7 +183,7 @@ def test_requests_preempted_with_tokens_under_way_are_ranked_anew_as_these_come(
 @pytest.mark.usefixtures("vllm")
 def test_requests_that_leave_the_queue_are_gone() -> None:
     one = scheduler("priority", Engine(1, 100))
-    three = [request_of(each) for each in told([Request(id, float(id), 10, 5, tier=3 - id) for id in range(3)])]
+    three = [request_of(each) for each in described([Request(id, float(id), 10, 5, tier=3 - id) for id in range(3)])]
     for each in three:
         one.add_request(each)
     assert [each.request_id for each in one.waiting] == ["2", "1", "0"] and len(one.waiting) == 3
@@ -217,7 +217,7 @@ def test_counts_that_freeness_needs_are_exact() -> None:
         "headway:ordering_failures": 0, "headway:kv_blocks_used": 0, "headway:kv_blocks_total": 100,
         "headway:kv_blocks_demanded": 0,
     }  # fmt: skip
-    for each in told(requests):
+    for each in described(requests):
         one.add_request(request_of(each))
     one.schedule()
     counts = one.make_stats().num_kv_fetch_reqs_by_stage

@@ -63,20 +63,20 @@ async def chat(app: Any, body: dict[str, Any]) -> Any:
 
 async def converse(app: Any, seed: int) -> list[tuple[int, int]]:
     """One conversation, each turn with all turns before it. Of each: prompt tokens, and those that were cached."""
-    chance, messages, told = random.Random(seed), list[dict[str, str]](), []
+    chance, messages, counts = random.Random(seed), list[dict[str, str]](), []
     for _ in range(NUM_TURNS):
         messages.append({"role": "user", "content": " ".join(chance.choices(WORDS, k=40))})
         body = {"model": "llama-3.1-8b", "messages": messages, "max_tokens": 8, "temperature": 0}
         answer = await chat(app, body)
         usage = answer["usage"]
-        told.append((usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0))
+        counts.append((usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0))
         messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "yes"})
-    return told
+    return counts
 
 
 def totals(servers: list[Server]) -> tuple[int, int]:
-    told = [counts(each) for each in servers]
-    return sum(queries for queries, _ in told), sum(hits for _, hits in told)
+    pairs = [counts(each) for each in servers]
+    return sum(queries for queries, _ in pairs), sum(hits for _, hits in pairs)
 
 
 def test_the_index_says_what_the_engines_find(servers: tuple[Path, list[Server]]) -> None:
@@ -97,21 +97,21 @@ def test_the_index_says_what_the_engines_find(servers: tuple[Path, list[Server]]
 
             for replica in gateway.replicas:
                 replica.reserve = watched(replica)  # type: ignore[method-assign]
-            before, told = totals(engines), []
+            before, counts = totals(engines), []
             for seed in range(6):
-                told += await converse(app, seed)
+                counts += await converse(app, seed)
                 await asyncio.sleep(0.5)  # the answer's own blocks are told, too
             assert gateway.cache_feeds is not None
             states = {each.state for each in gateway.cache_feeds.subscribers.values()}
             blocks = {each.blocks.block_size_tokens for each in gateway.cache_feeds.subscribers.values()}
             ignored = sum(each.blocks.ignored.total() for each in gateway.cache_feeds.subscribers.values())
             after = totals(engines)
-            told_by_engines = sum(hit for _, hit in told)
+            told_by_engines = sum(hit for _, hit in counts)
             show(f"index {sum(expected)} cached tokens, answers {told_by_engines}, counters {after[1] - before[1]}")
             assert states <= {"live", "connecting"} and "live" in states and BLOCK in blocks and not ignored
-            assert expected == [hit for _, hit in told], "request for request"
+            assert expected == [hit for _, hit in counts], "request for request"
             assert sum(expected) == after[1] - before[1] > 0
-            assert sum(tokens for tokens, _ in told) == after[0] - before[0]
+            assert sum(tokens for tokens, _ in counts) == after[0] - before[0]
 
     asyncio.run(story())
 

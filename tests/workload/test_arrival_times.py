@@ -96,7 +96,7 @@ def test_the_command_prices_the_load_and_not_the_years_before(
 def test_a_makespan_that_is_absurd_for_the_load_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = _csv(tmp_path, [i * 20_000.0 for i in range(200)])  # milliseconds in a column of seconds
     assert main(["simulate", "--trace", str(trace), *FLEET]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: workload: 200 requests in 46 days keep the fleet busy for 0.0")
-    assert "expected arrival times in seconds" in told and told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("error: workload: 200 requests in 46 days keep the fleet busy for 0.0")
+    assert "expected arrival times in seconds" in output and output.count("\n") == 1
     assert main(["simulate", "--trace", str(trace), "--until-s", "4000000", *FLEET]) == 0

@@ -21,8 +21,8 @@ PROBLEMS = ("math-500", "gpqa", "live-code-bench")
 
 
 def made(name: str, num: int | None = NUM, seed: int = 5, more: str = "") -> Workload:
-    said = "" if num is None else f", num_requests: {num}"
-    return generate(msgspec.yaml.decode(f"{{builtin: {name}{said}{more}}}", type=WorkloadSpec), seed).validate()
+    suffix = "" if num is None else f", num_requests: {num}"
+    return generate(msgspec.yaml.decode(f"{{builtin: {name}{suffix}{more}}}", type=WorkloadSpec), seed).validate()
 
 
 def phases(rows: Workload) -> tuple[np.ndarray, np.ndarray]:

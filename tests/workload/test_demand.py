@@ -22,8 +22,8 @@ LENGTHS = {"a": ModelLengths(100, 10), "b": ModelLengths(Uniform(100, 300), 20)}
 JULY, NOVEMBER = "sageserve-july-2025", "sageserve-nov-2024"
 
 
-def made(**said: object) -> Workload:
-    return generate(convert(said, WorkloadSpec), 3)
+def made(**spec: object) -> Workload:
+    return generate(convert(spec, WorkloadSpec), 3)
 
 
 def counts(rows: Workload, **where: object) -> int:
@@ -155,16 +155,16 @@ def test_scout_receives_a_fifth_of_the_requests() -> None:
 
 
 def test_leaving_out_cells_does_not_change_the_others() -> None:
-    said = {"builtin": JULY, "scale": 0.01, "duration_s": DAY_S}
-    whole, part = made(**said), made(**said, regions="us-west", models="llama-2-70b")
+    spec = {"builtin": JULY, "scale": 0.01, "duration_s": DAY_S}
+    whole, part = made(**spec), made(**spec, regions="us-west", models="llama-2-70b")
     mask = (whole.columns["region"] == 2) & (whole.columns["model"] == 0)
     for name in ("arrival_s", "prompt_tokens", "output_tokens", "tier"):
         assert np.array_equal(whole.columns[name][mask], part.columns[name])
 
 
 def test_a_model_at_twice_its_rate() -> None:
-    said = {"builtin": JULY, "scale": 0.02, "duration_s": DAY_S}
-    once, twice = (made(**said, models={"llama-2-70b": factor}) for factor in (1, 2))
+    spec = {"builtin": JULY, "scale": 0.02, "duration_s": DAY_S}
+    once, twice = (made(**spec, models={"llama-2-70b": factor}) for factor in (1, 2))
     assert len(twice) == pytest.approx(2 * len(once), rel=0.05)
 
 
@@ -178,8 +178,8 @@ def test_rates_do_not_depend_on_the_start_hour() -> None:
 
 def test_a_surge_of_eight() -> None:
     calm = made(builtin=JULY, scale=0.05, duration_s=7200)
-    said = [{"from_s": 1830, "to_s": 3630, "factor": 8}]
-    surged = made(builtin=JULY, scale=0.05, duration_s=7200, surges=said)
+    spec = [{"from_s": 1830, "to_s": 3630, "factor": 8}]
+    surged = made(builtin=JULY, scale=0.05, duration_s=7200, surges=spec)
 
     def within(rows: Workload, low: float, high: float) -> int:
         return int(((rows.arrival_s >= low) & (rows.arrival_s < high)).sum())
@@ -189,8 +189,8 @@ def test_a_surge_of_eight() -> None:
 
 
 def test_seeds() -> None:
-    said = convert({"builtin": JULY, "scale": 0.01, "duration_s": 7200}, WorkloadSpec)
-    one, same, other = generate(said, 1), generate(said, 1), generate(said, 2)
+    spec = convert({"builtin": JULY, "scale": 0.01, "duration_s": 7200}, WorkloadSpec)
+    one, same, other = generate(spec, 1), generate(spec, 1), generate(spec, 2)
     assert np.array_equal(one.arrival_s, same.arrival_s) and np.array_equal(one.prompt_tokens, same.prompt_tokens)
     assert len(one) != len(other) or not np.array_equal(one.arrival_s, other.arrival_s)
 
@@ -240,7 +240,7 @@ def test_requests_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("spec", "expected"),
     [
         ({"builtin": JULY, "models": "llama-2-7b", "num_requests": 5}, "llama-2-70b"),
         ({"builtin": JULY, "regions": "us-eas", "num_requests": 5}, "us-east"),
@@ -248,13 +248,13 @@ def test_requests_from_a_file(tmp_path: Path) -> None:
         ({"builtin": JULY, "models": {"llama-2-70b": 0}, "num_requests": 5}, "no demand is left"),
     ],
 )
-def test_errors_when_demand_is_generated(said: dict[str, object], expected: str) -> None:
+def test_errors_when_demand_is_generated(spec: dict[str, object], expected: str) -> None:
     with pytest.raises(HeadwayError, match=expected):
-        made(**said)
+        made(**spec)
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("spec", "expected"),
     [
         ({"prompt_tokens": 1, "output_tokens": 1, "arrivals": 1, "num_requests": 1, "scale": 2}, "scale: goes with"),
         ({"demand": {"lengths": {}}}, "populations or path"),
@@ -264,9 +264,9 @@ def test_errors_when_demand_is_generated(said: dict[str, object], expected: str)
         ({"builtin": JULY, "start_hour": -1}, "start_hour"),
     ],
 )
-def test_mistakes_in_the_spec(said: dict[str, object], expected: str) -> None:
+def test_mistakes_in_the_spec(spec: dict[str, object], expected: str) -> None:
     with pytest.raises(ValidationError, match=expected):
-        convert(said, WorkloadSpec)
+        convert(spec, WorkloadSpec)
 
 
 def test_demand_excludes_lengths_and_sessions() -> None:

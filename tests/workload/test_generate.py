@@ -117,8 +117,8 @@ def test_a_mix_has_its_shares_and_the_lengths_of_its_parts() -> None:
 @given(st.lists(st.floats(0, 5), min_size=2, max_size=5).filter(any), st.integers(0, 99))
 def test_kinds_of_a_mix_depend_only_on_the_shares(shares: list[float], seed: int) -> None:
     parts = [{"share": share, "prompt_tokens": k + 1, "output_tokens": 50} for k, share in enumerate(shares)]
-    said = {"num_requests": 2000, "arrivals": 8.0, "mix": parts}
-    rows = generate(msgspec.convert(said, WorkloadSpec), seed)
+    spec = {"num_requests": 2000, "arrivals": 8.0, "mix": parts}
+    rows = generate(msgspec.convert(spec, WorkloadSpec), seed)
     counts = np.bincount(rows.prompt_tokens, minlength=len(shares) + 1)[1:]
     expected = 2000 * np.array(shares) / sum(shares)
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1e-6).all()
@@ -178,13 +178,13 @@ def test_adapters_are_drawn_by_their_shares_and_leave_all_else_as_it_was() -> No
 
 
 @pytest.mark.parametrize(
-    ("mix", "said"),
+    ("mix", "expected"),
     [
         ({}, "shares or count"), ({"count": 2, "shares": {"a": 1}}, "shares or count"), ({"shares": {}}, "shares"),
         ({"shares": {"a": -1}}, "from 0"), ({"count": 0}, "count"), ({"count": 2, "base_share": 2}, "base_share"),
     ],
 )  # fmt: skip
-def test_mixes_of_adapters_that_make_no_sense(mix: dict[str, object], said: str) -> None:
+def test_mixes_of_adapters_that_make_no_sense(mix: dict[str, object], expected: str) -> None:
     spec = {"arrivals": 1.0, "num_requests": 1, "prompt_tokens": 1, "output_tokens": 1, "loras": mix}
-    with pytest.raises(msgspec.ValidationError, match=said):
+    with pytest.raises(msgspec.ValidationError, match=expected):
         msgspec.convert(spec, WorkloadSpec)

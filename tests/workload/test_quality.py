@@ -152,7 +152,7 @@ def test_read_one_line_per_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("a,m,eleven,1", "line 3: column score: 'eleven'; expected a number"),
         ("a,m,11,1", "expected 0 to 10"),
@@ -160,10 +160,10 @@ def test_read_one_line_per_answer(tmp_path: Path) -> None:
         ("b,m,3", "fewer cells"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "scores.csv"
     path.write_text(f"request,model,score,output_tokens\na,m,3,1\n{line}\n")
-    with pytest.raises(HeadwayError, match=said):
+    with pytest.raises(HeadwayError, match=message):
         read_scores(path, layout=AnswerLayout(best=10))
 
 

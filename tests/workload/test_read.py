@@ -155,8 +155,8 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path: Path, line: str, m
     lines = AZURE.splitlines()
     raw = "\n".join([*lines[:3], line, lines[3]]).encode("latin-1")
     path = put(tmp_path, raw)
-    said = says(path)
-    assert message in said and "--skip-bad" in said
+    text = says(path)
+    assert message in text and "--skip-bad" in text
     workload = read(path, skip_bad=True)
     assert workload.arrival_s.tolist() == [0.0, 4.314579, 13.31941]
     assert workload.notes[0].startswith("1 bad lines skipped; the first: line 4: ")
@@ -195,8 +195,8 @@ def test_order_is_checked_across_blocks(tmp_path: Path, monkeypatch: pytest.Monk
 def test_unsorted_arrivals_say_how_to_sort(tmp_path: Path) -> None:
     lines = AZURE.splitlines()
     path = put(tmp_path, "\n".join([lines[0], lines[3], lines[1], lines[2]]))
-    said = says(path)
-    assert said.startswith(": line 3: ") and "sort=True (--sort)" in said
+    message = says(path)
+    assert message.startswith(": line 3: ") and "sort=True (--sort)" in message
     assert read(path, sort=True).prompt_tokens.tolist() == [374, 396, 879]
     mooncake = put(tmp_path, "\n".join(MOONCAKE.splitlines()[::-1]), "m.jsonl")
     assert ": line 3: timestamp: arrives before the line above it; say sort=True (--sort)" in says(mooncake)
@@ -236,8 +236,8 @@ def test_unknown_formats_and_headers(tmp_path: Path) -> None:
 def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
     lines = MOONCAKE.splitlines()
     path = put(tmp_path, "\n".join([lines[0], line, *lines[1:]]), "m.jsonl")
-    said = says(path)
-    assert said.startswith(": line 2: ") and message in said
+    text = says(path)
+    assert text.startswith(": line 2: ") and message in text
     workload = read(path, skip_bad=True)
     assert len(workload) == 3 and "1 bad lines skipped; the first: line 2" in workload.notes[0]
 
@@ -265,11 +265,11 @@ def traces() -> Path:
 
 def test_the_real_azure_conversation_trace(traces: Path) -> None:
     workload = read(traces / "AzureLLMInferenceTrace_conv.csv.gz")
-    said = describe(workload)
-    assert said.num_requests == 19_366 and said.notes == ()
-    assert said.prompt_tokens is not None and said.output_tokens is not None
+    message = describe(workload)
+    assert message.num_requests == 19_366 and message.notes == ()
+    assert message.prompt_tokens is not None and message.output_tokens is not None
     # The medians that the Splitwise paper gives for it.
-    assert (said.prompt_tokens.p50, said.output_tokens.p50) == (1020, 129)
+    assert (message.prompt_tokens.p50, message.output_tokens.p50) == (1020, 129)
     assert workload.arrival_s[0] == 0 and 3500 < workload.arrival_s[-1] < 3600
 
 

@@ -164,8 +164,8 @@ def test_sessions_chain_and_the_table_agrees(seed: int, num: int, grouped: bool)
         before = last.get(request.session_id or 0)
         if before is not None:
             assert before.output_id is not None
-            said = (*before.prefix, Segment(before.output_id, before.output_tokens))
-            assert request.prefix[: len(said)] == said and len(request.prefix) == len(said) + 1
+            prefix = (*before.prefix, Segment(before.output_id, before.output_tokens))
+            assert request.prefix[: len(prefix)] == prefix and len(request.prefix) == len(prefix) + 1
         last[request.session_id or 0] = request
     own = [s.id for r in last.values() for s in r.prefix if s.id >= turns.num_groups()]
     assert len(own) == len(set(own))

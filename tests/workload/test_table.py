@@ -248,12 +248,12 @@ def test_with_slo_touches_only_its_tier() -> None:
 
 
 def test_describe_against_numbers_worked_out_by_hand() -> None:
-    said = describe(full())
-    assert said.num_requests == 3 and said.num_sessions == 1
-    assert said.tiers == {0: 1, 1: 1, 2: 1} and said.models == {"a": 2, "b": 1}
-    assert said.prompt_tokens is not None and said.prompt_tokens.mean == 70
+    text = describe(full())
+    assert text.num_requests == 3 and text.num_sessions == 1
+    assert text.tiers == {0: 1, 1: 1, 2: 1} and text.models == {"a": 2, "b": 1}
+    assert text.prompt_tokens is not None and text.prompt_tokens.mean == 70
     # The second 7:40 was seen before; 40 of 210 prompt tokens.
-    assert said.prefix_share == pytest.approx(40 / 210)
-    assert said.rate == pytest.approx(2 / (1 / 3 - 0.1))
+    assert text.prefix_share == pytest.approx(40 / 210)
+    assert text.rate == pytest.approx(2 / (1 / 3 - 0.1))
     assert describe(plain(1)).rate is None
     assert describe(plain(100)).interarrival_cv == pytest.approx(0)

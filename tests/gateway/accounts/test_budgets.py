@@ -145,9 +145,9 @@ def test_a_database_that_is_away_loses_nothing(file: str, on_failure: str) -> No
         if on_failure == "serve":
             assert code(accounts, "a", 51) == "key_budget" and code(accounts, "a", 50) == ""
         else:
-            with pytest.raises(ApiError, match="cannot be used") as told:
+            with pytest.raises(ApiError, match="cannot be used") as error:
                 accounts.reserve("a", 1, 0.0)
-            assert (told.value.status, told.value.code) == (503, "key_store_unavailable")
+            assert (error.value.status, error.value.code) == (503, "key_store_unavailable")
         Path(file).rmdir()
         os.rename(f"{file}.away", file)
         await accounts.exchange()

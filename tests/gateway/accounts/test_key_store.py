@@ -185,5 +185,5 @@ def test_mistakes_are_one_line(
     args: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["keys", "--store", str(tmp_path / "k.sqlite"), *args]) == 2
-    told = capsys.readouterr().err
-    assert message in told and len(told.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert message in output and len(output.strip().splitlines()) == 1

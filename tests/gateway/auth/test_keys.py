@@ -47,15 +47,15 @@ def test_unused_tokens_are_returned_and_overdrafts_are_paid_back() -> None:
     keys = ApiKeys([Key(sha256=digest("k"), tokens_per_minute=600)], lambda: now)
     caller = keys.authenticate({"authorization": "Bearer k"})
     caller.reserve(500)
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as error:
         caller.reserve(200)
-    assert (told.value.status, told.value.retry_after_s) == (429, 10)  # 100 are missing, and 10 come a second
+    assert (error.value.status, error.value.retry_after_s) == (429, 10)  # 100 are missing, and 10 come a second
     caller.settle(500, 100)
     caller.reserve(200)
     caller.settle(200, 900)  # more than was reserved
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as error:
         caller.reserve(1)
-    assert told.value.retry_after_s == 41  # 400 owed, and 1
+    assert error.value.retry_after_s == 41  # 400 owed, and 1
     now = 41.0
     caller.reserve(1)
 
@@ -83,9 +83,9 @@ def test_a_key_comes_in_either_header_and_is_removed_from_the_headers() -> None:
 def test_only_admin_keys_are_admins() -> None:
     check_admin({"authorization": "Bearer root"}, [digest("other"), digest("root")])
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "root"}):
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as error:
             check_admin(headers, [digest("root")])
-        assert told.value.status == 401
+        assert error.value.status == 401
 
 
 # In front of engines.
@@ -93,9 +93,9 @@ def test_only_admin_keys_are_admins() -> None:
 
 def test_each_key_has_limits_of_its_own(keyed_front: serving.Process) -> None:
     replies = [chat(keyed_front, headers=bearer("few"), max_tokens=1) for _ in range(3)]
-    told = [(reply.status, reply.headers.get("retry-after")) for reply in replies]
+    refusals = [(reply.status, reply.headers.get("retry-after")) for reply in replies]
     error = replies[2].json()["error"]
-    assert told == [(200, None), (200, None), (429, "30")]
+    assert refusals == [(200, None), (200, None), (429, "30")]
     assert error["type"] == "rate_limit_error" and error["code"] == "rate_limit_exceeded"
     assert chat(keyed_front, headers=bearer("free"), max_tokens=1).json()["usage"]
     for reply in replies[:2]:

@@ -137,9 +137,9 @@ def test_a_key_sees_nothing_of_anothers(front: serving.Process) -> None:
 
 def test_invalid_requests_are_refused(front: serving.Process) -> None:
     ann = client(front, "ann")
-    with pytest.raises(openai.APIStatusError, match="longer than 100,000 bytes") as told:
+    with pytest.raises(openai.APIStatusError, match="longer than 100,000 bytes") as error:
         ann.files.create(file=("big", b"x" * 100_001), purpose="batch")
-    assert told.value.status_code == 413
+    assert error.value.status_code == 413
     with pytest.raises(openai.BadRequestError, match="expected 'batch'"):
         ann.files.create(file=("a", b"x"), purpose="fine-tune")
     file = ann.files.create(file=("a", b"x"), purpose="batch").id

@@ -60,9 +60,9 @@ def front(stores: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 def _uploaded(front: serving.Process, content: bytes) -> str:
     form = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     form += b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n' + content + b"\r\n--x--\r\n"
-    told = send(front, "/v1/files", form, {"content-type": "multipart/form-data; boundary=x"}).json()
-    assert told["bytes"] == len(content)
-    return f"/v1/files/{told['id']}"
+    reply = send(front, "/v1/files", form, {"content-type": "multipart/form-data; boundary=x"}).json()
+    assert reply["bytes"] == len(content)
+    return f"/v1/files/{reply['id']}"
 
 
 def test_a_download_is_complete_though_its_file_is_deleted_meanwhile(front: serving.Process) -> None:

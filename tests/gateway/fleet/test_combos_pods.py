@@ -72,8 +72,8 @@ def _answers(front: serving.Process, num: int = 3) -> set[str]:
 
 
 def _up(front: serving.Process) -> tuple[int, int]:
-    told = send(front, "/health").json()
-    return told["up"], told["replicas"]
+    health = send(front, "/health").json()
+    return health["up"], health["replicas"]
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])

@@ -80,9 +80,9 @@ def test_combos_of_processes_scale_with_the_load(tmp_path: Path) -> None:
     ],
 )
 def test_ports_limit_the_number_of_combos(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         load(_file(tmp_path, 9_000, **changes))
-    assert words in str(told.value)
+    assert words in str(error.value)
 
 
 def test_a_combo_is_limited_by_its_part_with_the_fewest_ports(tmp_path: Path) -> None:

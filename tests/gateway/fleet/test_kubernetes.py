@@ -35,8 +35,8 @@ def _front(folder: Path, kind: str, port: int, **changes: Any) -> serving.Proces
 
 
 def _health(front: serving.Process) -> tuple[int, int]:
-    said = send(front, "/health").json()
-    return said["up"], said["replicas"]
+    health = send(front, "/health").json()
+    return health["up"], health["replicas"]
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
@@ -54,13 +54,13 @@ def test_pods_scale_with_the_load_and_none_with_requests_is_deleted(
             assert workload.replicas == 2, "asked for once, though it took longer than the scaler's interval"
             long = chat(front, ignore_eos=True, max_tokens=700, stream=True)
             assert long.headers["x-headway-replica"] == "pool/1"
-            told: list[Any] = []
-            reader = threading.Thread(target=lambda: told.extend(long.events()))
+            events: list[Any] = []
+            reader = threading.Thread(target=lambda: events.extend(long.events()))
             reader.start()
             for stream in first:
                 stream.close()
             reader.join(60)
-            assert len(serving.answer_text(told).split()) == 700
+            assert len(serving.answer_text(events).split()) == 700
             until(lambda: len(workload.pods) == 1 and _health(front) == (1, 1))
             assert [pod.number for pod in workload.ended] == [0 if kind == "Deployment" else 1]
             assert chat(front, max_tokens=2).json()["usage"]["completion_tokens"] == 2

@@ -93,5 +93,5 @@ def test_without_gpus_for_both_clients_get_a_retry_time(tmp_path: Path, workers:
         assert chat(front, max_tokens=2).json()["choices"]
         assert f"{serving.MODEL}: its last replica stops before another one is up: requests wait" in front.stop()
     lines = [json.loads(line) for line in decisions.read_text().splitlines()]
-    (told,) = [line for line in lines if line["what"] == "refused"]
-    assert told["why"] == "no replica is up" and told["held_s"] >= 0.2 and told["request"]
+    (refusal,) = [line for line in lines if line["what"] == "refused"]
+    assert refusal["why"] == "no replica is up" and refusal["held_s"] >= 0.2 and refusal["request"]

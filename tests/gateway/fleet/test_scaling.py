@@ -43,13 +43,13 @@ def test_processes_scale_with_the_load(tmp_path: Path) -> None:
         streams = [chat(front, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(6)]
         serving.all_up(front, 3)
         assert len(running(first, last)) == 3, "three are wanted, and nothing is started twice while they are pending"
-        told: dict[str, list[Any]] = {}
+        logged: dict[str, list[Any]] = {}
         threads = []
         for word in ("one", "other"):
             reply = chat(front, word, ignore_eos=True, max_tokens=600, stream=True)
             where = reply.headers["x-headway-replica"]
             assert where in ("pool/1", "pool/2")
-            read = lambda reply=reply, word=word: told.update({word: list(reply.events())})  # noqa: E731
+            read = lambda reply=reply, word=word: logged.update({word: list(reply.events())})  # noqa: E731
             threads.append(threading.Thread(target=read))
             threads[-1].start()
         for stream in streams:
@@ -58,7 +58,7 @@ def test_processes_scale_with_the_load(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(60)
         left = SimpleNamespace(port=next(iter(running(first, last))))
-        for word, events in told.items():
+        for word, events in logged.items():
             alone = chat(left, word, ignore_eos=True, max_tokens=600).json()["choices"][0]["message"]["content"]
             assert serving.answer_text(events).split() == alone.split() and len(alone.split()) == 600
         until(lambda: serving.send(front, "/health").json() == {"status": "ok", "up": 1, "replicas": 1})
@@ -220,9 +220,9 @@ def test_a_pool_that_cannot_be_started_is_refused(tmp_path: Path, pool: dict[str
     from headway import serving as composition
 
     path = serving.fleet_file(tmp_path, [], pool=processes.pool(2, **pool))
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(path)
-    assert words in str(told.value) and str(path) in str(told.value)
+    assert words in str(error.value) and str(path) in str(error.value)
 
 
 FLAWED = """

@@ -95,9 +95,9 @@ def test_the_demand_of_all_gateways_counts_once_at_each() -> None:
     for num in (1, 2, 3):
         for each in (first, second):
             each.control.demand[cell] = tuple(n + num for n in each.control.demand.get(cell, (0, 0)))  # type: ignore
-        told = first.shared.pieces(first.replicas)
-        second.hear("first", told)
-        second.hear("first", told)  # a state that is told again
+        pieces = first.shared.pieces(first.replicas)
+        second.hear("first", pieces)
+        second.hear("first", pieces)  # a state that is told again
         first.hear("second", second.shared.pieces(second.replicas))
     assert first.control.demand == second.control.demand == {cell: (12, 12)}
     late = Part(False)

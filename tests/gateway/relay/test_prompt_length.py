@@ -61,8 +61,8 @@ def test_an_estimate_refuses_no_prompt(one: Inside) -> None:
 
 
 def test_the_engine_refuses_what_is_too_long(one: Inside) -> None:
-    told = b'{"error":{"message":"the maximum context length is 131072 tokens","type":"","param":"","code":400}}'
-    one.engines[0].reply = [b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(told), told)]
+    refusal = b'{"error":{"message":"the maximum context length is 131072 tokens","type":"","param":"","code":400}}'
+    one.engines[0].reply = [b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(refusal), refusal)]
     refused = _chat(one, LONG * 2)
     assert refused.status == 400 and "maximum context length" in refused.error()["message"]
 

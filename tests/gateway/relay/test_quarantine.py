@@ -128,10 +128,10 @@ def test_quarantine_keeps_a_bounded_number_of_bodies() -> None:
 def test_processes_that_tell_each_other_refuse_what_one_of_them_has_found_out() -> None:
     """And none tells again what it has been told, once all know."""
     processes = [Quarantine(60.0) for _ in range(3)]
-    told: list[bytes] = []
+    digests: list[bytes] = []
 
     def tell_others(digest: bytes, until_s: float) -> None:
-        told.append(digest)
+        digests.append(digest)
         for other in processes:
             other.hold(digest, until_s)
 
@@ -145,7 +145,7 @@ def test_processes_that_tell_each_other_refuse_what_one_of_them_has_found_out() 
             each.check(b"poison", 69.0)
         each.check(b"poison", 71.0)
         each.check(b"another", 11.0)
-    assert len(told) == 2 * len(processes)
+    assert len(digests) == 2 * len(processes)
     processes[0].check(b"well", 11.0)
     with pytest.raises(ApiError, match="quarantined"):
         processes[2].check(b"well", 11.0)

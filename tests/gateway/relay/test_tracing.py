@@ -114,13 +114,13 @@ def test_a_trace_goes_from_the_client_through_attempts_to_the_engine(collector: 
     parents = {trace.split("-")[2] for engine in engines for trace in engine.parents}
     assert parents == {span.span_id.hex() for span in attempts}, "each engine gets the context of its attempt"
     for span in requests:
-        told = attributes(span)
-        assert told["gen_ai.operation.name"] == "chat" and told["gen_ai.request.model"] == MODEL
-        assert told["gen_ai.usage.input_tokens"] == 5 and told["gen_ai.usage.output_tokens"] == 3
-        assert told["gen_ai.request.max_tokens"] == 9 and told["gen_ai.request.temperature"] == 0.5
-        assert told["headway.outcome"] == "finished" and span.kind == 2
+        values = attributes(span)
+        assert values["gen_ai.operation.name"] == "chat" and values["gen_ai.request.model"] == MODEL
+        assert values["gen_ai.usage.input_tokens"] == 5 and values["gen_ai.usage.output_tokens"] == 3
+        assert values["gen_ai.request.max_tokens"] == 9 and values["gen_ai.request.temperature"] == 0.5
+        assert values["headway.outcome"] == "finished" and span.kind == 2
         own = [each for each in attempts if each.parent_span_id == span.span_id]
-        assert told["headway.attempts"] == len(own)
+        assert values["headway.attempts"] == len(own)
         inside = [(each.start_time_unix_nano, each.end_time_unix_nano) for each in own]
         assert all(span.start_time_unix_nano <= start <= end <= span.end_time_unix_nano for start, end in inside)
         assert all(before[1] <= after[0] for before, after in pairwise(inside))

@@ -167,8 +167,8 @@ def test_an_answer_without_a_score_is_escalated_or_accepted_by_the_setting(
     """Whether nobody is there, or somebody who does not answer in time."""
     for url in ("http://127.0.0.1:9", judge.url):
         judge.may_answer.clear()
-        told = by_model(judge, url=url, on_failure=on_failure, timeout_s=0.3)
-        made = serving.gateway(fleet(tmp_path, engines, told))
+        configured = by_model(judge, url=url, on_failure=on_failure, timeout_s=0.3)
+        made = serving.gateway(fleet(tmp_path, engines, configured))
         with serving.closing(made):
             serving.all_up(made, 2)
             assert _model(chat(made, model="best", max_tokens=3)) == model
@@ -275,9 +275,9 @@ def test_a_cascade_without_a_judge_is_refused(tmp_path: Path, judge: dict[str, A
         data = yaml.safe_load(path.read_text())
         del data["cascade"]["judge"]
         path.write_text(yaml.safe_dump(data))
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(path)
-    assert words in str(told.value)
+    assert words in str(error.value)
 
 
 def test_one_models_replicas_on_two_types_of_gpu_answer_together(

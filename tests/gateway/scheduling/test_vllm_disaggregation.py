@@ -51,9 +51,9 @@ def test_the_bodies_for_the_prefill_and_the_decode_replica() -> None:
     }  # fmt: skip
     assert vllm_disaggregation.decode_body(body, {"theirs": 2}) == {**body, "kv_transfer_params": {"theirs": 2}}
     assert "kv_transfer_params" not in vllm_disaggregation.decode_body(body, None)
-    said = vllm_disaggregation.read_prefill_answer(
+    answer = vllm_disaggregation.read_prefill_answer(
         b'{"kv_transfer_params": {"a": [1]}, "usage": {"prompt_tokens": 7}, "choices": []}'
     )
-    assert (said.kv_transfer_params, said.prompt_tokens) == ({"a": [1]}, 7)
+    assert (answer.kv_transfer_params, answer.prompt_tokens) == ({"a": [1]}, 7)
     with pytest.raises(EngineError, match="no completion"):
         vllm_disaggregation.read_prefill_answer(b"[]")

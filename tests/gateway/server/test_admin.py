@@ -116,8 +116,8 @@ def test_a_removed_replica_finishes_its_streams(engines: list[serving.Process], 
 def test_invalid_requests_are_refused(
     keyed_front: serving.Process, method: str, path: str, body: Any, status: int, words: str
 ) -> None:
-    got, told = _admin(keyed_front, method, path, body)
-    assert got == status and words in told["error"]["message"]
+    got, content = _admin(keyed_front, method, path, body)
+    assert got == status and words in content["error"]["message"]
 
 
 def test_a_replica_is_added_once(keyed_front: serving.Process, engines: list[serving.Process]) -> None:

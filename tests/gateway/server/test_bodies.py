@@ -55,9 +55,9 @@ def test_a_body_is_read_part_by_part_up_to_its_limit() -> None:
     parts = [_part(b"ab"), _part(b"c"), _part(b"", more=False)]
     assert _read(parts, {}, max_body_bytes=3) == b"abc"
     for headers in ({}, {"content-length": "3"}, {"content-length": "9" * 30}):
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as error:
             _read(parts, headers, max_body_bytes=2)
-        assert told.value.status == 413 and "longer than 2 bytes" in told.value.message
+        assert error.value.status == 413 and "longer than 2 bytes" in error.value.message
 
 
 def test_long_bodies_share_a_bound_and_a_single_one_may_reach_it() -> None:
@@ -66,18 +66,18 @@ def test_long_bodies_share_a_bound_and_a_single_one_may_reach_it() -> None:
     limits = {"max_body_bytes": size, "max_bodies_bytes": size + LONG_BYTES}
     assert len(_read(parts, {}, memory, max_body_bytes=size, max_bodies_bytes=1) or b"") == size
     for headers in ({}, {"content-length": str(size)}):
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as error:
             _read(parts, headers, memory, **limits)
-        assert told.value.status == 503 and told.value.retry_after_s == 1
+        assert error.value.status == 503 and error.value.retry_after_s == 1
     assert _read([_part(b"short", more=False)], {}, memory, **limits) == b"short", "short ones are never kept out"
     memory.free(size)
     assert len(_read(parts, {}, memory, **limits) or b"") == size
 
 
 def test_a_body_that_stops_is_refused_and_one_whose_client_leaves_is_none() -> None:
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as error:
         _read([_part(b"ab")], {}, body_timeout_s=0.01)
-    assert told.value.status == 408 and "within 0.01 s" in told.value.message
+    assert error.value.status == 408 and "within 0.01 s" in error.value.message
     assert _read([_part(b"ab"), {"type": "http.disconnect"}], {}) is None
 
 

@@ -38,9 +38,9 @@ async def _echo(scope: Any, receive: Any, send: Any, writer: Any = None) -> None
         else:
             return
     names = b",".join(name for name, _ in scope["headers"])
-    told = b"%s %s %s %s" % (scope["method"].encode(), scope["raw_path"], names, body)
-    writer.start(401 if is_early else 200, [(b"content-length", b"%d" % len(told))])
-    writer.write(told)
+    echo = b"%s %s %s %s" % (scope["method"].encode(), scope["raw_path"], names, body)
+    writer.start(401 if is_early else 200, [(b"content-length", b"%d" % len(echo))])
+    writer.write(echo)
     await writer.drain()
 
 

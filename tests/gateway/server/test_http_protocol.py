@@ -160,12 +160,12 @@ def test_a_disconnect_after_a_long_request_is_noticed(front: Front) -> None:
 
 
 def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
-    said, num = 0, 3000
+    num_sent, num = 0, 3000
 
     def reply() -> Iterator[bytes]:
-        nonlocal said
+        nonlocal num_sent
         yield HEAD
-        for said in range(1, num + 1):  # noqa: B007  # looked at while it goes on
+        for num_sent in range(1, num + 1):  # noqa: B007  # looked at while it goes on
             yield _framed(_chunk(PADDING.decode()))
         yield END
 
@@ -175,10 +175,10 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
         async with front.connected() as (reader, writer):
             writer.write(_request(stream=True))
             before = -1
-            while said != before:  # until it has to wait
-                before = said
+            while num_sent != before:  # until it has to wait
+                before = num_sent
                 await asyncio.sleep(0.1)
-            assert 0 < said < num
+            assert 0 < num_sent < num
             got = bytearray()
             while not got.endswith(b"0\r\n\r\n"):
                 got += await reader.read(1 << 20)

@@ -154,9 +154,9 @@ def test_an_access_log_that_cannot_be_written_is_an_error_at_the_start(tmp_path:
     made = serving.gateway(path, "--access-log", "/proc/nothing/log")
     assert made.process.wait(serving.PATIENCE_S) == 2
     assert made.process.stderr is not None
-    told = made.process.stderr.read().decode()
+    log = made.process.stderr.read().decode()
     made.close()
-    assert "/proc/nothing/log: cannot be written" in told and "Traceback" not in told
+    assert "/proc/nothing/log: cannot be written" in log and "Traceback" not in log
 
 
 # The gateway's own log.

@@ -127,14 +127,16 @@ def _shorten(case: Any) -> None:
 def test_the_description_is_served_without_a_key(
     fronts: tuple[serving.Process, serving.Process], tmp_path: Path
 ) -> None:
-    told = send(fronts[0], "/openapi.json").json()
+    described = send(fronts[0], "/openapi.json").json()
     made = document(endpoints(), Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
-    assert told == json.loads(json.dumps(made))
+    assert described == json.loads(json.dumps(made))
     assert {"/v1/chat/completions", "/v1/batches/{id}/cancel", "/workers/{id}/drain", "/dashboard/data"} <= set(
-        told["paths"]
+        described["paths"]
     )
-    assert "max_tokens" in told["components"]["schemas"]["ChatRequest"]["properties"]
-    assert "security" in told["paths"]["/v1/files"]["get"] and "security" not in told["paths"]["/health"]["get"]
+    assert "max_tokens" in described["components"]["schemas"]["ChatRequest"]["properties"]
+    assert (
+        "security" in described["paths"]["/v1/files"]["get"] and "security" not in described["paths"]["/health"]["get"]
+    )
     plain = document(endpoints(), Settings())
     assert not any(path.startswith(("/workers", "/v1/files", "/dashboard")) for path in plain["paths"])
     assert "security" not in plain["paths"]["/v1/chat/completions"]["post"]
@@ -142,9 +144,9 @@ def test_the_description_is_served_without_a_key(
 
 def test_every_endpoint_is_description() -> None:
     made = document(endpoints(), Settings(admin_keys=(SUM,), batches=Batches()))
-    told = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
+    described = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
     routes = application(_nobody, _nobody).routes
-    assert told == {
+    assert described == {
         (method, route.path.replace(":path}", "}")) for route in routes for method in route.methods - {"HEAD"}
     }
 

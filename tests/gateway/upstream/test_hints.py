@@ -73,5 +73,5 @@ def test_headers_reach_the_engines_that_run_an_ordering(ordering: str) -> None:
     replica.engine_ordering = ordering
     request = chat_request({"x-slo-ttft-ms": "250", "x-llm-d-slo-tpot-ms": "50"})
     asyncio.run(relay_of(request, OrderedScheduler([replica]))[0].run())
-    told = {"headway_slo_ttft_s": 0.25, "headway_slo_tpot_s": 0.05, "headway_waited_s": 1.0}
-    assert bodies[0].get("vllm_xargs") == (told if ordering else None)
+    hints = {"headway_slo_ttft_s": 0.25, "headway_slo_tpot_s": 0.05, "headway_waited_s": 1.0}
+    assert bodies[0].get("vllm_xargs") == (hints if ordering else None)

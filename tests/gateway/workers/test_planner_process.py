@@ -182,9 +182,9 @@ def _clerks_of(pid: int) -> list[int]:
 )
 def test_a_scaler_without_the_inputs_of_its_plans_is_refused(tmp_path: Path, scaling: Any, words: str) -> None:
     path = serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling})
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(path)
-    assert words in str(told.value) and str(path) in str(told.value)
+    assert words in str(error.value) and str(path) in str(error.value)
 
 
 def test_a_scaler_that_learns_what_a_replica_serves_needs_no_plan(tmp_path: Path) -> None:
@@ -205,10 +205,10 @@ def _cascade(folder: Path, *options: str, **replan: Any) -> Path:
             "stop_s": 2.0, "keep_env": ["PYTHONPATH"], "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"},
         }  # fmt: skip
         pools.append({"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "processes": how})
-    said = {"quality": 75, "every_s": 2, "audit_share": 0.5, "least_audited": 5, "num_gpus": 4, "interval_s": 0.2}
+    spec = {"quality": 75, "every_s": 2, "audit_share": 0.5, "least_audited": 5, "num_gpus": 4, "interval_s": 0.2}
     cascade = {
         "name": "best", "models": [SMALL, LARGE], "policy": {"name": "thresholds", "thresholds": 60},
-        "judge": {"by": "confidence"}, "replan": {**said, **replan},
+        "judge": {"by": "confidence"}, "replan": {**spec, **replan},
     }  # fmt: skip
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump({"fleet": pools, "cascade": cascade, "gateway": {"scrape_period_s": 0.1}}))
@@ -277,9 +277,9 @@ def test_pools_on_which_a_plan_cannot_be_rolled_out_are_refused(
     else:
         pool |= change
     path.write_text(yaml.safe_dump(made))
-    with pytest.raises(HeadwayError) as told:
+    with pytest.raises(HeadwayError) as error:
         composition.load(path)
-    assert words in str(told.value)
+    assert words in str(error.value)
 
 
 def test_shapes_that_no_process_can_start_are_reported(tmp_path: Path) -> None:

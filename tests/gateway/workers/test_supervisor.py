@@ -185,10 +185,10 @@ from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request_reader import read_request
 made = read_request(CHAT, {body!r}, {{"x-session-id": "me"}})
 print(made.features(0.0).session_id, [segment.id for segment in made.prefix()])"""
-    told = [subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(2)]
+    outputs = [subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(2)]
     made = read(CHAT, body, {"x-session-id": "me"})
     here = f"{made.features(0.0).session_id} {[segment.id for segment in made.prefix()]}\n".encode()
-    assert told == [here, here] and len(made.prefix()) == 3
+    assert outputs == [here, here] and len(made.prefix()) == 3
 
 
 def test_the_hold_queue_is_ordered_over_all_workers(engines: list[serving.Process], tmp_path: Path) -> None:

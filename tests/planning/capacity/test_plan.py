@@ -290,12 +290,12 @@ def test_the_command_writes_a_scenario_that_meets_the_targets(
     assert html.with_name(library_name()).exists()
     assert code == 0 and "an hour" in text.splitlines()[0] and "With one replica less" in text
     code, text, err = run(capsys, *SMALL, *ASKED, "--cache", small, "--json")
-    told = json.loads(text)
-    assert code == 0 and told["status"] == "optimal" and "0 simulated" in err
+    document = json.loads(text)
+    assert code == 0 and document["status"] == "optimal" and "0 simulated" in err
     assert main(["simulate", str(out), "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert result["metrics"]["ttft_s.p99"] == pytest.approx(told["measured"]["ttft_p99_s"])
-    assert result["metrics"]["tpot_s.p99"] == pytest.approx(told["measured"]["tpot_p99_s"])
+    assert result["metrics"]["ttft_s.p99"] == pytest.approx(document["measured"]["ttft_p99_s"])
+    assert result["metrics"]["tpot_s.p99"] == pytest.approx(document["measured"]["tpot_p99_s"])
     shown = html.read_text()
     assert "the plan" in shown and "http://" not in shown.split("<script>")[0]
 
@@ -320,13 +320,13 @@ def test_routers_are_compared_at_the_plans_cost(capsys: pytest.CaptureFixture[st
     code, text, _ = run(capsys, *SMALL, *ASKED, *routings, "--what-if", "", "--cache", small)
     assert code == 0 and "At this cost, " in text
     _, text, _ = run(capsys, *SMALL, *ASKED, *routings, "--what-if", "", "--cache", small, "--json")
-    told = json.loads(text)
-    compared = {each["policy"]: each["measured"] for each in told["policies"]}
+    document = json.loads(text)
+    compared = {each["policy"]: each["measured"] for each in document["policies"]}
     assert set(compared) == {"random", "round-robin", "jsq-tokens"}
-    chosen = told["choice"]["candidate"]["routing"]
-    assert told["measured"] == compared[chosen] and told["policies"][0]["policy"] == chosen != "random"
+    chosen = document["choice"]["candidate"]["routing"]
+    assert document["measured"] == compared[chosen] and document["policies"][0]["policy"] == chosen != "random"
     worst = {name: max(each["ttft_p99_s"] / 0.8, each["tpot_p99_s"] / 0.04) for name, each in compared.items()}
-    ties = {each["policy"] for each in told["policies"] if each["ties"]}
+    ties = {each["policy"] for each in document["policies"] if each["ties"]}
     assert min(worst, key=lambda name: worst[name]) in ties and chosen in ties
 
 

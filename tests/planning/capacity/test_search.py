@@ -155,12 +155,12 @@ def test_runners_up_are_the_cheapest_of_each_other_gpu() -> None:
 
 def test_progress_never_goes_beyond_what_is_expected() -> None:
     problem, evaluate = made([(2, 0.0, 4.0), (1, 0.0, 9.0), (4, 0.0, 1.0)], 1.0)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     found = cheapest_fleet(
-        problem, [CandidateBounds()] * 3, evaluate, lambda done, expected: told.append((done, expected))
+        problem, [CandidateBounds()] * 3, evaluate, lambda done, expected: progress.append((done, expected))
     )
-    assert [done for done, _ in told] == list(range(found.num_rehearsals))
-    assert all(done < expected for done, expected in told)
+    assert [done for done, _ in progress] == list(range(found.num_rehearsals))
+    assert all(done < expected for done, expected in progress)
 
 
 def test_infeasible_plans_name_the_best_values() -> None:

@@ -229,8 +229,8 @@ def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
         {"model": "llama-3-8b", "gpu": "h100-80gb-sxm", "replicas": 1},
     ]
     asked = make_request({**SCENARIO, "fleet": [first, *more]}, Places(), Path(), QualityFloor(75.0), Simulator())
-    told = [(offer.gpu.name, offer.limit, offer.usd_per_hour) for offer in asked.problem.offers]
-    assert told == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
+    offers = [(offer.gpu.name, offer.limit, offer.usd_per_hour) for offer in asked.problem.offers]
+    assert offers == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
     assert asked.problem.hardware == "9 x h100-80gb-sxm + 3 x l40s"
     assert asked.template_pools == {
         "llama-3-8b": 2, "llama-3-70b": 0, "llama-3-8b on l40s": 1, "llama-3-70b on l40s": 1,
@@ -240,13 +240,15 @@ def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"),
+    ("gpus", "message"),
     [("h100", "expected how many there are"), ("h100:2,h100:3", "each type once"), ("h99:2", "unknown GPU 'h99'"),
      ("h100:x", "expected type:count"), ("0", "GPU")],
 )  # fmt: skip
-def test_gpus_that_make_no_sense_are_told(file: Path, capsys: pytest.CaptureFixture[str], gpus: str, said: str) -> None:
+def test_gpus_that_make_no_sense_are_told(
+    file: Path, capsys: pytest.CaptureFixture[str], gpus: str, message: str
+) -> None:
     code, _, err = plan(capsys, file, "--quality", 75, "--gpus", gpus)
-    assert code == 2 and said in err
+    assert code == 2 and message in err
 
 
 def test_a_quality_that_no_model_has_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,9 +44,9 @@ def check(found: CascadePlan, asked: CascadeProblem) -> None:
             assert part.tp <= asked.server and part.count >= 1
         if reached.any():
             lengths = asked.lengths(i, reached)
-            told = Queue().p95_latency_s(asked.models[i], ReplicaSet(stage.replicas), stage.rate_rps, lengths)
+            latency_s = Queue().p95_latency_s(asked.models[i], ReplicaSet(stage.replicas), stage.rate_rps, lengths)
             judged = asked.judge_s if i < len(found.stages) - 1 else 0.0
-            assert stage.p95_latency_s == pytest.approx(told + judged)
+            assert stage.p95_latency_s == pytest.approx(latency_s + judged)
         final[reached] = i
         if stage.threshold is not None:
             with np.errstate(invalid="ignore"):
@@ -298,14 +298,14 @@ def test_thresholds_are_applied_to_requests_that_they_were_not_chosen_on() -> No
 
 def test_questions_that_make_no_sense() -> None:
     asked = problem()
-    for change, said in (
+    for change, message in (
         ({"num_gpus": 0}, "num_gpus: 0"),
         ({"rate_rps": 0.0}, "rate_rps: 0.0"),
         ({"judge_s": -1.0}, "judge_s: -1.0"),
         ({"gpus_per_server": 0}, "gpus_per_server: 0"),
         ({"models": (SMALL, LARGE)}, "unknown model 'large'"),
     ):
-        with pytest.raises(HeadwayError, match=said):
+        with pytest.raises(HeadwayError, match=message):
             replace(asked, **change)  # type: ignore[arg-type]
     with pytest.raises(HeadwayError, match="no requests"):
         replace(asked, scores=asked.scores.take(np.zeros(0, "i8")))

@@ -194,15 +194,15 @@ def test_candidates_and_baselines_keep_to_each_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"other_offers": (Offer(GPU, 2),)}, "gpu, gpu; expected each type once"),
         ({"other_offers": (Offer(CHEAP),)}, "cheap: expected how many"),
         ({"use_all": True}, "use_all: with one type"),
     ],
 )
-def test_fleets_that_make_no_sense(change: dict[str, object], said: str) -> None:
-    with pytest.raises(HeadwayError, match=said):
+def test_fleets_that_make_no_sense(change: dict[str, object], message: str) -> None:
+    with pytest.raises(HeadwayError, match=message):
         replace(unlike(2, 2, QualityFloor(60.0)), **change)  # type: ignore[arg-type]
 
 

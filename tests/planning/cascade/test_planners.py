@@ -39,8 +39,8 @@ def test_a_model_alone_is_a_cascade_of_one() -> None:
     assert found.quality == pytest.approx(np.nanmean(asked.scores.scores[:, 1]))
     every = np.ones(len(asked.scores), np.bool_)
     sets = replica_sets(feasible_shapes(MIDDLE, GPU, ENGINE, 8, 4, 4)[0], 8, 2)
-    told = [Queue().p95_latency_s(MIDDLE, sets[i], 2.0, asked.lengths(1, every)) for i in range(len(sets))]
-    assert found.latency_s == pytest.approx(min(told)), "no judge, and the best of all sets"
+    latencies_s = [Queue().p95_latency_s(MIDDLE, sets[i], 2.0, asked.lengths(1, every)) for i in range(len(sets))]
+    assert found.latency_s == pytest.approx(min(latencies_s)), "no judge, and the best of all sets"
     with pytest.raises(HeadwayError, match="did you mean 'middle'"):
         stand_alone(asked, "midle", latencies())
 

@@ -71,8 +71,8 @@ def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[Regret, ..
 def test_what_a_judge_believes_is_the_truth_without_error_and_off_by_its_bias() -> None:
     asked = make_request(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
     found = make_plan(asked, compare=False).chosen.plan
-    told = rehearse_by_judge(asked, found)
-    assert told.quality == pytest.approx(rehearse(asked, found).quality)
+    regret = rehearse_by_judge(asked, found)
+    assert regret.quality == pytest.approx(rehearse(asked, found).quality)
     document = {**asked.document, "cascade": {"judge_bias": -3.0}}
     low = replace(asked, document=document)
     true = rehearse(low, found).quality
@@ -102,8 +102,8 @@ def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*asked, "--regret=12:5", "--html", str(html)]) == 0
     assert "+12, sd 5" in capsys.readouterr().out and "knowing it" in html.read_text()
     assert main([*asked, "--regret=12:5", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["regrets"]
-    assert told["off"] == {"bias": 12.0, "noise": 5.0} and told["by_judge"]["short_points"] > 0
+    (regret,) = json.loads(capsys.readouterr().out)["regrets"]
+    assert regret["off"] == {"bias": 12.0, "noise": 5.0} and regret["by_judge"]["short_points"] > 0
     assert main([*asked, "--regret=much"]) == 2 and "expected points as in -9:8" in capsys.readouterr().err
     assert main([*asked, "--regret=0:-1"]) == 2
     late = make_request(SCENARIO, Places(), Path(), LatencyBudget(9.0), Simulator())

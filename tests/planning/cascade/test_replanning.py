@@ -335,11 +335,11 @@ class Wishes:
 
     interval_s = 1.0
 
-    def __init__(self, said: dict[str, int]) -> None:
-        self.said = said
+    def __init__(self, wishes: dict[str, int]) -> None:
+        self.wishes = wishes
 
     def scale(self, view: Any) -> Mapping[str, int]:
-        return self.said
+        return self.wishes
 
 
 class FixedPlans:
@@ -367,14 +367,14 @@ def pools_view(now: float, models: Mapping[str, str], **serving: int) -> Any:
 
 
 def test_between_plans_the_scaler_has_the_plans_pools_within_their_gpus() -> None:
-    said: dict[str, int] = {}
+    wished: dict[str, int] = {}
     models = {"a": "small", "b": "large", "b-tp2": "large", "other": "chat"}
     plans = FixedPlans(a=2, b=3, **{"b-tp2": 0})
-    scaler = ReplannedScaler(plans, gpus={GPU: 6}, scaler=lambda: Wishes(said))  # type: ignore[arg-type]
+    scaler = ReplannedScaler(plans, gpus={GPU: 6}, scaler=lambda: Wishes(wished))  # type: ignore[arg-type]
 
     def asked(at_s: float, a: int, b: int, /, **wishes: int) -> Mapping[str, int]:
-        said.clear()
-        said.update(wishes)
+        wished.clear()
+        wished.update(wishes)
         return scaler.scale(pools_view(at_s, models, a=a, b=b, other=1, **{"b-tp2": 0}))
 
     assert asked(0, 2, 2, a=1) == {"a": 2, "b": 3, "b-tp2": 0}, "the plan is rolled out first"

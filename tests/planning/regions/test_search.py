@@ -121,7 +121,9 @@ def test_as_cheap_as_brute_force(problem: RegionProblem) -> None:
         assert found.bound_usd == pytest.approx(best, abs=1e-4)
 
 
-def fleet(num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int = 1, **said: object) -> RegionProblem:
+def fleet(
+    num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int = 1, **changes: object
+) -> RegionProblem:
     """Random, at the scale of the paper's experiments."""
     kinds = tuple(
         InstanceKind(f"m{i}", f"g{k}", 100.0 * (1 + i) * (1 + 0.7 * k), 30.0 * (1 + 0.6 * k), 600.0, 8)
@@ -135,7 +137,7 @@ def fleet(num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int
     have = tuple(
         PresentInstances(k.model, r, k.gpu, (3 * i + j) % 9) for i, k in enumerate(kinds) for j, r in enumerate(regions)
     )
-    return RegionProblem(kinds, regions, demand, have, **said)  # type: ignore[arg-type]
+    return RegionProblem(kinds, regions, demand, have, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("periods", [1, 3])
@@ -148,9 +150,9 @@ def test_plans_of_larger_problems_hold_within_the_gap(periods: int) -> None:
     assert found.objective_usd == found.vm_usd + found.deployment_usd
 
 
-def one(demand: float, have: int = 0, **said: object) -> RegionProblem:
+def one(demand: float, have: int = 0, **changes: object) -> RegionProblem:
     return RegionProblem(
-        (SMALL,), ("east",), ({"m": {"east": (demand,)}},), (PresentInstances("m", "east", "a100", have),), **said
+        (SMALL,), ("east",), ({"m": {"east": (demand,)}},), (PresentInstances("m", "east", "a100", have),), **changes
     )  # type: ignore[arg-type]
 
 
@@ -254,10 +256,10 @@ def test_contradictory_problems_are_refused(change: dict[str, object], expected:
         plan(replace(problem, **change))
 
 
-@pytest.mark.parametrize("said", [{"epsilon": 0.0}, {"epsilon": 1.5}, {"least": -1}, {"period_s": 0.0}])
-def test_invalid_values_are_refused(said: dict[str, float]) -> None:
+@pytest.mark.parametrize("changes", [{"epsilon": 0.0}, {"epsilon": 1.5}, {"least": -1}, {"period_s": 0.0}])
+def test_invalid_values_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        one(1.0, **said)
+        one(1.0, **changes)
 
 
 def test_each_region_has_its_own_least() -> None:
