@@ -51,7 +51,7 @@ class InfaasRouter:
         self._weight = ewma_weight
         self._overload_share = overload_share
         self._interference_factor = interference_factor
-        self._usual_s: dict[int, float] = {}
+        self._ewma_s: dict[int, float] = {}
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         replicas = view.replicas
@@ -59,9 +59,9 @@ class InfaasRouter:
         costs = []
         for replica in replicas:
             queue = max(replica.num_in_flight, replica.num_waiting + replica.num_running)
-            usual_s = self._usual_s.get(replica.id, mean_s)
+            latency_s = self._ewma_s.get(replica.id, mean_s)
             penalty = self.state(replica, mean_s).value
-            cost = self._alpha * queue + self._beta * usual_s + self._gamma * penalty
+            cost = self._alpha * queue + self._beta * latency_s + self._gamma * penalty
             costs.append((cost, queue, replica.id))
         return Placement(min(costs)[2])
 
@@ -70,17 +70,17 @@ class InfaasRouter:
             return State.INACTIVE
         if replica.num_waiting > self._overload_share * replica.max_num_seqs:
             return State.OVERLOADED
-        if self._usual_s.get(replica.id, mean_s) > self._interference_factor * mean_s:
+        if self._ewma_s.get(replica.id, mean_s) > self._interference_factor * mean_s:
             return State.INTERFERED
         return State.ACTIVE
 
     def learn(self, record: Ended) -> None:
         if record.outcome is Outcome.FINISHED:
             took_s = record.end_s - record.arrival_s
-            before_s = self._usual_s.get(record.replica, took_s)
-            self._usual_s[record.replica] = before_s + self._weight * (took_s - before_s)
+            before_s = self._ewma_s.get(record.replica, took_s)
+            self._ewma_s[record.replica] = before_s + self._weight * (took_s - before_s)
 
     def _mean_s(self, replicas: Sequence[ReplicaView]) -> float:
-        """The mean of the replicas' usual times; 0 until a request has finished."""
-        usual_s = [self._usual_s[replica.id] for replica in replicas if replica.id in self._usual_s]
-        return sum(usual_s) / len(usual_s) if usual_s else 0.0
+        """The mean over the replicas of their EWMA; 0 until a request has finished."""
+        latency_s = [self._ewma_s[replica.id] for replica in replicas if replica.id in self._ewma_s]
+        return sum(latency_s) / len(latency_s) if latency_s else 0.0
