@@ -161,11 +161,11 @@ def test_a_failed_release_does_not_keep_the_other_requests_of_a_dead_worker(
     async def story() -> None:
         session = WorkerSession(gateway, lambda: None, lambda: gone.append(True), lambda: None)
         for number in range(3):
-            asked = read_request(CHAT, BODY, {}).features(gateway.clock.now)
-            session._receive([RequestArrived(number, f"{number}", "", False, asked)])
+            features = read_request(CHAT, BODY, {}).features(gateway.clock.now)
+            session._receive([RequestArrived(number, f"{number}", "", False, features)])
         assert len(gateway.driver.requests) == 3
         monkeypatch.setattr(gateway.driver, "release", fails)
-        session._lost()
+        session._link_lost()
         assert not gateway.driver.requests and inside.num_in_flight == 0 and gone
 
     inside.run(story())
