@@ -102,7 +102,7 @@ SCENARIOS: list[Case] = [
     ("infinite number", _scenario() + "seed: .inf", RUN, "seed: expected a finite number"),
     ("misspelt key", _scenario(flet=[]), RUN, "unknown key 'flet'; did you mean 'fleet'?"),
     ("misspelt inner key", _pool(replica=2), RUN, "unknown key 'replica'; did you mean 'replicas'?"),
-    ("no workload", yaml.safe_dump({"fleet": [POOL]}), RUN, "'workload' is missing"),
+    ("no workload", yaml.safe_dump({"fleet": [POOL]}), RUN, "'workload' is missing; expected it there, or requests by"),
     ("no fleet", yaml.safe_dump({"workload": WORKLOAD}), RUN, "no replicas"),
     ("text for a number", _pool(replicas="two"), RUN, "fleet[0].replicas: expected int, got str"),
     ("zero replicas", _pool(replicas=0), RUN, "fleet[0].replicas: expected int >= 1"),

@@ -85,6 +85,10 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
 def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
     """The scenario of a document, some values changed. HeadwayError where keys, values or the fleet are invalid."""
     changed, places = strict_yaml.change(document, places, changes or {})
+    if "workload" not in changed:  # a fleet file
+        raise places.error(
+            (), "'workload' is missing; expected it there, or requests by an option (--trace, --workload, --demand)"
+        )
     spec = strict_yaml.convert(_without_secrets(changed), Spec, places)
     fleet = fleet_of(spec, base_dir, places)
     spec = replace(spec, policies=expanded(spec.policies, fleet, changed.get("policies") or {}))
