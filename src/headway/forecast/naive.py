@@ -53,5 +53,5 @@ def _spread(history: Floats, lag: int, quantiles: Sequence[float]) -> Floats:
     """Quantiles of the differences over `lag` steps, relative to their median; 0 without differences."""
     if len(history) <= lag:
         return np.zeros(len(quantiles))
-    moved = history[lag:] - history[:-lag]
-    return np.asarray(np.quantile(moved, quantiles) - np.median(moved), "f8")
+    found = np.quantile(history[lag:] - history[:-lag], (*quantiles, 0.5))
+    return np.asarray(found[:-1] - found[-1], "f8")
