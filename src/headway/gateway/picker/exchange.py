@@ -75,6 +75,13 @@ def _netloc(url: str) -> str:
     return urlsplit(url).netloc
 
 
+def _is_settled(in_flight: PickedRequest, replica: object, answer: Answer) -> bool:
+    """Whether a request needs no abort any more: another engine than `replica` has it, or it has ended by itself."""
+    if in_flight.outcome is None:
+        return in_flight.replica is not replica or answer.status > 0
+    return in_flight.outcome is not Outcome.CANCELLED
+
+
 class Exchange:
     """One HTTP request between Envoy and the picker."""
 
@@ -141,8 +148,7 @@ class Exchange:
         replica = in_flight.replica
         if in_flight.outcome is None and answer is not None and not answer.status:
             await asyncio.sleep(_RETRY_S)
-            has_found = in_flight.replica is not replica or answer.status > 0
-            if has_found if in_flight.outcome is None else in_flight.outcome is not Outcome.CANCELLED:
+            if _is_settled(in_flight, replica, answer):
                 self._aborting = None
                 return
         if in_flight.outcome is Outcome.CANCELLED:
