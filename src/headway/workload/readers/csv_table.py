@@ -51,7 +51,8 @@ class CellType:
             column = column.cast(pa.int64())
         if column.null_count:
             column = column.fill_null(self.empty_value)
-        values: npt.NDArray[Any] = column.to_numpy()
+        # Arrow's `to_numpy` imports pandas where that is installed, which takes as long as a comparison.
+        values: npt.NDArray[Any] = np.from_dlpack(column.combine_chunks())
         return values
 
 
@@ -290,5 +291,5 @@ def _encode(pieces: list[pa.ChunkedArray]) -> tuple[npt.NDArray[Any], tuple[str,
     joined = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], type=pa.string())
     encoded = joined.dictionary_encode().unify_dictionaries()
     names = encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else []
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+    codes = np.concatenate([np.from_dlpack(chunk.indices) for chunk in encoded.chunks])
     return codes, tuple(names)
