@@ -13,7 +13,7 @@ from threading import Event, Thread
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.scenario.processes import available_cores, processes
+from headway.scenario.processes import _killed, available_cores, processes
 
 LOADED_LATE: list[int] = []
 
@@ -57,6 +57,18 @@ def test_a_killed_worker_is_named() -> None:
     with pytest.raises(HeadwayError, match=named), processes(2) as pool:
         assert pool is not None
         pool.submit(_die).result()
+
+
+def test_a_killed_worker_is_named_once_the_pool_has_noted_its_end() -> None:
+    class Worker:
+        pid = 7
+        exit_codes = iter([None, None, None, -signal.SIGKILL, -signal.SIGKILL])
+
+        @property
+        def exitcode(self) -> int | None:
+            return next(self.exit_codes)
+
+    assert _killed([Worker()]) == "worker process 7 was killed by SIGKILL"  # type: ignore[list-item]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

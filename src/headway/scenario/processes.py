@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ from headway.core.errors import HeadwayError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
     from multiprocessing.process import BaseProcess
+
+
+_MOST_WAIT_S = 1.0
+"""For the ends of a broken pool's processes to be known."""
 
 
 def available_cores() -> int:
@@ -78,10 +83,13 @@ def _end_with_parent() -> None:
 def _killed(workers: Iterable[BaseProcess]) -> str:
     """The worker that a signal ended, as in "worker process 123 was killed by SIGKILL"; "" if none is known.
 
-    The pool ends the others with SIGTERM.
+    The pool ends the others with SIGTERM. It waits for them in a thread of its own: until that has noted how a process
+    ended, nobody else can know.
     """
+    until_s = time.monotonic() + _MOST_WAIT_S
     for each in workers:
-        each.join(0.1)
+        while each.exitcode is None and time.monotonic() < until_s:
+            time.sleep(0.005)
         code = each.exitcode or 0
         if code < 0 and code != -signal.SIGTERM:
             return f"worker process {each.pid} was killed by {signal.Signals(-code).name}"
