@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headway import testing
 from headway.config.scenario import Scenario, listed, variants
 from headway.policies import resolve
 from headway.scenario.user_modules import loader_of
@@ -39,6 +38,8 @@ def broken_rules(scenario: Scenario) -> Iterator[str]:
 
 def _broken(choice: Callable[[], Any], check: str) -> str:
     """The rule that the policy breaks. A policy that fails otherwise is left to the run, which names the line."""
+    from headway import testing  # the kit is not loaded for those without policies of their own
+
     try:
         getattr(testing, check)(choice, _SEEDS)
     except testing.BrokenPolicyError as error:
