@@ -166,10 +166,10 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
         return places.error(key, f"{name[1]!r} is missing")
     if name := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", what):
         return unknown("value", name[1], _values(data, to, inner), places.where(key))
-    told = what[:1].lower() + what[1:].replace("`", "")
-    if re.match(r"expected (int|float)\b.*, got str$", told) and (text := _text(data, inner)) is not None:
-        told += f": {text!r}"  # a unit, mostly; elsewhere it might be a secret
-    return places.error(key, told)
+    message = what[:1].lower() + what[1:].replace("`", "")
+    if re.match(r"expected (int|float)\b.*, got str$", message) and (text := _text(data, inner)) is not None:
+        message += f": {text!r}"  # a unit, mostly; elsewhere it might be a secret
+    return places.error(key, message)
 
 
 def _text(data: Any, key: Key) -> str | None:

@@ -142,7 +142,7 @@ class ObservedReplica(OracleReplicaView, Protocol):
 
 
 class ReplicaCalls:
-    """The part of a replica's view that computes: calls of the replica itself."""
+    """The methods of a replica's view that take arguments, passed on to the replica itself."""
 
     _replica: ReplicaView
 
