@@ -159,7 +159,7 @@ async def _emulate(
 
 def _server(app: Any) -> tuple[Callable[[], asyncio.Protocol], set[Any]]:
     """What makes the protocol of each connection to an application; and the connections."""
-    served = uvicorn.Config(app, http=http_protocol.LimitedHttpProtocol, lifespan="off", log_level="warning")
+    served = uvicorn.Config(app, http=http_protocol.HttpProtocol, lifespan="off", log_level="warning")
     served.load()
     state, loop = ServerState(), asyncio.get_running_loop()
 

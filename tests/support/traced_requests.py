@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 import serving
 from asgi import Inside
-from headway.gateway.server.http_protocol import LimitedHttpProtocol
+from headway.gateway.server.http_protocol import HttpProtocol
 from hops import Call, traced
 
 
@@ -23,7 +23,7 @@ async def _ask(inside: Inside, stream: bool, end: bytes, num: int, key: str) -> 
     config = uvicorn.Config(inside.app, access_log=False, lifespan="off", proxy_headers=False)
     config.load()
     server = await asyncio.get_running_loop().create_server(
-        lambda: LimitedHttpProtocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        lambda: HttpProtocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
     )
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
     message = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": stream}

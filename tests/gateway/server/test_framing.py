@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from headway.gateway.relay.writer import AsgiWriter
 from headway.gateway.server.framing import MAX_FRAMING_BYTES, MAX_HEAD_BYTES
 from headway.gateway.server.hosts import ExpectedHosts
-from headway.gateway.server.http_protocol import LimitedHttpProtocol
+from headway.gateway.server.http_protocol import HttpProtocol
 
 
 async def _echo(scope: Any, receive: Any, send: Any, writer: Any = None) -> None:
@@ -84,10 +84,10 @@ class Wire:
         return default
 
 
-def _protocol(app: Any) -> LimitedHttpProtocol:
+def _protocol(app: Any) -> HttpProtocol:
     config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False)
     config.load()
-    return LimitedHttpProtocol(config, ServerState(), {}, hosts=ExpectedHosts("127.0.0.1", ()))
+    return HttpProtocol(config, ServerState(), {}, hosts=ExpectedHosts("127.0.0.1", ()))
 
 
 def answers(app: Any, segments: Sequence[bytes]) -> bytes:
@@ -101,7 +101,7 @@ def answers(app: Any, segments: Sequence[bytes]) -> bytes:
                 protocol.data_received(segment)
             for _ in range(8):
                 await asyncio.sleep(0)
-        while protocol.flow.read_paused and not wire.is_closed:
+        while wire.is_paused and not wire.is_closed:
             await asyncio.sleep(0)
         for _ in range(8 * len(segments)):
             await asyncio.sleep(0)
@@ -216,7 +216,7 @@ def test_what_cannot_be_trusted_ends_the_connection(name: str) -> None:
 @pytest.mark.parametrize("app", [_echo, _direct], ids=["asgi", "direct"])
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_a_lost_connection_is_freed_without_a_collection(stream: bytes, app: Any) -> None:
-    async def story() -> weakref.ref[LimitedHttpProtocol]:
+    async def story() -> weakref.ref[HttpProtocol]:
         protocol = _protocol(app)
         protocol.connection_made(Wire())  # type: ignore[arg-type]
         protocol.data_received(stream)

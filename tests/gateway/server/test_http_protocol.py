@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from uvicorn.server import ServerState
 
 import serving
 from asgi import GOOD_WHOLE, Inside, whole
-from headway.gateway.server.http_protocol import LimitedHttpProtocol
-from headway.gateway.server.transport_writer import TransportWriter
+from headway.gateway.server.http_cycle import HttpCycle
+from headway.gateway.server.http_protocol import HttpProtocol
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PADDING = b"x" * 8000
@@ -60,16 +59,10 @@ class Front:
         config.load()
         front = self
 
-        class Noted(LimitedHttpProtocol):
-            def connection_made(self, transport: Any) -> None:
-                super().connection_made(transport)
-                plain = transport.write
-
-                def write(data: bytes) -> None:
-                    front.written.append(data)
-                    plain(data)
-
-                transport.write = write
+        class Noted(HttpProtocol):
+            def write(self, data: bytes) -> None:
+                front.written.append(data)
+                super().write(data)
 
         def made() -> Noted:
             return Noted(config=config, server_state=ServerState(), app_state={})
@@ -189,13 +182,10 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
 
 @pytest.mark.parametrize("value", [b"a\nb", b"a\r\nSet-Cookie: b", b"a\rb", b"a\x00b", b"a\x7f"])
 def test_a_header_with_control_characters_is_refused(value: bytes) -> None:
-    cycle = SimpleNamespace(
-        default_headers=[(b"date", b"today")], keep_alive=True, response_started=False, more_body=False,
-        body=bytearray(),
-    )  # fmt: skip
-    direct = TransportWriter(None, None, cycle)  # type: ignore[arg-type]  # nothing is written
+    scope = {"type": "http", "method": "GET", "path": "/"}
+    cycle = HttpCycle(None, None, scope, [(b"date", b"today")], False, True)  # type: ignore[arg-type]  # nothing is sent
     with pytest.raises(ValueError, match="line of text"):
-        direct.start(200, [(b"content-type", b"text/plain"), (b"x-headway-model", value)])
-    assert not direct.has_begun
-    direct.start(200, [(b"content-type", "text/plain; a=\xe9\tb".encode("latin-1"))])
-    assert direct.has_begun
+        cycle.start(200, [(b"content-type", b"text/plain"), (b"x-headway-model", value)])
+    assert not cycle.has_begun
+    cycle.start(200, [(b"content-type", "text/plain; a=\xe9\tb".encode("latin-1"))])
+    assert cycle.has_begun

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, structs
@@ -60,11 +61,12 @@ class Application(Starlette):
         self.gateway().refuse_requests()
         await self.completions.drain()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
+    def __call__(
+        self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None
+    ) -> Coroutine[Any, Any, None]:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS and self.relays:
-            await self.completions(scope, receive, send, writer)
-        else:
-            await super().__call__(scope, receive, send)
+            return self.completions(scope, receive, send, writer)
+        return super().__call__(scope, receive, send)
 
 
 def application(

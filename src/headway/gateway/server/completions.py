@@ -90,10 +90,11 @@ class CompletionsApp:
         if not request_id or not _REQUEST_ID.fullmatch(request_id):
             request_id = next(self._request_ids)
         try:
-            caller = self._gateway().keys.authenticate(headers)
+            gateway = self._gateway()
+            caller = gateway.keys.authenticate(headers)
             if caller.is_limited:
                 writer = HookedWriter(writer, lambda status, sent: [*sent, *limit_headers(caller.limits())])
-            await self._relay(scope, headers, caller, request_id, receive, writer)
+            await self._relay(gateway, scope, headers, caller, request_id, receive, writer)
         except ApiError as error:
             await write_error(writer, error, request_id.encode())
         except HeadwayError as error:
@@ -105,10 +106,10 @@ class CompletionsApp:
             raise
 
     async def _relay(
-        self, scope: Scope, headers: dict[str, str], caller: Caller, request_id: str, receive: Receive,
-        writer: ClientWriter,
+        self, gateway: RequestGateway, scope: Scope, headers: dict[str, str], caller: Caller, request_id: str,
+        receive: Receive, writer: ClientWriter,
     ) -> None:  # fmt: skip
-        gateway, path = self._gateway(), scope["path"]
+        path = scope["path"]
         body = await read_body(writer, receive, headers, gateway.settings, self._memory)
         if body is None:
             return

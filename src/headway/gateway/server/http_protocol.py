@@ -1,7 +1,6 @@
-"""HTTP/1.1 towards clients: uvicorn's protocol, with limits on all that is outside bodies, and with a direct writer.
+"""HTTP/1.1 towards clients, with limits on all that is outside bodies.
 
-An application with `takes_writer` is called with a `TransportWriter` as a fourth argument: one write to the connection
-for each part of an answer, and no task that waits for the client to leave.
+An application with `takes_writer` is called with the request's cycle as a fourth argument, to which it writes directly.
 
 Requests of one connection are parsed one at a time: what follows a request waits until its answer is complete.
 """
@@ -9,18 +8,20 @@ Requests of one connection are parsed one at a time: what follows a request wait
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
 
 from headway.gateway.errors import ApiError
 from headway.gateway.server.framing import END, HEAD, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
-from headway.gateway.server.transport_writer import TransportWriter, begin_response
+from headway.gateway.server.http_cycle import HttpCycle
 
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _MAX_HEADERS = 256
@@ -37,79 +38,109 @@ _MAX_UNPARSED_BYTES = 1 << 16
 """Of further requests, before the answer to the present one; then reading pauses."""
 
 
-class _Cycle(RequestResponseCycle):
-    """uvicorn's request and response, which closes the connection if the request's body has not been read."""
+class HttpProtocol(asyncio.Protocol):
+    """One connection of a client. Satisfies `ServedConnection`, and what uvicorn's server expects of a protocol."""
 
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            begin_response(self, message["status"])
-        await super().send(message)
+    # Set once there is a connection.
+    _transport: asyncio.Transport
+    _flow: FlowControl
 
-
-class _CycleTransport:
-    """A cycle's view of the connection: closing it waits for the rest of the request."""
-
-    def __init__(self, protocol: LimitedHttpProtocol) -> None:
-        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
-        self.close = protocol.close_after_response
-
-
-class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits on the time and the length of all that is outside bodies."""
-
-    _timer: asyncio.TimerHandle | None = None
-    _deadline_s: float | None = None
-    """On the event loop's clock: for the next head, or for its rest. None during a request."""
-    _is_in_head = False
-    """A part of a head has come."""
-    _takes_headers = True
-    """What the parser calls headers are no trailers."""
-    _linger_timer: asyncio.TimerHandle | None = None
-    _writer: TransportWriter | None = None
-    _unparsed = b""
-    """Of the next requests."""
-    _num_lingered = 0
-    _accepted: tuple[bytes | None, ...] = ()
-    """Host and media type of a request that was served before."""
-    _refusal: ApiError | None = None
-    """Why the request whose headers were parsed last is not served."""
-    cycle: _Cycle
-
-    def __init__(self, *args: Any, hosts: ExpectedHosts | None = None, **kwargs: Any) -> None:
-        """`hosts`: the hosts that are served; None for all."""
-        super().__init__(*args, **kwargs)
-        self._hosts = hosts
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        hosts: ExpectedHosts | None = None,
+    ) -> None:
+        """`hosts`: the hosts that are served; None for all. The rest is uvicorn's."""
+        self._app: Any = config.loaded_app
+        self._takes_writer = bool(getattr(self._app, "takes_writer", False))
+        self._loop = _loop or asyncio.get_running_loop()
+        self._keep_alive_s = float(config.timeout_keep_alive)
+        self._state, self._app_state, self._hosts = server_state, app_state, hosts
         self._framing = RequestFraming()
-        self._takes_writer = getattr(self.app, "takes_writer", False)
+        self._parser: Any = httptools.HttpRequestParser(self)
+        # What follows a request that closes the connection is dropped.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._server: Any = None
+        self._client: Any = None
+        self._scheme = "http"
+        # The present request.
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._is_in_head = False
+        """A part of a head has come."""
+        self._takes_headers = True
+        """What the parser calls headers are no trailers."""
+        self._refusal: ApiError | None = None
+        """Why the request whose headers were parsed last is not served."""
+        self._cycle: HttpCycle | None = None
+        self._is_new = False
+        """The cycle's application is to be started."""
+        self._accepted: tuple[bytes | None, ...] = ()
+        """Host and media type of a request that was served before."""
+        self._unparsed = b""
+        """Of the next requests."""
+        # Times.
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_s: float | None = None
+        """On the event loop's clock: for the next head, or for its rest. None during a request."""
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._num_lingered = 0
 
-    # Called by the event loop.
+    # Called by the event loop, and by uvicorn's server.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it, too
-        super().connection_made(transport)
-        self._cycle_transport: Any = _CycleTransport(self)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made = cast(asyncio.Transport, transport)
+        self._state.connections.add(cast(Any, self))
+        self._transport, self._flow = made, FlowControl(made)
+        self._server, self._client = get_local_addr(made), get_remote_addr(made)
+        self._scheme = "https" if is_ssl(made) else "http"
         self._set_deadline(_HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._state.connections.discard(cast(Any, self))
         for timer in (self._timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
-        super().connection_lost(exc)
-        self._cycle_transport.close = self.transport.close  # ends the reference cycle between the two
-        if self._writer is not None:
-            self._writer.disconnected()
-            self._writer = None
+        self._timer = self._linger_timer = None
+        cycle, self._cycle = self._cycle, None
+        if cycle is not None and not cycle.is_complete:
+            cycle.disconnect()
+        self._flow.resume_writing()
+        if exc is None:
+            self._transport.close()
+        self._parser = None  # ends the reference cycle between the two
+
+    def eof_received(self) -> None:
+        """Close the connection."""
+
+    def pause_writing(self) -> None:
+        self._flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._flow.resume_writing()
+
+    def shutdown(self) -> None:
+        """Close the connection, after the present request's response."""
+        if self._cycle is None or self._cycle.is_complete:
+            self._transport.close()
+        else:
+            self._cycle.shut_down()
 
     def data_received(self, data: bytes) -> None:
         if self._linger_timer is not None:
             self._num_lingered += len(data)
             if self._num_lingered > _LINGER_BYTES:
-                self.transport.close()
+                self._transport.close()
         elif self._framing.part == END:
             self._unparsed += data
             if len(self._unparsed) > _MAX_UNPARSED_BYTES:
-                self.flow.pause_reading()
+                self._flow.pause_reading()
         else:
             self._parse(data)
+            self._start_new()
 
     def _parse(self, data: bytes) -> None:
         """Parse one request, part by part; what follows it is parsed after its answer."""
@@ -121,7 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         while start < size:
             part, end = framing.part, framing.end_of_part(data, start)
             try:
-                self.parser.feed_data(parts[start:end])
+                self._parser.feed_data(parts[start:end])
             except httptools.HttpParserUpgrade:
                 pass  # the server may ignore a request to change the protocol
             except httptools.HttpParserError:
@@ -146,30 +177,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        self.url, self.headers = b"", []
-        scope: Any = {  # the rest follows with the end of the head
-            "type": "http", "asgi": _ASGI, "server": self.server, "client": self.client, "scheme": self.scheme,
-            "root_path": "", "headers": self.headers, "state": self.app_state.copy(),
-        }  # fmt: skip
-        self.scope = scope
+        self._url, self._headers = b"", []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._takes_headers:  # else it is a trailer: whoever checked the headers has not seen it
-            self.headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """As uvicorn's, without other protocols than HTTP, and for one request at a time."""
+        """Check the request; if it is served, its application starts once these bytes are parsed."""
         self._is_in_head = self._takes_headers = False
         self._deadline_s = None
-        version, scope = self.parser.get_http_version(), self.scope
-        scope["method"] = self.parser.get_method().decode("ascii")
-        scope["http_version"] = version
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
-        found = dict(self.headers)
-        if len(found) != len(self.headers) or len(found) > _MAX_HEADERS:
+        version = self._parser.get_http_version()
+        url: Any = httptools.parse_url(self._url)  # its host may be None, which the types do not say
+        found = dict(self._headers)
+        if len(found) != len(self._headers) or len(found) > _MAX_HEADERS:
             self._refusal = self._check_headers(found)
         if self._hosts is not None and self._refusal is None:
             origin = found.get(b"origin"), found.get(b"host"), url.host, found.get(b"content-type")
@@ -180,23 +204,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refusal = self._begin_body(found, version)
         if self._refusal is not None:
             return
+        path = url.path.decode("ascii")
+        scope: Any = {
+            "type": "http", "asgi": _ASGI, "server": self._server, "client": self._client, "scheme": self._scheme,
+            "root_path": "", "headers": self._headers, "state": self._app_state.copy(),
+            "method": self._parser.get_method().decode("ascii"), "http_version": version,
+            "path": unquote(path) if "%" in path else path, "raw_path": url.path, "query_string": url.query or b"",
+        }  # fmt: skip
         expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
-        keeps_alive = version != "1.0" and self.parser.should_keep_alive()
-        self.cycle = cycle = _Cycle(  # by position, as names take longer than all else here
-            scope, self._cycle_transport, self.flow, self.logger, self.access_logger, self.access_log,
-            self.server_state.default_headers, asyncio.Event(), expects_100_continue, keeps_alive,
-            self.on_response_complete,
-        )  # fmt: skip
-        self._start_asgi_task(cycle, self.app)
+        keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive())
+        headers = self._state.default_headers
+        self._cycle = HttpCycle(self, self._flow, scope, headers, expects_100_continue, keeps_alive)
+        self._is_new = True
 
     def _check_headers(self, found: dict[bytes, bytes]) -> ApiError | None:
         """Why the request is not served, by the number of its headers."""
-        if len(found) != len(self.headers):
-            names = [name for name, _ in self.headers]
+        if len(found) != len(self._headers):
+            names = [name for name, _ in self._headers]
             repeated = sorted(name.decode() for name in _SINGLE_HEADERS.intersection(found) if names.count(name) > 1)
             if repeated:
                 return ApiError(400, f"the header {repeated[0]} occurs more than once", "repeated_header", repeated[0])
-        if len(self.headers) > _MAX_HEADERS:
+        if len(self._headers) > _MAX_HEADERS:
             return ApiError(431, f"more than {_MAX_HEADERS} headers", "headers_too_long")
         return None
 
@@ -224,7 +252,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _begin_body(self, found: dict[bytes, bytes], version: str) -> ApiError | None:
         """Prepare for the body; why the request is not served, by the body's framing."""
         coding, length = found.get(b"transfer-encoding"), int(found.get(b"content-length", 0))
-        if self.parser.should_upgrade() and (coding is not None or length):
+        if self._parser.should_upgrade() and (coding is not None or length):
             return ApiError(
                 400, "a request with a body cannot change the protocol; expected no Upgrade", "invalid_http"
             )
@@ -237,42 +265,41 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return None
 
     def on_body(self, body: bytes) -> None:
-        cycle = self.cycle
-        cycle.body += body
-        if len(cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        cycle.message_event.set()
+        if self._cycle is not None:
+            self._cycle.add_body(body)
 
     def on_message_complete(self) -> None:
         self._framing.part = END
-        if self._refusal is None:
-            self.cycle.more_body = False
-            self.cycle.message_event.set()
+        if self._refusal is None and self._cycle is not None:
+            self._cycle.end_body()
 
     # Responses.
 
-    def _start_asgi_task(self, cycle: _Cycle, app: Any) -> None:  # type: ignore[override]  # this class makes them
-        if self._takes_writer:
-            self._writer = TransportWriter(self.transport, self.flow, cycle)
-            app = partial(app, writer=self._writer)
-        self.tasks.add(self.loop.create_task(self._run(cycle, app)))
+    def _start_new(self) -> None:
+        """Start the application, if a head has come: with the body, if that has come, too."""
+        cycle = self._cycle
+        if self._is_new and cycle is not None:
+            self._is_new = False
+            cycle.task = task = self._loop.create_task(cycle.run(self._app, self._takes_writer))
+            self._state.tasks.add(task)
 
-    async def _run(self, cycle: _Cycle, app: Any) -> None:
-        try:
-            await cycle.run_asgi(app)
-        finally:
-            self.tasks.discard(asyncio.current_task())
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
 
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
-        if self.transport.is_closing() or self._linger_timer is not None:
+    def end_task(self, task: asyncio.Task[None]) -> None:
+        self._state.tasks.discard(task)
+
+    def end_response(self, cycle: HttpCycle) -> None:
+        self._state.total_requests += 1
+        if cycle is not self._cycle or self._transport.is_closing() or self._linger_timer is not None:
             return
-        self.flow.resume_reading()
+        if self._flow.read_paused:
+            self._flow.resume_reading()
         if self._unparsed:
-            self.loop.call_soon(self._parse_next)
+            self._loop.call_soon(self._parse_next)
         else:
             self._begin_head()
-            self._set_deadline(self.timeout_keep_alive)
+            self._set_deadline(self._keep_alive_s)
 
     def _begin_head(self) -> None:
         self._framing.begin_head()
@@ -281,37 +308,38 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _parse_next(self) -> None:
         data, self._unparsed = self._unparsed, b""
         self._begin_head()
-        if not self.transport.is_closing():
+        if not self._transport.is_closing():
             self._parse(data)
+            self._start_new()
 
     def close_after_response(self) -> None:
         """Close the connection after its last answer. If more may come, it is read and dropped for a while."""
         if self._framing.part == END and not self._unparsed:
-            self.transport.close()
+            self._transport.close()
             return
         self._deadline_s = None
-        self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self._linger_timer = self._loop.call_later(_LINGER_S, self._transport.close)
         self._unparsed = b""
-        self.flow.resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self._flow.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def _set_deadline(self, timeout_s: float, is_sooner: bool = False) -> None:
         """Time out unless the next head is complete by then. A timer that is due before is kept, and set again then.
         `is_sooner`: it may be due later."""
-        self._deadline_s = self.loop.time() + timeout_s
+        self._deadline_s = self._loop.time() + timeout_s
         if is_sooner and self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self.loop.call_later(timeout_s, self._check_deadline)
+            self._timer = self._loop.call_later(timeout_s, self._check_deadline)
 
     def _check_deadline(self) -> None:
         self._timer = None
         if self._deadline_s is not None:
-            left_s = self._deadline_s - self.loop.time()
+            left_s = self._deadline_s - self._loop.time()
             if left_s > 0:
-                self._timer = self.loop.call_later(left_s, self._check_deadline)
+                self._timer = self._loop.call_later(left_s, self._check_deadline)
             else:
                 self._time_out()
 
@@ -319,23 +347,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._framing.num_outside:
             self._refuse(ApiError(408, "the request was not there in time", "timeout"))
         else:
-            self.transport.close()
+            self._transport.close()
 
     def _refuse(self, error: ApiError) -> None:
         """Answer a request that is not passed on, or whose body cannot be parsed, and close the connection."""
-        cycle, self._refusal = self.cycle, None
+        cycle, self._refusal, self._is_new = self._cycle, None, False
         is_begun = False
-        if cycle is not None and not cycle.response_complete:
-            is_begun = cycle.response_started
-            cycle.disconnected, cycle.waiting_for_100_continue = True, False
-            cycle.message_event.set()
-            if self._writer is not None:
-                self._writer.disconnected()
-                self._writer = None
+        if cycle is not None and not cycle.is_complete:
+            is_begun = cycle.has_begun
+            cycle.disconnect()
         if not is_begun:
             body = error.json()
             head = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[error.status] + head + body)
+            self._transport.write(STATUS_LINE[error.status] + head + body)
         self._framing.part = HEAD
         self.close_after_response()
 

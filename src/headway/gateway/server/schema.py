@@ -94,7 +94,7 @@ class SpeechRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/audio/speech."""
 
     input: str
-    voice: str | dict[str, str] | None = None
+    voice: str | dict[str, Any] | None = None
 
 
 class ImageRequest(EngineRequest, kw_only=True):

@@ -146,12 +146,12 @@ def serve(
     try:
         import uvicorn
 
-        from headway.gateway.server.http_protocol import LimitedHttpProtocol
+        from headway.gateway.server.http_protocol import HttpProtocol
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name)) from None
     config = uvicorn.Config(
         application, log_config=None, access_log=False, lifespan="on", ws="none",
-        http=partial(LimitedHttpProtocol, hosts=hosts),  # type: ignore[arg-type]  # called like a class
+        http=partial(HttpProtocol, hosts=hosts),  # type: ignore[arg-type]  # called like a class
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None,
         timeout_keep_alive=75,
         backlog=_BACKLOG,

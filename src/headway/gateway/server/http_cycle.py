@@ -1,0 +1,267 @@
+"""One request of a connection and its response: as ASGI's `receive` and `send`, or written directly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from starlette.types import Message, Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+log = logging.getLogger("headway.gateway")
+_HEADER_LINE = b"%b: %b\r\n"
+_NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
+_LAST_STATUSES = frozenset((408, 413))
+"""Of answers after which more of a refused body may come: the connection is closed."""
+_WITHOUT_BODY = frozenset((204, 304))
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FAILED = b"Internal Server Error"
+_FAILED_HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_FAILED))]
+
+
+class ServedConnection(Protocol):
+    """The connection of a request, as its cycle uses it."""
+
+    def write(self, data: bytes, /) -> None:
+        """Send to the client."""
+
+    def close_after_response(self) -> None:
+        """Close, once the rest of the request has come."""
+
+    def end_response(self, cycle: HttpCycle, /) -> None:
+        """The response is complete: the next request may begin."""
+
+    def end_task(self, task: asyncio.Task[None], /) -> None:
+        """The application has returned."""
+
+
+class HttpCycle:
+    """One request and its response. Satisfies `ClientWriter`: one write to the connection for each part of the body,
+    and no task that waits for the client to disconnect. Whatever takes no writer is served by ASGI's messages."""
+
+    def __init__(
+        self,
+        connection: ServedConnection,
+        flow: FlowControl,
+        scope: Scope,
+        default_headers: Sequence[tuple[bytes, bytes]],
+        expects_100_continue: bool,
+        keeps_alive: bool,
+    ) -> None:
+        self._connection, self._flow, self._scope = connection, flow, scope
+        self._default_headers = default_headers
+        self._expects_100_continue, self._keeps_alive = expects_100_continue, keeps_alive
+        self.task: asyncio.Task[None] | None = None
+        """Runs the application, once it does not run in the caller's."""
+        # The request's body.
+        self._parts: list[bytes] = []
+        self._num_unread = 0
+        self._is_whole = False
+        self._has_news = False
+        """Something has happened since the last `receive`."""
+        self._news: asyncio.Event | None = None
+        """Set with `_has_news`, once `receive` waits for it."""
+        # The response.
+        self.has_begun = False
+        """Whether `start` was called: the status cannot change any more."""
+        self.is_complete = False
+        self._is_gone = False
+        """The client has closed the connection, or its request is refused."""
+        self._head = b""
+        self._is_chunked = False
+        self._has_body = True
+        self._num_left = 0
+        """Bytes of the body that are still to be written, if its length was announced."""
+        self._on_disconnect: Callable[[], None] | None = None
+
+    async def run(self, app: Callable[..., Any], takes_writer: bool) -> None:
+        """Have the application answer. Its errors are logged, and answered with a 500."""
+        try:
+            if takes_writer:
+                await app(self._scope, self.receive, self.send, self)
+            else:
+                await app(self._scope, self.receive, self.send)
+            if not self._has_ended():
+                log.error("%s: the application returned without a complete response", self._scope["path"])
+                self._fail()
+        except (Exception, asyncio.CancelledError) as error:
+            log.error("%s: the application failed", self._scope["path"], exc_info=error)
+            self._fail()
+        finally:
+            if self.task is not None:
+                self._connection.end_task(self.task)
+
+    def _has_ended(self) -> bool:
+        return self.is_complete or self._is_gone
+
+    def _fail(self) -> None:
+        if self._has_ended():
+            return
+        if self.has_begun:
+            self._keeps_alive = False
+            self._connection.close_after_response()
+        else:
+            self.start(500, _FAILED_HEADERS)
+            self.write(_FAILED)
+
+    # Called by the connection.
+
+    def add_body(self, body: bytes) -> None:
+        """A part of the request's body has come."""
+        self._parts.append(body)
+        self._num_unread += len(body)
+        if self._num_unread > HIGH_WATER_LIMIT:
+            self._flow.pause_reading()
+        self._wake()
+
+    def end_body(self) -> None:
+        """The request is complete."""
+        self._is_whole = True
+        self._wake()
+
+    def disconnect(self) -> None:
+        """The client has closed the connection, or its request is refused."""
+        self._is_gone = True
+        self._expects_100_continue = False
+        self._wake()
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
+        if on_disconnect is not None and not self.is_complete:
+            on_disconnect()
+
+    def shut_down(self) -> None:
+        """Close the connection after this response."""
+        self._keeps_alive = False
+
+    def _wake(self) -> None:
+        self._has_news = True
+        if self._news is not None:
+            self._news.set()
+
+    # The request's body.
+
+    def take_body(self) -> bytes | None:
+        """The request's body, if all of it has come; otherwise None, and ASGI's `receive` returns it."""
+        if not self._is_whole or self._expects_100_continue:
+            return None
+        self._resume_reading()  # stopped by a long body; a disconnect would go unseen
+        return self._take_parts()
+
+    def _take_parts(self) -> bytes:
+        parts, self._parts, self._num_unread = self._parts, [], 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _resume_reading(self) -> None:
+        if self._flow.read_paused:
+            self._flow.resume_reading()
+
+    async def receive(self) -> Message:
+        """ASGI's: the next part of the body, or that the client has left, or has its response."""
+        if self._expects_100_continue and not self._is_gone:
+            self._connection.write(_CONTINUE)
+            self._expects_100_continue = False
+        if not self._has_ended():
+            self._resume_reading()
+            if self._news is None:
+                self._news = asyncio.Event()
+            if not self._has_news:
+                await self._news.wait()
+            self._news.clear()
+            self._has_news = False
+        if self._has_ended():
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._take_parts(), "more_body": not self._is_whole}
+
+    # The response.
+
+    async def send(self, message: Message) -> None:
+        """ASGI's: the head, or a part of the body. RuntimeError for a message out of turn."""
+        await self.drain()
+        if self._is_gone:
+            return
+        kind = message["type"]
+        if kind == "http.response.start" and not self.has_begun:
+            headers = [(name.lower(), value) for name, value in message.get("headers", ())]
+            self.start(message["status"], [each for each in headers if each[0] != b"transfer-encoding"])
+            if self._is_chunked:  # the first part may come much later
+                head, self._head = self._head, b""
+                self._connection.write(head)
+        elif kind == "http.response.body" and self.has_begun:
+            if not self.is_complete:
+                self.write(message.get("body", b""), message.get("more_body", False))
+        else:
+            raise RuntimeError(f"{kind} out of turn")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client reads too slowly; `drain` waits for it."""
+        return self._flow.write_paused and not self._is_gone
+
+    async def drain(self) -> None:
+        """Wait until the client has read, or has disconnected."""
+        if self.is_full:
+            await self._flow.drain()
+
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Set status and headers, which go out with the first part of the body; chunked without a content-length."""
+        lines, named = [*self._default_headers, *headers], dict(headers)
+        length = named.get(b"content-length")
+        has_body = self._scope["method"] != "HEAD" and status not in _WITHOUT_BODY
+        is_chunked = has_body and length is None
+        if is_chunked:
+            lines.append((b"transfer-encoding", b"chunked"))
+        if not self._is_whole or self._parts or status in _LAST_STATUSES:
+            self._keeps_alive = False  # more of the body may come
+        if b"connection" in named:
+            self._keeps_alive = self._keeps_alive and b"close" not in named[b"connection"].lower()
+        elif not self._keeps_alive:
+            lines.append((b"connection", b"close"))
+        head = b"".join(map(_HEADER_LINE.__mod__, lines))
+        is_text = len(head.translate(None, _NOT_IN_HEADERS)) == len(head)
+        if not is_text or not head.count(b"\n") == head.count(b"\r") == len(lines):
+            raise ValueError("a response header is not a line of text")
+        self.has_begun, self._expects_100_continue = True, False
+        self._is_chunked, self._has_body = is_chunked, has_body
+        self._num_left = int(length) if has_body and length is not None else 0
+        self._head = STATUS_LINE[status] + head + b"\r\n"
+
+    def write(self, body: bytes, more: bool = False) -> None:
+        """Write a part of the body; without `more`, it is the last part. RuntimeError for another length than was
+        announced."""
+        if self._is_gone:
+            return
+        if self._is_chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            body = body if more else body + b"0\r\n\r\n"
+        elif not self._has_body:
+            body = b""
+        else:
+            self._num_left -= len(body)
+            if self._num_left < 0 or (self._num_left and not more):
+                raise RuntimeError("the body is not as long as its content-length")
+        if self._head:
+            body, self._head = self._head + body, b""
+        if body:
+            self._connection.write(body)
+        if not more:
+            self._end()
+
+    def _end(self) -> None:
+        self.is_complete = True
+        self._wake()
+        if not self._keeps_alive:
+            self._connection.close_after_response()
+        self._connection.end_response(self)
+
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        """Call `on_disconnect` if the client disconnects before its response is complete."""
+        self._on_disconnect = on_disconnect
+        self._resume_reading()  # stopped by the end of a long body
+        if self._is_gone:
+            on_disconnect()
+
+    def close(self) -> None:
+        """Do not watch for a disconnect any more."""
+        self._on_disconnect = None
