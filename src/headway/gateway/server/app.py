@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from difflib import get_close_matches
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, structs
@@ -61,12 +60,11 @@ class Application(Starlette):
         self.gateway().refuse_requests()
         await self.completions.drain()
 
-    def __call__(
-        self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None
-    ) -> Coroutine[Any, Any, None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS and self.relays:
-            return self.completions(scope, receive, send, writer)
-        return super().__call__(scope, receive, send)
+            await self.completions(scope, receive, send, writer)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def application(
