@@ -60,9 +60,15 @@ class Front:
         front = self
 
         class Noted(HttpProtocol):
-            def write(self, data: bytes) -> None:
-                front.written.append(data)
-                super().write(data)
+            def connection_made(self, transport: Any) -> None:
+                plain = transport.write
+
+                def write(data: bytes) -> None:
+                    front.written.append(data)
+                    plain(data)
+
+                transport.write = write
+                super().connection_made(transport)
 
         def made() -> Noted:
             return Noted(config=config, server_state=ServerState(), app_state={})
@@ -183,7 +189,7 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
 @pytest.mark.parametrize("value", [b"a\nb", b"a\r\nSet-Cookie: b", b"a\rb", b"a\x00b", b"a\x7f"])
 def test_a_header_with_control_characters_is_refused(value: bytes) -> None:
     scope = {"type": "http", "method": "GET", "path": "/"}
-    cycle = HttpCycle(None, None, scope, [(b"date", b"today")], False, True)  # type: ignore[arg-type]  # nothing is sent
+    cycle = HttpCycle(None, None, None, scope, [(b"date", b"today")], False, True)  # type: ignore[arg-type]  # nothing is sent
     with pytest.raises(ValueError, match="line of text"):
         cycle.start(200, [(b"content-type", b"text/plain"), (b"x-headway-model", value)])
     assert not cycle.has_begun

@@ -419,7 +419,8 @@ class Relay:
             self._write_events(stream.last_events)
             stream.last_events = b""
             await connection.read_tail(_TAIL_S)
-            await self._wait_for_prefill_leg()
+            if self._dispatch is not None:
+                await self._dispatch.wait_for_prefill(_TAIL_S)
         self._finish_stream(stream.last_events)
 
     def _end_too_long(self) -> None:
@@ -452,7 +453,8 @@ class Relay:
         content_type = connection.headers.get("content-type", "application/json")
         if status < 300:
             meter.measure_unstreamed(data)
-            await self._wait_for_prefill_leg()
+            if self._dispatch is not None:
+                await self._dispatch.wait_for_prefill(_TAIL_S)
             self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
         else:
             if self.in_flight.has_fallback and self._dispatch is None and is_too_long(status, data):
@@ -473,10 +475,6 @@ class Relay:
         is_stored = self._kv_params is not None
         reason = ReleaseReason.PREFILLED if is_stored else ReleaseReason.PREFILL_NOT_STORED
         self._scheduler.release(self.in_flight, reason)
-
-    async def _wait_for_prefill_leg(self) -> None:
-        if self._dispatch is not None:
-            await self._dispatch.wait_for_prefill(_TAIL_S)
 
     def _write_events(self, data: bytes) -> bool:
         """Write a part of a stream. False: the client reads slowly."""

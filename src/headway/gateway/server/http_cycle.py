@@ -25,9 +25,6 @@ _FAILED_HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-l
 class ServedConnection(Protocol):
     """The connection of a request, as its cycle uses it."""
 
-    def write(self, data: bytes, /) -> None:
-        """Send to the client."""
-
     def close_after_response(self) -> None:
         """Close, once the rest of the request has come."""
 
@@ -45,13 +42,14 @@ class HttpCycle:
     def __init__(
         self,
         connection: ServedConnection,
+        transport: asyncio.Transport,
         flow: FlowControl,
         scope: Scope,
         default_headers: Sequence[tuple[bytes, bytes]],
         expects_100_continue: bool,
         keeps_alive: bool,
     ) -> None:
-        self._connection, self._flow, self._scope = connection, flow, scope
+        self._connection, self._transport, self._flow, self._scope = connection, transport, flow, scope
         self._default_headers = default_headers
         self._expects_100_continue, self._keeps_alive = expects_100_continue, keeps_alive
         self.task: asyncio.Task[None] | None = None
@@ -59,11 +57,10 @@ class HttpCycle:
         # The request's body.
         self._parts: list[bytes] = []
         self._num_unread = 0
-        self._is_whole = False
-        self._has_news = False
-        """Something has happened since the last `receive`."""
+        self._is_whole = self._is_passed = False
+        """All of it has come; `receive` has said so."""
         self._news: asyncio.Event | None = None
-        """Set with `_has_news`, once `receive` waits for it."""
+        """Something has happened that `receive` waits for; None: nothing has waited so far."""
         # The response.
         self.has_begun = False
         """Whether `start` was called: the status cannot change any more."""
@@ -84,7 +81,7 @@ class HttpCycle:
                 await app(self._scope, self.receive, self.send, self)
             else:
                 await app(self._scope, self.receive, self.send)
-            if not self._has_ended():
+            if not (self.is_complete or self._is_gone):
                 log.error("%s: the application returned without a complete response", self._scope["path"])
                 self._fail()
         except (Exception, asyncio.CancelledError) as error:
@@ -115,18 +112,21 @@ class HttpCycle:
         self._num_unread += len(body)
         if self._num_unread > HIGH_WATER_LIMIT:
             self._flow.pause_reading()
-        self._wake()
+        if self._news is not None:
+            self._news.set()
 
     def end_body(self) -> None:
         """The request is complete."""
         self._is_whole = True
-        self._wake()
+        if self._news is not None:
+            self._news.set()
 
     def disconnect(self) -> None:
         """The client has closed the connection, or its request is refused."""
         self._is_gone = True
         self._expects_100_continue = False
-        self._wake()
+        if self._news is not None:
+            self._news.set()
         on_disconnect, self._on_disconnect = self._on_disconnect, None
         if on_disconnect is not None and not self.is_complete:
             on_disconnect()
@@ -135,43 +135,34 @@ class HttpCycle:
         """Close the connection after this response."""
         self._keeps_alive = False
 
-    def _wake(self) -> None:
-        self._has_news = True
-        if self._news is not None:
-            self._news.set()
-
     # The request's body.
 
     def take_body(self) -> bytes | None:
         """The request's body, if all of it has come; otherwise None, and ASGI's `receive` returns it."""
         if not self._is_whole or self._expects_100_continue:
             return None
-        self._resume_reading()  # stopped by a long body; a disconnect would go unseen
+        if self._flow.read_paused:
+            self._flow.resume_reading()  # stopped by a long body; a disconnect would go unseen
         return self._take_parts()
 
     def _take_parts(self) -> bytes:
         parts, self._parts, self._num_unread = self._parts, [], 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _resume_reading(self) -> None:
-        if self._flow.read_paused:
-            self._flow.resume_reading()
-
     async def receive(self) -> Message:
         """ASGI's: the next part of the body, or that the client has left, or has its response."""
         if self._expects_100_continue and not self._is_gone:
-            self._connection.write(_CONTINUE)
+            self._transport.write(_CONTINUE)
             self._expects_100_continue = False
-        if not self._has_ended():
-            self._resume_reading()
-            if self._news is None:
-                self._news = asyncio.Event()
-            if not self._has_news:
-                await self._news.wait()
-            self._news.clear()
-            self._has_news = False
+        if self._flow.read_paused:
+            self._flow.resume_reading()
+        while not (self._parts or self._has_ended() or (self._is_whole and not self._is_passed)):
+            news = self._news = self._news or asyncio.Event()
+            await news.wait()
+            news.clear()
         if self._has_ended():
             return {"type": "http.disconnect"}
+        self._is_passed = self._is_whole
         return {"type": "http.request", "body": self._take_parts(), "more_body": not self._is_whole}
 
     # The response.
@@ -187,7 +178,7 @@ class HttpCycle:
             self.start(message["status"], [each for each in headers if each[0] != b"transfer-encoding"])
             if self._is_chunked:  # the first part may come much later
                 head, self._head = self._head, b""
-                self._connection.write(head)
+                self._transport.write(head)
         elif kind == "http.response.body" and self.has_begun:
             if not self.is_complete:
                 self.write(message.get("body", b""), message.get("more_body", False))
@@ -201,7 +192,7 @@ class HttpCycle:
 
     async def drain(self) -> None:
         """Wait until the client has read, or has disconnected."""
-        if self.is_full:
+        if self._flow.write_paused and not self._is_gone:
             await self._flow.drain()
 
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -244,13 +235,14 @@ class HttpCycle:
         if self._head:
             body, self._head = self._head + body, b""
         if body:
-            self._connection.write(body)
+            self._transport.write(body)
         if not more:
             self._end()
 
     def _end(self) -> None:
         self.is_complete = True
-        self._wake()
+        if self._news is not None:
+            self._news.set()
         if not self._keeps_alive:
             self._connection.close_after_response()
         self._connection.end_response(self)
@@ -258,7 +250,8 @@ class HttpCycle:
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `on_disconnect` if the client disconnects before its response is complete."""
         self._on_disconnect = on_disconnect
-        self._resume_reading()  # stopped by the end of a long body
+        if self._flow.read_paused:
+            self._flow.resume_reading()  # stopped by the end of a long body
         if self._is_gone:
             on_disconnect()
 

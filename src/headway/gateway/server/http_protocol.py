@@ -71,8 +71,6 @@ class HttpProtocol(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._is_in_head = False
         """A part of a head has come."""
-        self._takes_headers = True
-        """What the parser calls headers are no trailers."""
         self._refusal: ApiError | None = None
         """Why the request whose headers were parsed last is not served."""
         self._cycle: HttpCycle | None = None
@@ -183,12 +181,12 @@ class HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._takes_headers:  # else it is a trailer: whoever checked the headers has not seen it
+        if self._framing.part == HEAD:  # else it is a trailer: whoever checked the headers has not seen it
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Check the request; if it is served, its application starts once these bytes are parsed."""
-        self._is_in_head = self._takes_headers = False
+        self._is_in_head = False
         self._deadline_s = None
         version = self._parser.get_http_version()
         url: Any = httptools.parse_url(self._url)  # its host may be None, which the types do not say
@@ -213,8 +211,9 @@ class HttpProtocol(asyncio.Protocol):
         }  # fmt: skip
         expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
         keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive())
-        headers = self._state.default_headers
-        self._cycle = HttpCycle(self, self._flow, scope, headers, expects_100_continue, keeps_alive)
+        self._cycle = HttpCycle(
+            self, self._transport, self._flow, scope, self._state.default_headers, expects_100_continue, keeps_alive
+        )
         self._is_new = True
 
     def _check_headers(self, found: dict[bytes, bytes]) -> ApiError | None:
@@ -283,9 +282,6 @@ class HttpProtocol(asyncio.Protocol):
             cycle.task = task = self._loop.create_task(cycle.run(self._app, self._takes_writer))
             self._state.tasks.add(task)
 
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
-
     def end_task(self, task: asyncio.Task[None]) -> None:
         self._state.tasks.discard(task)
 
@@ -298,16 +294,12 @@ class HttpProtocol(asyncio.Protocol):
         if self._unparsed:
             self._loop.call_soon(self._parse_next)
         else:
-            self._begin_head()
+            self._framing.begin_head()
             self._set_deadline(self._keep_alive_s)
-
-    def _begin_head(self) -> None:
-        self._framing.begin_head()
-        self._takes_headers = True
 
     def _parse_next(self) -> None:
         data, self._unparsed = self._unparsed, b""
-        self._begin_head()
+        self._framing.begin_head()
         if not self._transport.is_closing():
             self._parse(data)
             self._start_new()

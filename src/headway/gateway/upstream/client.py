@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. EngineError if it is cut off or longer than the limit."""
         if self.is_complete and self._buffered <= limit_bytes:
-            return await self.read_part()
+            return self._take_parts()
         parts, size = [], 0
         while part := await self.read_part():
             parts.append(part)
