@@ -216,16 +216,16 @@ def test_what_cannot_be_trusted_ends_the_connection(name: str) -> None:
 @pytest.mark.parametrize("app", [_echo, _direct], ids=["asgi", "direct"])
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_a_lost_connection_is_freed_without_a_collection(stream: bytes, app: Any) -> None:
-    async def story() -> weakref.ref[HttpProtocol]:
-        protocol = _protocol(app)
-        protocol.connection_made(Wire())  # type: ignore[arg-type]
+    async def story() -> weakref.ref[Wire]:
+        protocol, wire = _protocol(app), Wire()
+        protocol.connection_made(wire)  # type: ignore[arg-type]
         protocol.data_received(stream)
         for _ in range(30):
             await asyncio.sleep(0)
         protocol.connection_lost(None)
         for _ in range(5):
             await asyncio.sleep(0)
-        return weakref.ref(protocol)
+        return weakref.ref(wire)  # which the protocol holds
 
     gc.disable()
     try:

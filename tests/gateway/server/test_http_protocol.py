@@ -59,7 +59,13 @@ class Front:
         config.load()
         front = self
 
-        class Noted(HttpProtocol):
+        class Noted:
+            def __init__(self) -> None:
+                self._served = HttpProtocol(config, ServerState(), {})
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._served, name)
+
             def connection_made(self, transport: Any) -> None:
                 plain = transport.write
 
@@ -68,11 +74,9 @@ class Front:
                     plain(data)
 
                 transport.write = write
-                super().connection_made(transport)
+                self._served.connection_made(transport)
 
-        def made() -> Noted:
-            return Noted(config=config, server_state=ServerState(), app_state={})
-
+        made: Any = Noted  # has all that a protocol has
         server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2], limit=1 << 12)
         try:
