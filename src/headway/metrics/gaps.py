@@ -30,6 +30,9 @@ PIECES = 16
 SHORT_ROWS = 1 << 14
 """Parts with fewer runs are concatenated."""
 LOWEST = int(np.float64(2.0**-40).view(np.int64)) >> SHIFT
+STARTED, COMPLETED, OVER = range(3)
+MARGIN = 512
+"""Bins that are kept on either side of those with counts, as others may follow."""
 BINS = (int(np.float64(2.0**30).view(np.int64)) >> SHIFT) - LOWEST
 
 
@@ -38,7 +41,10 @@ class GapHistogram:
 
     def __init__(self, parts: Iterable[GapRuns] = ()) -> None:
         self._sums_s: list[float] = []
-        self._started, self._completed, self._over = np.zeros(BINS), np.zeros(BINS), np.zeros(BINS)
+        self._counts = np.zeros((3, 0))
+        """By bin: durations of pieces begun, of pieces ended, and of whole runs ended."""
+        self._lowest = 0
+        """The first bin that is kept: a sample lies in a few of all."""
         for each in parts:
             self.count(each)
 
@@ -51,10 +57,11 @@ class GapHistogram:
         # No dot product: its rounding may depend on the number of threads.
         self._sums_s.append(float(((first + last) / 2 * size).sum()))
         from_bin, to_bin = _bins(first), _bins(last)
+        self._cover(int(from_bin.min()), int(to_bin.max()) + 1)
         wide = to_bin - from_bin > NARROW
-        _add(self._over, to_bin, size)
-        _add(self._started, from_bin[~wide], size[~wide])
-        _add(self._completed, to_bin[~wide], size[~wide])
+        self._add(OVER, to_bin, size)
+        self._add(STARTED, from_bin[~wide], size[~wide])
+        self._add(COMPLETED, to_bin[~wide], size[~wide])
         if wide.any():
             self._split(first[wide], step[wide], count[wide].astype(np.int64), weight[wide])
 
@@ -63,28 +70,46 @@ class GapHistogram:
         for piece in range(PIECES):
             begin, end = count * piece // PIECES, count * (piece + 1) // PIECES
             size = (end - begin) * weight
-            _add(self._started, _bins(first + step * begin), size)
-            _add(self._completed, _bins(first + step * np.maximum(end - 1, begin)), size)
+            self._add(STARTED, _bins(first + step * begin), size)
+            self._add(COMPLETED, _bins(first + step * np.maximum(end - 1, begin)), size)
+
+    def _cover(self, lowest: int, end: int) -> None:
+        """Keep the bins `lowest` to `end`, and those that are kept already."""
+        num = self._counts.shape[1]
+        if num and self._lowest <= lowest and end <= self._lowest + num:
+            return
+        lowest, end = max(lowest - MARGIN, 0), min(end + MARGIN, BINS)
+        if num:
+            lowest, end = min(lowest, self._lowest), max(end, self._lowest + num)
+        counts = np.zeros((3, end - lowest))
+        counts[:, self._lowest - lowest : self._lowest - lowest + num] = self._counts
+        self._counts, self._lowest = counts, lowest
+
+    def _add(self, row: int, bins: Ints, sizes: Ints) -> None:
+        _add(self._counts[row], bins - self._lowest, sizes)
 
     def add(self, other: GapHistogram) -> None:
-        self._started += other._started
-        self._completed += other._completed
-        self._over += other._over
+        num = other._counts.shape[1]
+        if num:
+            self._cover(other._lowest, other._lowest + num)
+            start = other._lowest - self._lowest
+            self._counts[:, start : start + num] += other._counts
         self._sums_s += other._sums_s
 
     @property
     def total(self) -> int:
-        return int(self._started.sum())
+        return int(self._counts[STARTED].sum())
 
     @property
     def mean_s(self) -> float:
         """NaN for an empty sample."""
         return fsum(self._sums_s) / self.total if self.total else float("nan")
 
-    def reached(self) -> tuple[Ints, Ints, Ints]:
-        """Cumulative counts by bin: durations of pieces begun, of pieces ended, and of whole runs ended."""
-        started, completed, over = (a.cumsum().astype(np.int64) for a in (self._started, self._completed, self._over))
-        return started, completed, over
+    def reached(self) -> tuple[int, Ints, Ints, Ints]:
+        """The lowest bin, and cumulative counts by bin from there on: durations of pieces begun, of pieces ended, and of
+        whole runs ended."""
+        started, completed, over = (each.cumsum().astype(np.int64) for each in self._counts)
+        return self._lowest, started, completed, over
 
 
 Window = tuple[float, float]
@@ -99,15 +124,15 @@ class QuantileReader:
 
     def __init__(self, tally: GapHistogram, fractions: Sequence[float] | Floats) -> None:
         total = tally.total
-        started, completed, over = tally.reached()
+        lowest, started, completed, over = tally.reached()
         self._position = (total - 1) * np.asarray(fractions, dtype=np.float64)
         self._low = np.floor(self._position).astype(np.int64)
         self._high = np.minimum(self._low + 1, total - 1)
         self._ranks = np.unique(np.concatenate([self._low, self._high]))
-        low = np.searchsorted(started, self._ranks + 1).tolist()
-        high = np.searchsorted(completed, self._ranks + 1).tolist()
+        low = (lowest + np.searchsorted(started, self._ranks + 1)).tolist()
+        high = (lowest + np.searchsorted(completed, self._ranks + 1)).tolist()
         self._of_rank = list(zip(low, high, strict=True))
-        self._before = {(a, b): int(over[a - 1]) if a else 0 for a, b in self._of_rank}
+        self._before = {(a, b): int(over[a - lowest - 1]) if a > lowest else 0 for a, b in self._of_rank}
         self.windows: dict[tuple[int, int], Window] = {bins: _window_s(*bins) for bins in sorted(self._before)}
         self._collected: dict[tuple[int, int], list[tuple[Floats, Counts]]] = {bins: [] for bins in self.windows}
 
