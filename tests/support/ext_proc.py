@@ -34,38 +34,38 @@ def headers_message(headers: Mapping[str, str], end_of_stream: bool = False) -> 
     return pb.HttpHeaders(headers=_map(headers), end_of_stream=end_of_stream)
 
 
-def told_headers(mutation: pb.HeaderMutation) -> dict[str, str]:
+def set_headers(mutation: pb.HeaderMutation) -> dict[str, str]:
     """The headers that the picker sets."""
     return {each.header.key: each.header.raw_value.decode() for each in mutation.set_headers}
 
 
 class Call:
-    """A call of `Process` without a network: what Envoy says goes in, what it is told comes out."""
+    """A call of `Process` without a network: what Envoy says goes in, what it gets comes out."""
 
     def __init__(self, request_mode: int = DUPLEX, answer_mode: int = DUPLEX) -> None:
-        self._said: asyncio.Queue[pb.ProcessingRequest | None] = asyncio.Queue()
-        self._told: asyncio.Queue[pb.ProcessingResponse] = asyncio.Queue()
+        self._requests: asyncio.Queue[pb.ProcessingRequest | None] = asyncio.Queue()
+        self._responses: asyncio.Queue[pb.ProcessingResponse] = asyncio.Queue()
         self.request_mode, self.answer_mode = request_mode, answer_mode
 
     async def read(self) -> pb.ProcessingRequest | None:
-        return await self._said.get()
+        return await self._requests.get()
 
     async def write(self, data: bytes) -> None:
-        self._told.put_nowait(pb.ProcessingResponse.FromString(data))
+        self._responses.put_nowait(pb.ProcessingResponse.FromString(data))
 
-    async def told(self) -> pb.ProcessingResponse:
+    async def response(self) -> pb.ProcessingResponse:
         async with asyncio.timeout(20):
-            return await self._told.get()
+            return await self._responses.get()
 
     @property
-    def num_untold(self) -> int:
-        return self._told.qsize()
+    def num_responses(self) -> int:
+        return self._responses.qsize()
 
-    def say(self, metadata: Mapping[str, Mapping[str, Any]] | None = None, **message: Any) -> None:
-        said = pb.ProcessingRequest(**message)
+    def send(self, metadata: Mapping[str, Mapping[str, Any]] | None = None, **fields: Any) -> None:
+        message = pb.ProcessingRequest(**fields)
         for namespace, values in (metadata or {}).items():
-            said.metadata_context.filter_metadata[namespace].update(values)
-        self._said.put_nowait(said)
+            message.metadata_context.filter_metadata[namespace].update(values)
+        self._requests.put_nowait(message)
 
     def request(
         self, body: Any = CHAT, headers: Mapping[str, str] | None = None, path: str = "/v1/chat/completions",
@@ -76,7 +76,7 @@ class Call:
         hint = None if subset is None else {
             "envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": list(subset)}
         }  # fmt: skip
-        self.say(
+        self.send(
             hint,
             request_headers=headers_message(
                 {":method": method, ":path": path, "x-request-id": "id", **(headers or {})}, method == "GET"
@@ -86,20 +86,20 @@ class Call:
             ),
         )
         if method == "POST":
-            self.say(request_body=pb.HttpBody(body=data, end_of_stream=True))
+            self.send(request_body=pb.HttpBody(body=data, end_of_stream=True))
 
     def answer(self, status: int = 200, served: str = "", **headers: str) -> None:
         """Say the headers of the engine's answer."""
         sent = {":status": str(status), **{name.replace("_", "-"): value for name, value in headers.items()}}
         metadata = {"envoy.lb": {"x-gateway-destination-endpoint-served": served}} if served else None
-        self.say(metadata, response_headers=headers_message(sent))
+        self.send(metadata, response_headers=headers_message(sent))
 
     def part(self, body: bytes, is_last: bool = False) -> None:
         """Say a part of the engine's answer."""
-        self.say(response_body=pb.HttpBody(body=body, end_of_stream=is_last))
+        self.send(response_body=pb.HttpBody(body=body, end_of_stream=is_last))
 
     def end(self) -> None:
-        self._said.put_nowait(None)
+        self._requests.put_nowait(None)
 
 
 class Picked:
@@ -119,29 +119,29 @@ class Picked:
     def json(self) -> Any:
         return msgspec.json.decode(self.body or self.error)
 
-    def take(self, mutation: pb.HeaderMutation, told: pb.ProcessingResponse) -> None:
-        self.headers |= told_headers(mutation)
+    def take(self, mutation: pb.HeaderMutation, message: pb.ProcessingResponse) -> None:
+        self.headers |= set_headers(mutation)
         self.removed += mutation.remove_headers
-        if "envoy.lb" in told.dynamic_metadata:
-            self.metadata = dict(told.dynamic_metadata["envoy.lb"])
+        if "envoy.lb" in message.dynamic_metadata:
+            self.metadata = dict(message.dynamic_metadata["envoy.lb"])
 
 
 async def picked(call: Call) -> Picked:
-    """What Envoy is told of a request, until it can be sent."""
+    """What Envoy gets for a request, until it can be sent."""
     found, parts = Picked(), []
     while True:
-        told = await call.told()
-        match told.WhichOneof("response"):
+        message = await call.response()
+        match message.WhichOneof("response"):
             case "immediate_response":
-                immediate = told.immediate_response
+                immediate = message.immediate_response
                 found.status, found.error = immediate.status.code, immediate.body
-                found.headers = told_headers(immediate.headers)
+                found.headers = set_headers(immediate.headers)
                 return found
             case "request_headers":
-                found.take(told.request_headers.response.header_mutation, told)
+                found.take(message.request_headers.response.header_mutation, message)
             case "request_body":
-                response = told.request_body.response
-                found.take(response.header_mutation, told)
+                response = message.request_body.response
+                found.take(response.header_mutation, message)
                 part = response.body_mutation.streamed_response
                 if call.request_mode == BUFFERED:
                     has_new_body = response.body_mutation.WhichOneof("mutation") == "body"
@@ -154,7 +154,7 @@ async def picked(call: Call) -> Picked:
 
 
 class Desk:
-    """A gateway whose replicas are said to be up and never sent anything, and calls to its picker."""
+    """A gateway whose replicas are message to be up and never sent anything, and calls to its picker."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -225,9 +225,9 @@ class Proxy(Front):
         call.part(b"", is_last=True)
         parts: list[bytes] = []
         while True:
-            told = await call.told()
-            if told.WhichOneof("response") == "response_body":
-                part = told.response_body.response.body_mutation.streamed_response
+            message = await call.response()
+            if message.WhichOneof("response") == "response_body":
+                part = message.response_body.response.body_mutation.streamed_response
                 parts.append(part.body)
                 if part.end_of_stream:
                     break

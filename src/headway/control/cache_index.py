@@ -312,8 +312,8 @@ class SchedulersIndex(CacheIndex):
         self._placed_by[scheduler] = []
         return taken
 
-    def told(self, scheduler: int, placed: Sequence[RequestView]) -> None:
-        """A scheduler has heard what another one has placed."""
+    def placed_elsewhere(self, scheduler: int, placed: Sequence[RequestView]) -> None:
+        """What another scheduler reports to this one that it has placed."""
         for request in placed:
             self._of[scheduler].placed(request)
 

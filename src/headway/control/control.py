@@ -214,7 +214,8 @@ class Control:
         service = self.by_model.get(live.model) if live.model else self._only
         if service is None:
             serves = ", ".join(service.model for service in self.services)
-            raise HeadwayError(f"request {live.id} is for model {live.model!r}; the fleet serves: {serves}")
+            names = f"is for model {live.model!r}" if live.model else "names no model"
+            raise HeadwayError(f"request {live.id} {names}; the fleet serves: {serves}")
         return service
 
     def _is_kept_on_entry(self, live: Live, now: float) -> bool:

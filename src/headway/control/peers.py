@@ -1,7 +1,7 @@
-"""What several schedulers of one fleet know of each other: each one's own counts, and those that others have told.
+"""What several schedulers of one fleet know of each other: each one's own counts, and those that others report.
 
 Each scheduler places requests by its own router, and counts what it has placed at each replica. Those counts are
-exact, but those of the others are as old as their last message. A scheduler of which nothing was heard for a lease is
+exact, but those of the others are as old as their last message. A scheduler of which no message came for a lease is
 gone: what it had at the replicas counts no more. The simulator and the gateway use the same classes.
 """
 
@@ -65,7 +65,7 @@ class OwnCounts(Protocol):
 
 
 def load_of(own: OwnCounts) -> Load:
-    """A scheduler's own load at a replica, to be told to the others."""
+    """A scheduler's own load at a replica, to be reported to the others."""
     return Load(
         own.num_in_flight, own.prefill_tokens_left, own.tokens_generated, own.expected_cached_tokens,
         sum(live.prompt_tokens for live in own.requests),
@@ -74,20 +74,20 @@ def load_of(own: OwnCounts) -> Load:
 
 
 class PeerLoads:
-    """The loads that the other schedulers have told last, and their sums by replica."""
+    """The loads that the other schedulers reported last, and their sums by replica."""
 
     def __init__(self, on_change: Callable[[int, Load], None] | None = None) -> None:
         """`on_change(replica, sum)` is called after the others' load at a replica has changed."""
-        self._told: dict[Hashable, dict[int, Load]] = {}
+        self._reported: dict[Hashable, dict[int, Load]] = {}
         """By scheduler, its load by replica."""
-        self._heard_s: dict[Hashable, float] = {}
+        self._seen_s: dict[Hashable, float] = {}
         self._sums: dict[int, Load] = {}
         self._on_change = on_change
 
     @property
     def peers(self) -> Collection[Hashable]:
         """The schedulers that count."""
-        return self._heard_s.keys()
+        return self._seen_s.keys()
 
     def at(self, replica: int) -> Load:
         """What the others have at a replica. The same object from call to call, which is not to be changed."""
@@ -96,15 +96,15 @@ class PeerLoads:
             found = self._sums[replica] = Load()
         return found
 
-    def heard(self, peer: Hashable, now: float) -> None:
+    def mark_alive(self, peer: Hashable, now: float) -> None:
         """A scheduler is alive."""
-        self._heard_s[peer] = now
+        self._seen_s[peer] = now
 
     def update(self, peer: Hashable, loads: Mapping[int, Load], now: float) -> None:
-        """A scheduler has told all of its loads; it has none at replicas that are not among them."""
-        self.heard(peer, now)
-        before = self._told.get(peer, {})
-        self._told[peer] = dict(loads)
+        """A scheduler reports all of its loads; it has none at replicas that are not among them."""
+        self.mark_alive(peer, now)
+        before = self._reported.get(peer, {})
+        self._reported[peer] = dict(loads)
         self._replace(before, loads)
 
     def _replace(self, before: Mapping[int, Load], after: Mapping[int, Load]) -> None:
@@ -119,25 +119,25 @@ class PeerLoads:
 
     def forget(self, peer: Hashable) -> None:
         """A scheduler is gone, and with it what it had at the replicas."""
-        self._heard_s.pop(peer, None)
-        self._replace(self._told.pop(peer, {}), {})
+        self._seen_s.pop(peer, None)
+        self._replace(self._reported.pop(peer, {}), {})
 
     def forget_silent(self, now: float, lease_s: float) -> list[Hashable]:
         """Forget the schedulers that were silent for longer than their lease, and return them."""
-        silent = [peer for peer, heard_s in self._heard_s.items() if now - heard_s > lease_s]
+        silent = [peer for peer, seen_s in self._seen_s.items() if now - seen_s > lease_s]
         for peer in silent:
             self.forget(peer)
         return silent
 
 
 class GivenElsewhere:
-    """The sums of service that the other schedulers have told, whose growth orderings are told."""
+    """The sums of service that other schedulers report. Orderings get their growth."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[Hashable, str, tuple[int, str]], float] = {}
         """By scheduler, model and share."""
 
-    def told(self, peer: Hashable, model: str, share: tuple[int, str], service: float, ordering: object) -> None:
+    def report(self, peer: Hashable, model: str, share: tuple[int, str], service: float, ordering: object) -> None:
         """A scheduler has given a share so much service of a model since it started. `ordering` is that of the model's
         hold queue."""
         key = peer, model, share
@@ -152,7 +152,7 @@ class GivenElsewhere:
 
 
 class SharedReplica(ReplicaCalls):
-    """A replica as one of several schedulers sees it: with its own counts, and those that the others told last.
+    """A replica as one of several schedulers sees it: with its own counts, and those that the others reported last.
 
     Satisfies `core.view.OracleReplicaView` where the replica does. Requests, and whether answers are on pace, are those
     of this scheduler; engine metrics are those of the replica's own view.
@@ -160,7 +160,7 @@ class SharedReplica(ReplicaCalls):
 
     def __init__(self, replica: ReplicaView, own: OwnCounts, others: Load, is_shared: bool = True) -> None:
         """`others` is the sum that `PeerLoads.at` gives for the replica, which changes in place. `is_shared` is False
-        if nobody ever tells."""
+        if nobody ever reports."""
         self.is_shared = is_shared
         self._replica, self._own, self._others = replica, own, others
         self.id, self.pool, self.model = replica.id, replica.pool, replica.model

@@ -106,8 +106,7 @@ class GapHistogram:
         return fsum(self._sums_s) / self.total if self.total else float("nan")
 
     def reached(self) -> tuple[int, Ints, Ints, Ints]:
-        """The lowest bin, and cumulative counts by bin from there on: durations of pieces begun, of pieces ended, and of
-        whole runs ended."""
+        """The lowest bin, and the rows of counts cumulated from there on."""
         started, completed, over = (each.cumsum().astype(np.int64) for each in self._counts)
         return self._lowest, started, completed, over
 

@@ -41,7 +41,7 @@ def as_policy_errors(policies: Policies) -> Iterator[None]:
         last = Path(frames[-1].filename)
         if own and any(folder in last.parents for folder in _DECIDING):
             names = ", ".join(dict.fromkeys(choice.name for choice in own))
-            what = f"policy {names}: returned what its kind of policy may not, which led to {_described(error)}"
+            what = f"policy {names}: returned an invalid value, which led to {_described(error)}"
             raise HeadwayError(f"{what}; headway.testing checks policies") from error
         raise
 

@@ -52,8 +52,8 @@ Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
 _PROGRESS_EVERY: Final = 1 << 11
-_TELLS: Final = -(1 << 16)
-_HEARD: Final = -(1 << 15)
+_SEND: Final = -(1 << 16)
+_RECEIVE: Final = -(1 << 15)
 """Places of schedulers' messages among the ticks of one instant."""
 
 
@@ -398,7 +398,7 @@ class Cluster:
         if self._schedulers is not None and self._schedulers.config.shared:
             for scheduler in range(self._schedulers.config.num):
                 start_s = self._schedulers.first_s(scheduler)
-                self._kernel.at(start_s, TICK, _TELLS - scheduler, self._tell, scheduler)
+                self._kernel.at(start_s, TICK, _SEND - scheduler, self._send_state, scheduler)
         for i, ticking in enumerate(self._control.ticking()):
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
@@ -455,21 +455,21 @@ class Cluster:
     def _apply_cache_events(self, _: float, batches: Any) -> None:
         self._cache_events.apply(batches)
 
-    def _tell(self, now: float, scheduler: int) -> None:
-        """A scheduler tells the others what it has at the replicas."""
+    def _send_state(self, now: float, scheduler: int) -> None:
+        """A scheduler sends the others what it has at the replicas."""
         assert self._schedulers is not None
         config = self._schedulers.config
         if self._is_active(now):
-            self._kernel.at(now + config.period_s, TICK, _TELLS - scheduler, self._tell, scheduler)
+            self._kernel.at(now + config.period_s, TICK, _SEND - scheduler, self._send_state, scheduler)
         self._schedulers.forget_silent(scheduler, now)
         if not self._schedulers.is_away(now):
-            told = self._schedulers.state(scheduler)
-            self._kernel.at(now + config.delay_s, TICK, _HEARD - scheduler, self._hear, (scheduler, told))
+            state = self._schedulers.state(scheduler)
+            self._kernel.at(now + config.delay_s, TICK, _RECEIVE - scheduler, self._receive_state, (scheduler, state))
 
-    def _hear(self, now: float, message: Any) -> None:
+    def _receive_state(self, now: float, message: Any) -> None:
         assert self._schedulers is not None
-        scheduler, told = message
-        self._schedulers.hear(scheduler, told, now)
+        scheduler, state = message
+        self._schedulers.receive(scheduler, state, now)
         self._control.on_views_refreshed(now)
 
     def _records(self, end_s: float) -> Records:

@@ -1,7 +1,7 @@
-"""Several schedulers in front of one simulated fleet: each sees its own requests at once, and the others' as told.
+"""Several schedulers in front of one simulated fleet: each sees its own requests at once, and the others' as reported.
 
 Each has its own share of the arrivals, its own policies and its own hold queue, as a gateway of several has. What it
-has at the replicas it tells the others, by the classes that the gateway uses (`control.peers`).
+has at the replicas it reports to the others, by the classes that the gateway uses (`control.peers`).
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ class SharedControl(Control):
 
 
 class SchedulerState(NamedTuple):
-    """What one scheduler tells the others."""
+    """What one scheduler reports to the others."""
 
     loads: dict[int, Load]
     """By replica; none where it has no requests."""
     given: list[tuple[str, dict[tuple[int, str], float]]]
     """By model, the service that it has given, by share."""
     placed: list[tuple[SchedulersIndex, list[RequestView]]]
-    """Prompts that it has placed since it told the others last, by their replicas' indexes."""
+    """Prompts that it has placed since its last report, by their replicas' indexes."""
 
 
 class Schedulers:
@@ -205,19 +205,19 @@ class Schedulers:
         return any(start_s <= now < end_s for start_s, end_s in self.config.away)
 
     def first_s(self, scheduler: int) -> float:
-        """Time of a scheduler's first message: they do not speak at the same moments."""
+        """Time of a scheduler's first message: they are not sent at the same moments."""
         return self.config.period_s * (scheduler + 1) / self.config.num
 
     def state(self, scheduler: int) -> SchedulerState:
-        """What a scheduler tells now."""
+        """What a scheduler reports now."""
         loads = {replica: load_of(own) for replica, own in self._own[scheduler].items() if own.num_in_flight}
         orderings = self._orderings(scheduler)
         given = [(model, dict(each.given())) for model, each in orderings if isinstance(each, PeerOrdering)]
-        placed = [(index, told) for index in self._indexes if (told := index.take_placed(scheduler))]
+        placed = [(index, each) for index in self._indexes if (each := index.take_placed(scheduler))]
         return SchedulerState(loads, given, placed)
 
-    def hear(self, scheduler: int, state: SchedulerState, now: float) -> None:
-        """All others hear what a scheduler has told."""
+    def receive(self, scheduler: int, state: SchedulerState, now: float) -> None:
+        """All others receive what a scheduler reports."""
         for other in range(self.config.num):
             if other == scheduler:
                 continue
@@ -225,12 +225,12 @@ class Schedulers:
             orderings = dict(self._orderings(other))
             for model, given in state.given:
                 for share, service in given.items():
-                    self._given[other].told(scheduler, model, share, service, orderings[model])
-            for index, told in state.placed:
-                index.told(other, told)
+                    self._given[other].report(scheduler, model, share, service, orderings[model])
+            for index, placed in state.placed:
+                index.placed_elsewhere(other, placed)
 
     def forget_silent(self, scheduler: int, now: float) -> None:
-        """A scheduler forgets others that were not heard for their lease."""
+        """A scheduler forgets others of which no message came for their lease."""
         self.loads[scheduler].forget_silent(now, self.config.lease_s)
 
     def _orderings(self, scheduler: int) -> list[tuple[str, Ordering]]:

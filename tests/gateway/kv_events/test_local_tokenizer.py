@@ -104,10 +104,10 @@ def test_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert tokenizer._num_blocks == sum(len(each.blocks) for each in tokenizer._prefixes.values()) <= 40
 
 
-def test_the_faster_library_makes_the_same_tokens(folder: Path) -> None:
+def test_fastokens_makes_the_same_tokens(folder: Path) -> None:
     own, reference = read(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
     reference.no_truncation()
-    assert own.is_fast
+    assert own.uses_fastokens
 
     @given(st.text(st.characters() | st.sampled_from("ab  \n12'é東🙂")), st.booleans())
     def check(text: str, adds_special: bool) -> None:
@@ -120,9 +120,7 @@ def test_the_faster_library_makes_the_same_tokens(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_the_faster_library_is_not_used_where_it_differs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
-) -> None:
+def test_fastokens_is_not_used_where_it_differs(folder: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool) -> None:
     """Or where it does not read the tokenizer."""
     other = fastokens.Tokenizer.from_file(str(folder / "tokenizer.json"))  # which cuts texts at 16 tokens
 
@@ -133,7 +131,7 @@ def test_the_faster_library_is_not_used_where_it_differs(
 
     monkeypatch.setattr(local_tokenizer.fastokens, "Tokenizer", SimpleNamespace(from_json_str=from_json_str))
     own, reference = read(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert not own.is_fast
+    assert not own.uses_fastokens
     reference.no_truncation()
     text = " ".join(WORDS) * 9
     assert own.ids({"prompt": text}) == reference.encode(text).ids

@@ -28,7 +28,7 @@ from ext_proc import (
     desk,
     headers_message,
     picked,
-    told_headers,
+    set_headers,
 )
 from headway.control.decisions import Decision
 from headway.core.record import Outcome
@@ -93,7 +93,7 @@ def test_a_stream_is_counted_and_its_usage_hidden_from_clients_that_did_not_ask(
         assert found.json()["stream_options"] == {"include_usage": True}
         (live,) = (request.live for request in made.gateway.driver.requests.values())
         call.answer(content_type="text/event-stream")
-        headers = told_headers((await call.told()).response_headers.response.header_mutation)
+        headers = set_headers((await call.response()).response_headers.response.header_mutation)
         assert headers == {"x-headway-replica": made.gateway.replicas[live.replica].name, "x-request-id": "id"}
         passed = b""
         sent = [chunk("a")[:20], chunk("a")[20:] + chunk("b"), chunk(usage=USAGE), b"data: [DONE]\n\n"]
@@ -101,11 +101,11 @@ def test_a_stream_is_counted_and_its_usage_hidden_from_clients_that_did_not_ask(
             call.part(part)
         call.part(b"", is_last=True)
         for part in [*sent, b""] if modes[1] == STREAMED else ():
-            mutation = (await call.told()).response_body.response.body_mutation
+            mutation = (await call.response()).response_body.response.body_mutation
             kind = mutation.WhichOneof("mutation")
             passed += part if kind is None else mutation.body
         while modes[1] == DUPLEX:
-            streamed = (await call.told()).response_body.response.body_mutation.streamed_response
+            streamed = (await call.response()).response_body.response.body_mutation.streamed_response
             passed += streamed.body
             if streamed.end_of_stream:
                 break
@@ -124,10 +124,10 @@ def test_a_client_that_asks_for_usage_gets_the_stream_as_it_comes(tmp_path: Path
         call, found = await asked(made, body=body)
         assert found.json() == body
         call.answer(content_type="text/event-stream")
-        await call.told()
+        await call.response()
         sent = b": ping\n\n" + chunk("a") + chunk(usage=USAGE)
         call.part(sent)
-        assert (await call.told()).response_body.response.body_mutation.streamed_response.body == sent
+        assert (await call.response()).response_body.response.body_mutation.streamed_response.body == sent
 
     tell(story, tmp_path)
 
@@ -143,8 +143,8 @@ def test_an_answer_that_is_not_streamed_is_counted_at_its_end(tmp_path: Path, st
         answer = msgspec.json.encode({"object": "chat.completion", "choices": [], "usage": USAGE})
         call.part(answer[:10])
         call.part(answer[10:], is_last=True)
-        await call.told()
-        parts = [(await call.told()).response_body.response.body_mutation.streamed_response for _ in range(2)]
+        await call.response()
+        parts = [(await call.response()).response_body.response.body_mutation.streamed_response for _ in range(2)]
         assert b"".join(part.body for part in parts) == answer and parts[1].end_of_stream
         call.end()
         await made.over()
@@ -213,10 +213,10 @@ def test_a_request_counts_where_envoy_has_sent_it(tmp_path: Path) -> None:
         call, found = await asked(made)
         assert found.endpoints[0] == ENDPOINTS[0]
         call.answer(served=found.endpoints[1], content_type="application/json")
-        await call.told()
+        await call.response()
         assert in_flight(made) == [0, 1, 0, 0]
         call.part(b'{"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}', is_last=True)
-        await call.told()
+        await call.response()
         rows = made.gateway.records().requests
         assert rows["replica"].tolist() == [1] and rows["attempts"].tolist() == [2] and sum(in_flight(made)) == 0
 
@@ -269,11 +269,11 @@ def test_a_held_request_waits_and_envoy_with_it(tmp_path: Path) -> None:
         first, _ = await asked(made)
         second, third = made.call(BUFFERED, STREAMED), made.call()
         second.request()
-        assert (await second.told()).WhichOneof("response") == "request_headers"
-        assert (await second.told()).override_message_timeout.seconds == 600
+        assert (await second.response()).WhichOneof("response") == "request_headers"
+        assert (await second.response()).override_message_timeout.seconds == 600
         third.request()
         third.end()  # its client does not wait
-        while made.gateway.driver.control.services[0].hold_queue.num != 1 or third.num_untold:
+        while made.gateway.driver.control.services[0].hold_queue.num != 1 or third.num_responses:
             await asyncio.sleep(0)
         first.end()
         assert (await picked(second)).endpoints == [ENDPOINTS[0]]
@@ -287,7 +287,7 @@ def test_an_engine_that_is_given_up_has_its_requests_ended(tmp_path: Path) -> No
         replica = made.gateway.replicas[0]
         made.set_up(replica, is_up=False)
         made.gateway.driver.fail_over(replica)
-        told = (await call.told()).immediate_response
+        told = (await call.response()).immediate_response
         assert told.status.code == 502 and b"does not answer any more" in told.body and sum(in_flight(made)) == 0
 
     tell(story, tmp_path, engines=URLS[:1])
@@ -302,7 +302,10 @@ def test_envoy_may_find_another_engine_before_its_request_is_given_up(tmp_path: 
         while in_flight(made) != [0, 1]:
             await asyncio.sleep(0)
         call.part(b'{"choices": []}', is_last=True)
-        assert [(await call.told()).WhichOneof("response") for _ in range(2)] == ["response_headers", "response_body"]
+        assert [(await call.response()).WhichOneof("response") for _ in range(2)] == [
+            "response_headers",
+            "response_body",
+        ]
 
     tell(story, tmp_path, engines=URLS[:2], policies={"routing": "least-loaded"})
 
@@ -346,7 +349,7 @@ def test_keys_are_checked_and_not_sent_to_engines(tmp_path: Path) -> None:
         assert found.headers["authorization"] == "Bearer engine" and "x-api-key" in found.removed
         assert [request.live.tenant for request in made.gateway.driver.requests.values()] == ["acme"]
         call.answer(content_type="application/json")
-        limits = told_headers((await call.told()).response_headers.response.header_mutation)
+        limits = set_headers((await call.response()).response_headers.response.header_mutation)
         assert limits["x-ratelimit-limit-requests"] == "1"
         _, found = await asked(made, headers=headers)
         assert found.status == 429 and int(found.headers["retry-after"]) > 0
@@ -360,12 +363,12 @@ def test_requests_without_a_prompt_go_to_the_least_busy_replica(tmp_path: Path) 
         await asked(made)
         call = made.call()
         call.request(method="GET", path="/v1/models")
-        told = (await call.told()).request_headers.response.header_mutation
-        assert told_headers(told) == {"x-gateway-destination-endpoint": ENDPOINTS[1]}
+        told = (await call.response()).request_headers.response.header_mutation
+        assert set_headers(told) == {"x-gateway-destination-endpoint": ENDPOINTS[1]}
         call.answer(content_type="application/json")
-        await call.told()
+        await call.response()
         call.part(b"{}", is_last=True)
-        assert (await call.told()).response_body.response.body_mutation.streamed_response.body == b"{}"
+        assert (await call.response()).response_body.response.body_mutation.streamed_response.body == b"{}"
         assert in_flight(made) == [1, 0]
         for mode in (DUPLEX, BUFFERED):
             call, found = await asked(made, (mode, NONE), path="/v1/load_lora_adapter", body=b"x" * 200_000)
@@ -379,7 +382,7 @@ def test_without_response_bodies_the_end_of_the_call_is_the_end_of_the_answer(tm
         call, found = await asked(made, (DUPLEX, NONE), body={**CHAT, "stream": True})
         assert "stream_options" not in found.json()
         call.answer(content_type="text/event-stream")
-        await call.told()
+        await call.response()
         assert sum(in_flight(made)) == 1
         call.end()
         await made.over()
@@ -405,13 +408,13 @@ def test_long_and_compressed_bodies(tmp_path: Path) -> None:
 def test_a_request_with_trailers_ends_with_them(tmp_path: Path) -> None:
     async def story(made: Desk) -> None:
         call = made.call()
-        call.say(request_headers=headers_message({":method": "POST", ":path": "/v1/chat/completions"}))
-        call.say(request_body=pb.HttpBody(body=msgspec.json.encode(CHAT)))
-        call.say(request_trailers=pb.HttpTrailers())
-        assert (await call.told()).WhichOneof("response") == "request_headers"
-        body = (await call.told()).request_body.response.body_mutation.streamed_response
+        call.send(request_headers=headers_message({":method": "POST", ":path": "/v1/chat/completions"}))
+        call.send(request_body=pb.HttpBody(body=msgspec.json.encode(CHAT)))
+        call.send(request_trailers=pb.HttpTrailers())
+        assert (await call.response()).WhichOneof("response") == "request_headers"
+        body = (await call.response()).request_body.response.body_mutation.streamed_response
         assert msgspec.json.decode(body.body) == CHAT and not body.end_of_stream
-        assert (await call.told()).WhichOneof("response") == "request_trailers"
+        assert (await call.response()).WhichOneof("response") == "request_trailers"
 
     tell(story, tmp_path)
 
@@ -430,10 +433,10 @@ def test_a_pair_is_told_by_the_decoder_s_address_and_the_header_of_llm_d(tmp_pat
         call.answer(content_type="text/event-stream")
         call.part(chunk("a"))
         for _ in range(2):
-            await call.told()
+            await call.response()
         assert in_flight(made) == [0, 1]
         call.part(chunk("b") + b"data: [DONE]\n\n", is_last=True)
-        await call.told()
+        await call.response()
         assert in_flight(made) == [0, 0]
 
     path = tmp_path / "fleet.yaml"

@@ -16,7 +16,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 
 log = logging.getLogger("headway.gateway")
 RETRY_S = 5.0
-"""Least time between two checks, where no engine has told its tokens."""
+"""Least time between two checks, where no engine has reported its tokens."""
 _SENTENCE = "Hello, wörld! 1234567 of them:\n\n  def f(x):\treturn x  # 東京 🙂"
 _TURNS = [
     {"role": "user", "content": _SENTENCE},
@@ -44,7 +44,7 @@ class CheckedTokenizer:
         self._checked_s = float("-inf")
         self.is_settled = False
         """The files were read and compared, or cannot be read."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     async def blocks(
         self, body: Mapping[str, Any], block_tokens: int, lora: str, engines: Sequence[EngineEndpoint]
@@ -57,7 +57,7 @@ class CheckedTokenizer:
         try:
             return await self._tokenizer.blocks(body, block_tokens, lora)
         except NotExactError as error:
-            self._tell(logging.INFO, f"tokenized by the engine: {error}")
+            self._log(logging.INFO, f"tokenized by the engine: {error}")
             return None
 
     def check(self, engines: Sequence[EngineEndpoint]) -> None:
@@ -71,7 +71,7 @@ class CheckedTokenizer:
         self._task, self._checked_s = None, time.monotonic()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.is_settled = True
-            self._tell(logging.WARNING, f"engines tokenize all prompts: {error}")
+            self._log(logging.WARNING, f"engines tokenize all prompts: {error}")
 
     async def _check(self, engines: Sequence[EngineEndpoint]) -> None:
         tokenizer = await asyncio.to_thread(self._read, Path(self.path))
@@ -80,29 +80,29 @@ class CheckedTokenizer:
             if (found := await _compare(tokenizer, engine)) is not None:
                 self._agrees, differences = found
                 for each in differences:
-                    self._tell(logging.WARNING, f"{engine.name} is asked instead: {each}")
+                    self._log(logging.WARNING, f"{engine.name} is asked instead: {each}")
                 if kinds := [_KINDS[kind] for kind, agrees in self._agrees.items() if agrees]:
-                    self._tell(logging.INFO, f"tokenizes {' and '.join(kinds)} as {engine.name} does")
+                    self._log(logging.INFO, f"tokenizes {' and '.join(kinds)} as {engine.name} does")
                 break
         else:
             if able:
-                self._tell(logging.INFO, "not used yet, as no engine tells the tokens of a prompt")
+                self._log(logging.INFO, "not used yet, as no engine tells the tokens of a prompt")
                 return
             self._agrees = dict.fromkeys(_KINDS, True)
-            self._tell(logging.INFO, "tokenizes prompts; unchecked, as these engines do not tell the tokens of prompts")
+            self._log(logging.INFO, "tokenizes prompts; unchecked, as these engines do not tell the tokens of prompts")
         self._tokenizer, self.is_settled = tokenizer, True
 
-    def _tell(self, level: int, text: str) -> None:
+    def _log(self, level: int, text: str) -> None:
         """Log a line once."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             log.log(level, "tokenizer %s: %s", self.path, text)
 
 
-def _difference(told: Sequence[int], own: Sequence[int]) -> str:
-    pairs = enumerate(zip(told, own, strict=False))
-    first = next((i for i, (one, other) in pairs if one != other), min(len(told), len(own)))
-    return f"{told[first : first + 3]} in place of {own[first : first + 3]} after {first} equal ones"
+def _difference(reported: Sequence[int], own: Sequence[int]) -> str:
+    pairs = enumerate(zip(reported, own, strict=False))
+    first = next((i for i, (one, other) in pairs if one != other), min(len(reported), len(own)))
+    return f"{reported[first : first + 3]} in place of {own[first : first + 3]} after {first} equal ones"
 
 
 async def _compare(tokenizer: LocalTokenizer, engine: EngineEndpoint) -> tuple[dict[str, bool], list[str]] | None:
@@ -112,8 +112,8 @@ async def _compare(tokenizer: LocalTokenizer, engine: EngineEndpoint) -> tuple[d
     is_silent = True
     for probe in PROBES:
         kind = next(iter(probe))
-        told = await engine.tokenize(dict(probe))
-        if told is None:  # an engine may refuse chats, or system messages
+        reported = await engine.tokenize(dict(probe))
+        if reported is None:  # an engine may refuse chats, or system messages
             continue
         is_silent = False
         try:
@@ -121,7 +121,7 @@ async def _compare(tokenizer: LocalTokenizer, engine: EngineEndpoint) -> tuple[d
         except NotExactError as error:
             differences.append(f"for {error}")
             continue
-        if own != told and agrees.get(kind, True):
-            differences.append(f"{_KINDS[kind]} have other tokens there, {_difference(told, own)}")
-        agrees[kind] = agrees.get(kind, True) and own == told
+        if own != reported and agrees.get(kind, True):
+            differences.append(f"{_KINDS[kind]} have other tokens there, {_difference(reported, own)}")
+        agrees[kind] = agrees.get(kind, True) and own == reported
     return None if is_silent else (agrees, differences)

@@ -61,9 +61,9 @@ class LocalTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._template, self._no_template = template, no_template
-        fast = _fast(tokenizer)
-        self.is_fast = fast is not None
-        """Its texts are tokenized by the faster library, which reads byte pairs alone."""
+        fast = _by_fastokens(tokenizer)
+        self.uses_fastokens = fast is not None
+        """fastokens tokenizes its texts; that reads byte pairs alone."""
         self._encode_all: _Encode = tokenizer.encode_batch_fast if fast is None else fast.encode_batch
         self._inline_chars = _INLINE_CHARS if fast is None else _FAST_INLINE_CHARS
         self._added = list(tokenizer.get_added_tokens_decoder().values())
@@ -167,8 +167,8 @@ class LocalTokenizer:
         return self._special if whole == [id for piece in pieces for id in piece] else None
 
 
-def _fast(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
-    """The same tokenizer in the faster library. None: that does not read it, or makes other tokens of some sample."""
+def _by_fastokens(tokenizer: Tokenizer) -> fastokens.Tokenizer | None:
+    """The same tokenizer in fastokens. None: that does not read it, or makes other tokens of some sample."""
     added = tokenizer.get_added_tokens_decoder().values()
     samples = [*_SAMPLES, " ".join(f"a{each.content}Bc, {each.content}  1\n{each.content}" for each in added)]
     try:

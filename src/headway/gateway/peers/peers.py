@@ -321,7 +321,7 @@ class Peers:
         else:
             service = self._host.driver.services.get(piece.model)
             ordering = None if service is None else service.hold_ordering
-            self._served_by_peers.told(peer, piece.model, piece.share, piece.service, ordering)
+            self._served_by_peers.report(peer, piece.model, piece.share, piece.service, ordering)
 
     def _load_changed(self, replica: int, others: Load) -> None:
         for service in self._host.driver.control.services:
@@ -335,7 +335,7 @@ class Peers:
             await asyncio.sleep(lease_s / 8)
             with logged("peers: a silent gateway could not be forgotten"):
                 for name in self.loads.forget_silent(self._host.clock.now, lease_s):
-                    log.warning("peers: nothing was heard of %s for %g s", name, lease_s)
+                    log.warning("peers: no message of %s for %g s", name, lease_s)
                     self._remove(str(name))
 
     def _remove(self, name: str) -> None:
@@ -357,7 +357,7 @@ class Peers:
         found: list[Metric] = [
             ("peer_store_up", "Whether the store that the gateways share can be used", [({}, float(self.is_up))]),
             ("peers", "Other gateways whose state counts", [({}, float(len(self.loads.peers)))]),
-            ("peer_requests_in_flight", "Requests of other gateways at a replica, as told last", others),
+            ("peer_requests_in_flight", "Requests of other gateways at a replica, as last reported", others),
         ]
         if self.scaling is not None:
             leads = float(self.scaling.leader.leads)

@@ -1,4 +1,4 @@
-"""One HTTP request between Envoy and the picker: what Envoy says of it, message by message, and what it is told.
+"""One HTTP request between Envoy and the picker: what Envoy sends of it, message by message, and what it gets.
 
 Read from top to bottom: `run` takes the messages, `_pick` has control choose a replica for a request whose body is
 complete, `_take_answer` meters what the engine answers.
@@ -105,7 +105,7 @@ class Exchange:
         self._is_refused = False
 
     async def run(self) -> None:
-        """Take Envoy's messages until it ends the call, or is told to answer by itself."""
+        """Take Envoy's messages until it ends the call, or is to answer by itself."""
         try:
             while not self._is_refused and (message := await self._read()) is not None:
                 await self._take(message)
@@ -163,7 +163,7 @@ class Exchange:
         """Envoy has ended the call: the answer is complete, or the client, the engine or Envoy has broken it off."""
         if self._reading is not None:
             self._reading.cancel()
-        self._is_refused = True  # nothing can be told any more
+        self._is_refused = True  # nothing can be sent any more
         if self._aborting is not None:
             self._aborting.cancel()
         self._bodies.free(self._num_bytes)
@@ -377,17 +377,17 @@ class Exchange:
     async def _take_answer(self, message: pb.ProcessingRequest) -> None:
         headers = messages.headers_of(message.response_headers.headers)
         in_flight, answer = self._in_flight, self._answer
-        told: list[tuple[str, str]] = []
+        added: list[tuple[str, str]] = []
         if in_flight is not None and answer is not None and in_flight.replica is not None:
             self._note_served(in_flight, messages.served_of(message))
             answer.begin(int(headers.get(":status", "0")), headers)
-            told = [("x-headway-replica", in_flight.replica.name), ("x-request-id", self._request_id)]
+            added = [("x-headway-replica", in_flight.replica.name), ("x-request-id", self._request_id)]
             if self._caller is not None and self._caller.is_limited:
                 limits = limit_headers(self._caller.limits())
-                told += [(name.decode(), value.decode()) for name, value in limits]
+                added += [(name.decode(), value.decode()) for name, value in limits]
             if message.response_headers.end_of_stream:
                 answer.end()
-        await self._write(messages.response_headers(told))
+        await self._write(messages.response_headers(added))
 
     def _note_served(self, in_flight: PickedRequest, served: str | None) -> None:
         """Count the request at the replica that Envoy has sent it to, if that is not the one that was chosen."""
