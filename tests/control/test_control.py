@@ -39,7 +39,7 @@ def test_an_unknown_model_is_an_error() -> None:
     run = Fleet([FakeReplica(0, model="llama"), FakeReplica(1, model="qwen")])
     with pytest.raises(HeadwayError, match="for model 'gemma'; the fleet serves: llama, qwen"):
         run.arrive(0, model="gemma")
-    with pytest.raises(HeadwayError, match="for model ''"):
+    with pytest.raises(HeadwayError, match="names no model"):
         run.arrive(1)
 
 

@@ -21,8 +21,8 @@ class Own:
 
 
 def test_the_last_state_of_each_scheduler_counts_and_none_once_its_lease_has_lapsed() -> None:
-    heard: list[tuple[int, int]] = []
-    loads = PeerLoads(lambda replica, load: heard.append((replica, load.num_in_flight)))
+    changes: list[tuple[int, int]] = []
+    loads = PeerLoads(lambda replica, load: changes.append((replica, load.num_in_flight)))
     at_zero = loads.at(0)
     loads.update("a", {0: Load(2, 100, 7, 3, 50, {0: 1, 2: 1}, [2]), 1: Load(1)}, 0.0)
     loads.update("b", {0: Load(3, 10, num_by_tier={0: 3}, queue_lengths=[1, 2])}, 1.0)
@@ -30,10 +30,10 @@ def test_the_last_state_of_each_scheduler_counts_and_none_once_its_lease_has_lap
     assert at_zero == Load(5, 110, 7, 3, 50, {0: 4, 2: 1}, [3, 2])
     loads.update("a", {1: Load(4)}, 1.5)
     assert (loads.at(0).num_in_flight, loads.at(1).num_in_flight) == (3, 4)
-    assert heard == [(0, 2), (1, 1), (0, 5), (0, 3), (1, 4)]
+    assert changes == [(0, 2), (1, 1), (0, 5), (0, 3), (1, 4)]
     assert loads.forget_silent(2.9, 2.0) == [] and sorted(map(str, loads.peers)) == ["a", "b"]
     assert loads.forget_silent(3.1, 2.0) == ["b"] and loads.at(0).num_in_flight == 0
-    loads.heard("a", 4.0)
+    loads.mark_alive("a", 4.0)
     assert loads.forget_silent(5.9, 2.0) == []
     loads.forget("a")
     assert not loads.peers and loads.at(1) == Load(num_by_tier={}, queue_lengths=[])

@@ -31,7 +31,7 @@ def scenario(schedulers: dict[str, Any] | None = None, replicas: int = 3, **chan
 def test_own_counts_of_all_schedulers_are_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every message: requests, prompts yet to compute, generated tokens, tiers, with prefix caches."""
     checked: Counter[bool] = Counter()
-    hear = Schedulers.hear
+    receive = Schedulers.receive
 
     def check(self: Schedulers, scheduler: int, state: SchedulerState, now: float) -> None:
         for number, own in self._own[0].items():
@@ -45,9 +45,9 @@ def test_own_counts_of_all_schedulers_are_the_replicas(monkeypatch: pytest.Monke
             assert total.expected_cached_tokens == replica.expected_cached_tokens
             assert total.num_by_tier == {tier: num for tier, num in replica.num_by_tier.items() if num}
             checked[total.num_in_flight > 2 and total.prefill_tokens_left > 0] += 1
-        hear(self, scheduler, state, now)
+        receive(self, scheduler, state, now)
 
-    monkeypatch.setattr(Schedulers, "hear", check)
+    monkeypatch.setattr(Schedulers, "receive", check)
     workload = {"builtin": "chat-sessions", "num_requests": 120, "arrivals": 12.0}
     policies = {"routing": "lmetric", "window": 40}
     run = hw.simulate(scenario({"num": 3, "period_s": 0.5}, policies=policies, workload=workload))
