@@ -134,11 +134,22 @@ class QuantileReader:
         self._before = {(a, b): int(over[a - lowest - 1]) if a > lowest else 0 for a, b in self._of_rank}
         self.windows: dict[tuple[int, int], Window] = {bins: _window_s(*bins) for bins in sorted(self._before)}
         self._collected: dict[tuple[int, int], list[tuple[Floats, Counts]]] = {bins: [] for bins in self.windows}
+        self._short: list[GapRuns] = []
+        """Short parts that are still to be read, all at once."""
+        self._num_short_rows = 0
 
     def read(self, runs: GapRuns) -> None:
         """Read runs of the sample. Runs outside all windows may be omitted."""
         if not len(runs[0]):
             return
+        self._short.append(runs)
+        self._num_short_rows += len(runs[0])
+        if self._num_short_rows >= SHORT_ROWS:
+            self._read_short()
+
+    def _read_short(self) -> None:
+        runs = _concatenated(self._short) if len(self._short) > 1 else self._short[0]
+        self._short, self._num_short_rows = [], 0
         for bins, (low_s, high_s) in self.windows.items():
             below, values, weights = _expanded(runs, low_s, high_s)
             self._before[bins] += below
@@ -146,6 +157,8 @@ class QuantileReader:
 
     def values_s(self) -> Floats:
         """The quantile of each fraction, after all runs were read."""
+        if self._short:
+            self._read_short()
         values = np.empty(len(self._ranks))
         for bins in self.windows:
             inside = np.array([each == bins for each in self._of_rank])
