@@ -28,7 +28,7 @@ compiled: .venv/ready  ## The package with the loops of the simulator and the ga
 test-compiled: compiled  ## The tests of the compiled modules against the compiled package
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -n 2 tests/test_setup.py tests/control tests/fixed tests/sim \
 		tests/policies/test_headway.py tests/policies/test_simulated.py tests/gateway/picker tests/gateway/relay tests/gateway/test_twin.py \
-		tests/gateway/server/test_framing.py tests/gateway/server/test_http_protocol.py
+		tests/gateway/server/test_framing.py tests/gateway/server/test_http_protocol.py tests/gateway/server/test_http_cycle.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -97,8 +97,8 @@ class HttpCycle:
     def _fail(self) -> None:
         if self._has_ended():
             return
-        if self.has_begun:
-            self._keeps_alive = False
+        self._keeps_alive = False
+        if self.has_begun and not self._head:
             self._connection.close_after_response()
         else:
             self.start(500, _FAILED_HEADERS)
