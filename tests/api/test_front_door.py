@@ -105,7 +105,7 @@ def test_policies_as_classes_and_instances() -> None:
     assert found[0].metrics == found[1].metrics != hw.simulate(DOCUMENT, routing="random").metrics
     with pytest.raises(hw.HeadwayError, match=r"policy Bad: returned an invalid value"):
         hw.simulate(DOCUMENT, routing=Bad)
-    with pytest.raises(hw.HeadwayError, match=r"policies.routing: expected str"):
+    with pytest.raises(hw.HeadwayError, match=r"policies.routing: expected string"):
         hw.simulate(DOCUMENT, routing=3)
 
 

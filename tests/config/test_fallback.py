@@ -74,7 +74,7 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "hosted on a GPU": ([{**HOSTED, "gpu": "h100"}], {}, r"fleet\[0\]\.gpu: is not a hosted pool's"),
     "hosted in shards": ([{**HOSTED, "tp": 2}], {}, r"fleet\[0\]\.tp: is not a hosted pool's"),
     "hosted vLLM": ([{**HOSTED, "api": "vllm"}], {}, r"fleet\[0\]\.api: vllm; expected openai"),
-    "no time": ([{**HOSTED, "hosted": {"ttft_s": 0}}], {}, r"hosted\.ttft_s: expected float > 0"),
+    "no time": ([{**HOSTED, "hosted": {"ttft_s": 0}}], {}, r"hosted\.ttft_s: expected number > 0"),
     "unknown reason": ([LLAMA], {"policies": {"fallback": {"when": ["dwon"]}}}, "unknown value 'dwon'"),
 }  # fmt: skip
 

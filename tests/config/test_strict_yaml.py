@@ -52,10 +52,10 @@ def error_of(text: str) -> str:
         ),
         ("\nflete: []\n", "f.yaml:2: flete: unknown key 'flete'; did you mean 'fleet'?"),
         ("fleet:\n  - tp: 2\n", "f.yaml:2: fleet[0]: 'gpu' is missing"),
-        ("fleet:\n  - gpu: a\n    tp: 0\n", "f.yaml:3: fleet[0].tp: expected int >= 1"),
-        ("rate: 55/s\n", "f.yaml:1: rate: expected float, got str: '55/s'"),
-        ("fleet: sk-secret\n", "f.yaml:1: fleet: expected array, got str"),
-        ("fleet:\n  - gpu: 7\n", "f.yaml:2: fleet[0].gpu: expected str, got int"),
+        ("fleet:\n  - gpu: a\n    tp: 0\n", "f.yaml:3: fleet[0].tp: expected integer >= 1"),
+        ("rate: 55/s\n", "f.yaml:1: rate: expected number, got string: '55/s'"),
+        ("fleet: sk-secret\n", "f.yaml:1: fleet: expected list, got string"),
+        ("fleet:\n  - gpu: 7\n", "f.yaml:2: fleet[0].gpu: expected string, got integer"),
         ("step: strech\n", "f.yaml:1: step: unknown value 'strech'; did you mean 'stretch'?"),
         ("arrivals: {kind: gama}\n", "f.yaml:1: arrivals.kind: unknown value 'gama'; did you mean 'gamma'?"),
         (
@@ -93,7 +93,7 @@ def test_changes_name_their_flag() -> None:
     data, places = change(original, file_places, {("fleet", 0, "engine", "max_num_seqs"): ("--max-num-seqs", 3)})
     assert data["fleet"][0]["engine"] == {"name": "vllm", "max_num_seqs": 3}
     data, places = change(data, places, {("fleet", 0, "tp"): ("--tp", 0)})
-    with pytest.raises(HeadwayError, match=r"^--tp: expected int >= 1$"):
+    with pytest.raises(HeadwayError, match=r"^--tp: expected integer >= 1$"):
         convert(data, Doc, places)
     with pytest.raises(HeadwayError, match=r"^--x: f\.yaml:2: fleet\[0\]\.gpu: expected keys and values there$"):
         change(data, places, {("fleet", 0, "gpu", "x"): ("--x", 0)})

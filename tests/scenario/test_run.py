@@ -178,7 +178,7 @@ def test_a_capped_cache_preempts() -> None:
     ("changes", "message"),
     [
         ({"fleet": []}, "no replicas; expected `fleet`, `combos`, or both"),
-        ({"fleet": pool(replicas=0)}, "fleet[0].replicas: expected int >= 1"),
+        ({"fleet": pool(replicas=0)}, "fleet[0].replicas: expected integer >= 1"),
         (
             {"fleet": [], "combos": [combo(replicas=0, min_replicas=0)]},
             "combos[0].replicas: 0, and nothing else serves llama-3.1-8b; expected at least 1",
@@ -197,7 +197,7 @@ def test_a_capped_cache_preempts() -> None:
         ),
         ({"fleet": pool(engine={"max_num_seqs": 0})}, "fleet[0].engine.max_num_seqs: 0; expected 1 or more"),
         ({"fleet": pool(engine={"watermark": 1.5})}, "fleet[0].engine.watermark: 1.5; expected 1 at most"),
-        ({"fleet": pool(usd_per_gpu_hour=-1)}, "fleet[0].usd_per_gpu_hour: expected float >= 0.0"),
+        ({"fleet": pool(usd_per_gpu_hour=-1)}, "fleet[0].usd_per_gpu_hour: expected number >= 0.0"),
         ({"fleet": pool(name="a") * 2}, "fleet[1].name: 'a' is the name of another pool, too"),
         ({"workload": {"builtin": "chatt"}}, "did you mean 'chat'?"),
         ({"workload": {"builtin": "chat", "arrivals": 0}}, "rate: 0"),
@@ -208,13 +208,13 @@ def test_a_capped_cache_preempts() -> None:
             {"policies": {"ordering": {"name": "edf", "defualt_deadline_s": 3}}},
             "did you mean 'default_deadline_s'?",
         ),
-        ({"policies": {"window": 0}}, "policies.window: expected int >= 1"),
+        ({"policies": {"window": 0}}, "policies.window: expected integer >= 1"),
         ({"slo": {"ttft_s": 0}}, "slo.ttft_s: 0.0; expected more than 0"),
         ({"faults": [{"at_s": 1, "replica": 2}]}, "faults[0].replica: 2; expected 0 to 1"),
         ({"faults": [{"at_s": -1, "replica": 0}]}, "faults[0]: expected at_s of 0 or more"),
         ({"observe": {"loss": 1.0}}, "loss in [0, 1)"),
         ({"simulation": {"step": "exat"}}, "simulation.step: unknown value 'exat'; did you mean 'exact'?"),
-        ({"simulation": {"until_s": 0}}, "simulation.until_s: expected float > 0.0"),
+        ({"simulation": {"until_s": 0}}, "simulation.until_s: expected number > 0.0"),
     ],
 )
 def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -156,7 +156,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"kv_store": {"capacity_bytes": 1e9, "pools": ["main"]}},
         "kv_store.pools[0]: main has no prefix cache; set prefix_caching: true",
     ),
-    "capacity": ({}, {"kv_store": {"capacity_bytes": 0}}, "kv_store.capacity_bytes: expected float > 0.0"),
+    "capacity": ({}, {"kv_store": {"capacity_bytes": 0}}, "kv_store.capacity_bytes: expected number > 0.0"),
     "keep": (
         {"engine": {"name": "vllm-v1", "prefix_caching": False, "kv_keep_s": 5}}, {},
         "fleet[0].engine.kv_keep_s: keeps blocks of the prefix cache; set prefix_caching: true",

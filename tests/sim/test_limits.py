@@ -124,7 +124,7 @@ def test_errors_name_the_file_the_key_and_the_nearest_name(tmp_path: Path) -> No
         HeadwayError, match=r"limits\.search\.request_per_minute: unknown key .* mean 'requests_per_minute'"
     ):
         run(tmp_path, {"search": {"request_per_minute": 2}}, trace)
-    with pytest.raises(HeadwayError, match=r"limits\.search\.budget_usd: expected float > 0"):
+    with pytest.raises(HeadwayError, match=r"limits\.search\.budget_usd: expected number > 0"):
         run(tmp_path, {"search": {"budget_usd": 0}}, trace)
     with pytest.raises(HeadwayError, match=r"limits\.search\.period: unknown value 'days'; did you mean 'day'"):
         run(tmp_path, {"search": {"period": "days"}}, trace)

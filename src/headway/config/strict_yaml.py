@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from headway.core.errors import HeadwayError, unknown
+from headway.core.errors import HeadwayError, mismatch, type_name, unknown
 
 T = TypeVar("T")
 Key = tuple[str | int, ...]
@@ -86,7 +86,7 @@ def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
     except (yaml.YAMLError, ValueError) as error:
         raise HeadwayError(f"{file}: not valid YAML: {error}") from None
     if not isinstance(data, dict):
-        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        kind = "nothing" if data is None else f"a {type_name(type(data).__name__)}"
         raise HeadwayError(f"{file}: expected keys and values, found {kind}")
     return data, places
 
@@ -166,8 +166,8 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
         return places.error(key, f"{name[1]!r} is missing")
     if name := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", what):
         return unknown("value", name[1], _values(data, to, inner), places.where(key))
-    message = what[:1].lower() + what[1:].replace("`", "")
-    if re.match(r"expected (int|float)\b.*, got str$", message) and (text := _text(data, inner)) is not None:
+    message = mismatch(what)
+    if re.match(r"expected (integer|number)\b.*, got string$", message) and (text := _text(data, inner)) is not None:
         message += f": {text!r}"  # a unit, mostly; elsewhere it might be a secret
     return places.error(key, message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _MAX_NAME_CHARS = 64
@@ -30,3 +31,24 @@ def _likeness(name: str, other: str) -> float:
     share = difflib.SequenceMatcher(None, other, name).ratio()
     num_first = next((i for i in range(4) if name[i : i + 1] != other[i : i + 1] or i >= len(name)), 4)
     return share + 0.1 * num_first * (1 - share)
+
+
+_TYPE_NAMES = {
+    "bool": "boolean", "int": "integer", "float": "number", "str": "string", "array": "list", "object": "mapping",
+    "dict": "mapping",
+}  # fmt: skip
+
+
+def type_name(python: str) -> str:
+    """The name of a Python type in YAML."""
+    return _TYPE_NAMES.get(python, python)
+
+
+def mismatch(message: str) -> str:
+    """msgspec's message about a value that does not fit, with the types' names as in YAML."""
+
+    def in_words(found: re.Match[str]) -> str:
+        *others, last = map(type_name, found[1].split(" | "))
+        return f"{', '.join(others)} or {last}" if others else last
+
+    return message[:1].lower() + re.sub("`([^`]*)`", in_words, message[1:])

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 
-from headway.core.errors import HeadwayError, unknown
+from headway.core.errors import HeadwayError, mismatch, unknown
 from headway.core.policy import Admission, Cascade, MakeRouter, Migration, Ordering, Router, Scaler
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 
@@ -234,8 +234,7 @@ def _converted(where: str, value: Any, hint: Any) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        expected = str(error).replace("`", "")
-        raise HeadwayError(f"{where}: {expected[:1].lower()}{expected[1:]}: {value!r}") from None
+        raise HeadwayError(f"{where}: {mismatch(str(error))}: {value!r}") from None
     except TypeError:  # a type that msgspec does not know: the class must check it
         return value
 
