@@ -219,6 +219,7 @@ def test_bad_input_is_one_line(
         (("play",), "expected a grid file or --builtin"),
         (("--builtin", "quick", "--only", "lmetrc"), "unknown fleet, workload or policy 'lmetrc'"),
         (("none.yaml",), "none.yaml: no such file"),
+        (("quick",), "quick: no such file; did you mean --builtin quick?"),
         (("--builtin", "quick", "--data", "/none"), "/none: no such folder"),
     ],
 )

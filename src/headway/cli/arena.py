@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from headway.arena.grid import chosen, read
-from headway.arena.grids import builtin
+from headway.arena.grids import builtin, is_builtin
 from headway.arena.metrics import METRICS
 from headway.arena.page import page
 from headway.arena.play import play
@@ -177,7 +177,11 @@ def search_grid(
 def _file(grid: Path | None, preset: str | None) -> Path:
     if (grid is None) == (preset is None):
         raise HeadwayError("expected a grid file or --builtin" + (", and not both" if grid is not None else ""))
-    return grid if grid is not None else builtin(str(preset))
+    if grid is None:
+        return builtin(str(preset))
+    if is_builtin(str(grid)) and not grid.exists():
+        raise HeadwayError(f"{grid}: no such file; did you mean --builtin {grid}?")
+    return grid
 
 
 def _folder(data: Path | None) -> Path | None:

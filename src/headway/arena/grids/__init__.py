@@ -15,3 +15,8 @@ def builtin(name: str) -> Path:
     if name not in files:
         raise unknown("built-in grid", name, files)
     return files[name]
+
+
+def is_builtin(name: str) -> bool:
+    """Whether a built-in grid has this name."""
+    return (_FOLDER / f"{name}.yaml").is_file()
