@@ -22,6 +22,7 @@ from headway.gateway.relay.writer import AsgiWriter
 from headway.gateway.server.framing import MAX_FRAMING_BYTES, MAX_HEAD_BYTES
 from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.server.http_protocol import HttpProtocol
+from wire import Wire
 
 
 async def _echo(scope: Any, receive: Any, send: Any, writer: Any = None) -> None:
@@ -49,39 +50,6 @@ async def _direct(scope: Any, receive: Any, send: Any, writer: Any = None) -> No
 
 
 _direct.takes_writer = True  # type: ignore[attr-defined]
-
-
-class Wire:
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.is_closed = self.is_paused = self.has_ended = False
-
-    def write(self, data: bytes) -> None:
-        assert not self.has_ended, "a write after the end"
-        self.written += data
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.has_ended = True
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
 
 
 def _protocol(app: Any) -> HttpProtocol:

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from headway.gateway.server.http_protocol import HttpProtocol
+from wire import Wire
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -103,33 +104,6 @@ CASES: dict[str, tuple[App, list[bytes]]] = {
     "no end": (_sends(_start(), _body(b"he", True)), [GET]),
     "a body before the head": (_sends(_body(b"hello")), [GET]),
 }  # fmt: skip
-
-
-class Wire:
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written, self.is_closed = b"", False
-
-    def write(self, data: bytes) -> None:
-        if not self.is_closed:
-            self.written += data
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
 
 
 class Responses:
