@@ -43,6 +43,7 @@ LONG: tuple[dict[str, Any], ...] = (
     {"num": 16, "rate_rps": 2.5}, {"num": 20, "rate_rps": 4.0},
 )  # fmt: skip
 LOADS = LONG if QUIET else SHORT
+TRIES = 5
 GPU = {
     "name": "this-cpu", "like": "l4", "memory_bytes": 4e9, "bandwidth_bytes_per_s": 20e9, "peak_flops": {"bf16": 100e9}
 }  # fmt: skip
@@ -81,11 +82,22 @@ def folder(engine: serving.Process, tmp_path_factory: pytest.TempPathFactory) ->
     (place / "cpu.yaml").write_text(yaml.safe_dump(GPU))
     run(engine.url, "bench", Load(4, (16, 128), (12, 32), concurrency=2, seed=99), bench_llama.TOKEN_IDS)
     for i, load in enumerate(LOADS):
-        for j, half in enumerate(("known", "unseen")):
-            found = run(engine.url, "bench", Load(seed=2 * i + j, **LENGTHS, **load), bench_llama.TOKEN_IDS)
-            assert found["failed"] == 0
-            (place / f"{half}-{i}.json").write_text(json.dumps({**found, "max_num_seqs": 4}))
+        for name, found in zip(("known", "unseen"), _halves(engine, i, load), strict=True):
+            (place / f"{name}-{i}.json").write_text(json.dumps({**found, "max_num_seqs": 4}))
     return place
+
+
+def _halves(engine: serving.Process, number: int, load: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two runs of a load. Where one took twice the other's time a token, the machine stood still in it, which no fit can
+    know of: they are run again."""
+    for _ in range(TRIES):
+        loads = [Load(seed=2 * number + half, **LENGTHS, **load) for half in range(2)]
+        found = [run(engine.url, "bench", each, bench_llama.TOKEN_IDS) for each in loads]
+        assert not any(each["failed"] for each in found)
+        low, high = sorted(each["mean_itl_ms"] for each in found)
+        if high < 2 * low:
+            break
+    return found
 
 
 def options(folder: Path) -> list[str]:
