@@ -88,8 +88,8 @@ def folder(engine: serving.Process, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def _halves(engine: serving.Process, number: int, load: dict[str, Any]) -> list[dict[str, Any]]:
-    """Two runs of a load. Where one took twice the other's time a token, the machine stood still in it, which no fit can
-    know of: they are run again."""
+    """Two runs of a load. Where one took twice the other's time a token, the machine stood still in it, which no fit
+    can know of: they are run again."""
     for _ in range(TRIES):
         loads = [Load(seed=2 * number + half, **LENGTHS, **load) for half in range(2)]
         found = [run(engine.url, "bench", each, bench_llama.TOKEN_IDS) for each in loads]
