@@ -31,6 +31,8 @@ SHORT_ROWS = 1 << 14
 """Parts with fewer runs are concatenated."""
 LOWEST = int(np.float64(2.0**-40).view(np.int64)) >> SHIFT
 STARTED, COMPLETED, OVER = range(3)
+"""Rows of a histogram: the durations of pieces that began in a bin, of pieces that ended there, and of whole runs that
+ended there."""
 MARGIN = 512
 """Bins that are kept on either side of those with counts, as others may follow."""
 BINS = (int(np.float64(2.0**30).view(np.int64)) >> SHIFT) - LOWEST
@@ -42,7 +44,7 @@ class GapHistogram:
     def __init__(self, parts: Iterable[GapRuns] = ()) -> None:
         self._sums_s: list[float] = []
         self._counts = np.zeros((3, 0))
-        """By bin: durations of pieces begun, of pieces ended, and of whole runs ended."""
+        """By row and bin."""
         self._lowest = 0
         """The first bin that is kept: a sample lies in a few of all."""
         for each in parts:
@@ -134,22 +136,11 @@ class QuantileReader:
         self._before = {(a, b): int(over[a - lowest - 1]) if a > lowest else 0 for a, b in self._of_rank}
         self.windows: dict[tuple[int, int], Window] = {bins: _window_s(*bins) for bins in sorted(self._before)}
         self._collected: dict[tuple[int, int], list[tuple[Floats, Counts]]] = {bins: [] for bins in self.windows}
-        self._short: list[GapRuns] = []
-        """Short parts that are still to be read, all at once."""
-        self._num_short_rows = 0
 
     def read(self, runs: GapRuns) -> None:
         """Read runs of the sample. Runs outside all windows may be omitted."""
         if not len(runs[0]):
             return
-        self._short.append(runs)
-        self._num_short_rows += len(runs[0])
-        if self._num_short_rows >= SHORT_ROWS:
-            self._read_short()
-
-    def _read_short(self) -> None:
-        runs = _concatenated(self._short) if len(self._short) > 1 else self._short[0]
-        self._short, self._num_short_rows = [], 0
         for bins, (low_s, high_s) in self.windows.items():
             below, values, weights = _expanded(runs, low_s, high_s)
             self._before[bins] += below
@@ -157,8 +148,6 @@ class QuantileReader:
 
     def values_s(self) -> Floats:
         """The quantile of each fraction, after all runs were read."""
-        if self._short:
-            self._read_short()
         values = np.empty(len(self._ranks))
         for bins in self.windows:
             inside = np.array([each == bins for each in self._of_rank])
@@ -188,7 +177,7 @@ class Gaps:
     def __init__(self, parts: Iterable[GapRuns]) -> None:
         non_empty = [runs for runs in parts if len(runs[0])]
         self.histogram = GapHistogram(non_empty)
-        self.parts = _merged(non_empty)
+        self.parts = merged(non_empty)
 
     @property
     def total(self) -> int:
@@ -221,21 +210,21 @@ class Gaps:
         return (_edges_s(index) + _edges_s(index + 1)) / 2
 
 
-def _merged(parts: Sequence[GapRuns]) -> list[GapRuns]:
+def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
     """The same runs in fewer parts, because each part costs some calls however short it is."""
-    merged: list[GapRuns] = []
+    long: list[GapRuns] = []
     short: list[GapRuns] = []
     num_rows = 0
     for each in parts:
         if len(each[0]) >= SHORT_ROWS:
-            merged.append(each)
+            long.append(each)
             continue
         short.append(each)
         num_rows += len(each[0])
         if num_rows >= SHORT_ROWS:
-            merged.append(_concatenated(short))
+            long.append(_concatenated(short))
             short, num_rows = [], 0
-    return [*merged, _concatenated(short)] if short else merged
+    return [*long, _concatenated(short)] if short else long
 
 
 def _concatenated(parts: Sequence[GapRuns]) -> GapRuns:

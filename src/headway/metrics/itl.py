@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headway.core.record import Records
 from headway.metrics.columns import Mask, Rows, rows_by_code
-from headway.metrics.gaps import GapHistogram, GapRuns, Gaps, QuantileReader, Window, single_gaps
+from headway.metrics.gaps import GapHistogram, GapRuns, Gaps, QuantileReader, Window, merged, single_gaps
 from headway.metrics.latency import QUANTILES, Distribution, gap_distribution
 from headway.metrics.tokens import SegmentEnds, TokenSegments, clocks, segment_parts
 
@@ -98,7 +98,7 @@ def _read_quantiles(
         sets = {key: set_rows for key, set_rows in _rows_by_set(segments, rows, groupings).items() if key in quantiles}
         near = clock.near(_disjoint([window for key in sets for window in quantiles[key].windows.values()]))
         for key, set_rows in sets.items():
-            for each in segment_parts(clock, segments, rows if set_rows is None else set_rows, near):
+            for each in merged(segment_parts(clock, segments, rows if set_rows is None else set_rows, near)):
                 quantiles[key].read(each)
     for key in quantiles.keys() & over.keys():
         quantiles[key].read(over[key])

@@ -53,12 +53,12 @@ class HttpCycle:
         self._default_headers = default_headers
         self._expects_100_continue, self._keeps_alive = expects_100_continue, keeps_alive
         self.task: asyncio.Task[None] | None = None
-        """Runs the application, once it does not run in the caller's."""
+        """The task in which the application runs."""
         # The request's body.
         self._parts: list[bytes] = []
         self._num_unread = 0
         self._is_whole = self._is_passed = False
-        """All of it has come; `receive` has said so."""
+        """All of it has come; `receive` has returned its end."""
         self._news: asyncio.Event | None = None
         """Something has happened that `receive` waits for; None: nothing has waited so far."""
         # The response.
@@ -205,8 +205,8 @@ class HttpCycle:
             lines.append((b"transfer-encoding", b"chunked"))
         if not self._is_whole or self._parts or status in _LAST_STATUSES:
             self._keeps_alive = False  # more of the body may come
-        if b"connection" in named:
-            self._keeps_alive = self._keeps_alive and b"close" not in named[b"connection"].lower()
+        if b"close" in named.get(b"connection", b"").lower():
+            self._keeps_alive = False
         elif not self._keeps_alive:
             lines.append((b"connection", b"close"))
         head = b"".join(map(_HEADER_LINE.__mod__, lines))

@@ -112,7 +112,7 @@ class HttpProtocol(asyncio.Protocol):
         self._parser = None  # ends the reference cycle between the two
 
     def eof_received(self) -> None:
-        """Close the connection."""
+        """Return nothing, on which the event loop closes the connection."""
 
     def pause_writing(self) -> None:
         self._flow.pause_writing()
