@@ -89,6 +89,9 @@ CASES: dict[str, tuple[App, list[bytes]]] = {
     "not modified": (_sends(_start(304), _body()), [GET + GET]),
     "asks to close": (_sends(_start(connection="close", content_length="5"), _body(b"hello")), [GET]),
     "is asked to close": (WHOLE, [GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")]),
+    "asks to keep what closes": (
+        _sends(_start(connection="keep-alive", content_length="5"), _body(b"hello")), [GET.replace(b"1.1", b"1.0")]
+    ),
     "HTTP/1.0": (WHOLE, [GET.replace(b"1.1", b"1.0")]),
     "a body": (_echo, [POST]),
     "a body in segments": (_echo, [POST[:-3], POST[-3:-1], POST[-1:]]),
