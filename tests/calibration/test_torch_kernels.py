@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headway.calibration.measure import engine_kernels, sweep
+from headway.calibration.measure.operands import Operands
 from headway.calibration.measure.plan import OperatorCase
 from headway.calibration.measure.ranks import Ranks
 from headway.calibration.measure.torch_kernels import TorchKernels, load
@@ -179,7 +180,7 @@ def test_engines_kernels_get_the_operands_of_their_signatures(
     assert [one.package.split()[0] for one in found] == [package for package, *_ in engine_kernels.KERNELS[kind]]
     cases = {(each.kind, each.dtype): each for each in (*SMALL, OperatorCase("top_p", "", (3, 500)))}
     for one in found:
-        call = one.make(torch, "cpu", shape(cases[kind]), 2)
+        call = one.make(Operands(torch, "cpu"), shape(cases[kind]), 2)
         call(0), call(1)
 
 

@@ -14,10 +14,11 @@ from headway.calibration.fit import fit_all
 from headway.calibration.measurements import Measurements
 from headway.calibration.served_fit import Progress, fit_served
 from headway.calibration.solve import FitResult
+from headway.calibration.steps.fit import StepFit, fit_steps
 from headway.catalog.coefficients import CoefficientFile, Coefficients, Kernels, Overhead
 from headway.catalog.load import has_measured_kernels
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu
+from headway.core.fleet import Engine, Gpu, Pool
 from headway.workload.atomic_file import write_text
 
 CORE = ("gemm.bf16", "prefill_attention", "decode_attention")
@@ -46,6 +47,8 @@ class Calibration(msgspec.Struct, frozen=True):
     fits: tuple[FitResult, ...]
     notes: tuple[str, ...]
     """Coefficients that were not fitted, and their origin."""
+    steps: StepFit | None = None
+    """Of logs of iterations: the errors by region of batches."""
 
 
 def calibrate(
@@ -57,17 +60,19 @@ def calibrate(
     known: Coefficients | None = None,
     progress: Progress | None = None,
     replaced: Collection[str] = (),
+    pool: Pool | None = None,
 ) -> Calibration:
     """Fit all coefficients that the measurements determine and take the others from the catalog.
 
     `version` is the engine's version. `known` replaces the catalog's step times. `replaced` names fits of PyTorch's
-    kernels that go before the catalog's, of an engine's kernels on this GPU; `all`: all of them. HeadwayError if a fit
+    kernels that go before the catalog's, of an engine's kernels on this GPU; `all`: all of them. `pool` is what logs of
+    iterations were measured on. HeadwayError if a fit
     fails (see `solve`), nothing can be fitted, or a name is not that of a fit.
     """
     engine = profile.name
     known = catalog.coefficients(gpu.name, engine) if known is None else known
     fits, notes = fit_all(measured.samples, gpu)
-    if not fits and not measured.experiments:
+    if not fits and not measured.experiments and not measured.steps:
         raise HeadwayError(f"nothing could be fitted for {gpu.name}: {'; '.join(notes)}")
     fits, more_notes = _without_substitutes(fits, measured, known, gpu, replaced)
     notes += more_notes
@@ -80,6 +85,17 @@ def calibrate(
     overheads = {}
     known = replace(known, overhead=replace(known.overhead, **_sampler(fits)))
     combined = replace(known, kernels=kernels, experts=known.experts if kernels.expert_table else None)
+    step_fit = None
+    if measured.steps and pool is not None:
+        step_fit = fit_steps([span for log in measured.steps for span in log.spans], pool, combined)
+        combined, width = step_fit.coefficients, step_fit.result.width
+        fits.append(step_fit.result)
+        notes += step_fit.notes
+        version = version or next((str(log.about["version"]) for log in measured.steps if "version" in log.about), "")
+        residuals = {"median_absolute": _rounded(step_fit.result.residual)}
+        overheads[engine] = _rounded_overhead(combined.overhead, version, residuals, source)
+        kernels = _rounded_kernels(combined.kernels, complete, source)
+        complete = complete or all(width[name] < IDENTIFIED for name in ("memory", "decode_attention"))
     if measured.experiments:
         overhead, fitted, more_notes = fit_served(measured.experiments, gpu, profile, combined, complete, progress)
         fits.append(overhead)
@@ -89,7 +105,7 @@ def calibrate(
         overheads[engine] = _rounded_overhead(fitted.overhead, version, residuals, source)
         kernels = _rounded_kernels(fitted.kernels, complete, source)
         complete = complete or all(overhead.width[name] < IDENTIFIED for name in ("memory", "compute"))
-    else:
+    elif step_fit is None:
         notes.append(f"no served loads: the overhead of {engine} is the catalog's")
         if known.calibrated:
             overheads[engine] = known.overhead
@@ -99,7 +115,8 @@ def calibrate(
     if not complete:
         notes.append(f"{', '.join(CORE)} are not all measured: results with this file count as uncalibrated")
     notes += [f"{fit.key}: {', '.join(fit.at_bounds)} at its bound" for fit in fits if fit.at_bounds]
-    return Calibration(CoefficientFile(measured_gpus, kernels, overheads, like), tuple(fits), tuple(notes))
+    file = CoefficientFile(measured_gpus, kernels, overheads, like)
+    return Calibration(file, tuple(fits), tuple(notes), step_fit)
 
 
 def _without_substitutes(

@@ -68,8 +68,9 @@ def roofline(p: Floats, memory_s: Floats, compute_s: Floats) -> Floats:
 
 def tiled_rows(rows: Floats, out: Floats, num_sms: int, wave_share: float) -> Floats:
     """`perf.operators.tiled_rows` for many shapes at once: element i of the arrays is shape i."""
-    which = np.searchsorted([tile[0] for tile in TILES], rows)
-    _, unit, high, wide = np.array(TILES)[which].T
+    tiles = TILES["fp8"]
+    which = np.searchsorted([tile[0] for tile in tiles], rows)
+    _, unit, high, wide = np.array(tiles)[which].T
     padded = unit * np.ceil(rows / unit)
     waves = padded / high * np.ceil(out / wide) / num_sms
     return np.asarray(padded * (1 - wave_share + wave_share * np.ceil(waves) / waves))

@@ -15,6 +15,8 @@ from headway.calibration.peaks import plausible
 from headway.calibration.runs import read as runs_read
 from headway.calibration.runs import served
 from headway.calibration.serving import ServingExperiment
+from headway.calibration.steps import read as steps_read
+from headway.calibration.steps.read import StepLog
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.workload.readers.csv_table import header_of
@@ -22,7 +24,8 @@ from headway.workload.readers.shared import first_line
 
 SERVING_MARKS = ("exp_id", "stage", "rate_rps", "ttft_mean_ms", "e2e_mean_ms")
 KNOWN = (
-    "operator tables (gemm_dtype, m, n, k, latency_ms; isl, step, num_heads, ...; moe_dtype, ...; op_name,"
+    "logs of iterations (scheduled_s, done_s, decode_context_tokens, ...),"
+    " operator tables (gemm_dtype, m, n, k, latency_ms; isl, step, num_heads, ...; moe_dtype, ...; op_name,"
     " message_size, ...), files of headway measure, serving results (exp_id, stage, rate_rps, ...),"
     " results of load generators"
 )
@@ -47,6 +50,8 @@ class Measurements(Struct, frozen=True):
     """One entry per operator and dtype, each shape once."""
     experiments: tuple[ServingExperiment, ...]
     """Served runs, each once."""
+    steps: tuple[StepLog, ...] = ()
+    """Logs of an engine's iterations."""
 
 
 Runs = Callable[[Path], tuple[Sequence[ServingExperiment], Sequence[str]]]
@@ -61,8 +66,12 @@ def read(paths: Sequence[Path], gpu: Gpu, runs: Runs | None = None) -> Measureme
     files: list[FileSummary] = []
     samples: list[OperatorSamples] = []
     found: list[ServingExperiment] = []
+    steps: list[StepLog] = []
     for path in paths:
-        if runs is not None and (served.is_records(path) or runs_read.is_runs(path)):
+        if steps_read.is_steps(path):
+            steps.append(log := steps_read.read(path))
+            files.append(FileSummary(str(path), "iterations", log.num_rows, log.num_used, log.left_out))
+        elif runs is not None and (served.is_records(path) or runs_read.is_runs(path)):
             more, skipped = runs(path)
             own = [e for e in more if e.gpu.name == gpu.name]
             skipped = [*skipped, *(f"{e.id}: on {e.gpu.name}" for e in more if e.gpu.name != gpu.name)]
@@ -79,13 +88,13 @@ def read(paths: Sequence[Path], gpu: Gpu, runs: Runs | None = None) -> Measureme
     merged, again = _merged(samples)
     if again:
         files.append(FileSummary("all files together", "operators", 0, 0, again))
-    if not samples and not found:
+    if not samples and not found and not steps:
         raise HeadwayError(f"nothing that can be used for {gpu.name}: {'; '.join(map(_reasons, files))}")
     once: dict[tuple[object, ...], ServingExperiment] = {}  # The same numbers in several files count once.
     for each in found:
         latencies = (round(each.measured.ttft_mean_ms, 3), round(each.measured.itl_mean_ms, 3))
         once.setdefault((each.model.name, each.tp, each.question_tokens, each.output_tokens, *latencies), each)
-    return Measurements(tuple(files), tuple(merged), tuple(once.values()))
+    return Measurements(tuple(files), tuple(merged), tuple(once.values()), tuple(steps))
 
 
 def _reasons(file: FileSummary) -> str:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from headway.calibration.serving import ServingExperiment
 from headway.catalog.coefficients import Coefficients, DecodeAttention, Kernels, Overhead
-from headway.core.fleet import Engine
+from headway.core.fleet import Engine, Pool
 from headway.perf.params import num_dense_layers, num_moe_layers
+from headway.perf.roofline import compute_dtype
 
 Floats = npt.NDArray[np.float64]
 MEASURED_SPREAD, OTHER_SPREAD = 0.05, 1.0
@@ -21,6 +22,11 @@ MEASURED_SPREAD, OTHER_SPREAD = 0.05, 1.0
 UNKNOWN_HARDWARE = 100.0
 """Factor on the prior's width of the times of an iteration where nobody measured the kernels: a processor without a GPU
 takes milliseconds for what a GPU does in microseconds."""
+LAUNCH_PART_S, LAUNCH_S = 3.4e-4, 8e-4
+"""Host time to launch a layer. vLLM 0.25.1 on an H100 with 16 host cores takes 10 to 12 ms for 32 layers up to 512
+tokens, 17 to 39 ms above. A lower bound that never binds has no slope, so a fit starts where it does."""
+STEP_SPREAD = 0.2
+"""The same where iterations of the engine itself tell each kernel's time."""
 LEAST_EFFICIENCY = 0.005
 SAMPLER = ("sampler_latency_s", "sort_bytes_per_logit", "cut_bytes_per_logit", "penalty_bytes_per_logit")
 
@@ -82,6 +88,42 @@ def terms_of(
     return tuple(found)
 
 
+def step_terms(pool: Pool, known: Coefficients) -> tuple[Term, ...]:
+    """The terms that an engine's own iterations can determine: they tell kernels and host apart."""
+    overhead, model = known.overhead, pool.model
+    found = [
+        Term("step_s", overhead.step_s, 1e-3, 0.0, 1.0),
+        Term("sequence_s", overhead.sequence_s, 2e-5, 0.0, 0.1),
+        Term("launch_part_layer_s", overhead.launch_part_layer_s or LAUNCH_PART_S, 1e-4, 0.0, 0.1),
+    ]
+    if num_dense_layers(model):
+        found.append(Term("launch_layer_s", max(overhead.launch_layer_s, LAUNCH_S), 3e-4, 0.0, 0.1))
+    if num_moe_layers(model):
+        found.append(Term("launch_expert_layer_s", max(overhead.launch_expert_layer_s, LAUNCH_S), 6e-4, 0.0, 0.1))
+    if model.sampling is not None and (model.sampling.is_cut or model.sampling.is_penalised):
+        found.append(Term("sampler", 1.0, 0.5, 0.01, 100.0, True))
+    for name, efficiencies in step_efficiencies(known.kernels, compute_dtype(model.dtype, pool.gpu)).items():
+        low, high = LEAST_EFFICIENCY / min(efficiencies), 1 / max(efficiencies)
+        found.append(Term(name, 1.0, STEP_SPREAD, min(low, 1.0), max(high, 1.0), True))
+    product = known.kernels.gemm[compute_dtype(model.dtype, pool.gpu)]
+    if product.wave_share:
+        found.append(Term("wave_share", product.wave_share, 0.3, 1e-3, 1.0))
+    if product.cast_efficiency:
+        found.append(Term("cast", 1.0, 1.0, 0.1, 100.0, True))
+    return tuple(found)
+
+
+def step_efficiencies(kernels: Kernels, dtype: str) -> dict[str, list[float]]:
+    """By factor, the efficiencies that it multiplies, for a model that computes in `dtype`."""
+    products = [kernels.gemm[name] for name in {dtype, "bf16"}]
+    return {
+        "memory": [*(one.memory_efficiency for one in products), kernels.elementwise_efficiency],
+        "compute": [one.compute_efficiency for one in products],
+        "decode_attention": [kernels.decode_attention.memory_efficiency],
+        "prompt_attention": [kernels.prefill_attention.compute_efficiency],
+    }
+
+
 def _efficiencies(kernels: Kernels) -> dict[str, list[float]]:
     """By factor, the efficiencies that it multiplies."""
     products = [*kernels.gemm.values()]
@@ -109,11 +151,14 @@ def applied(values: dict[str, float], known: Coefficients, engine: Engine) -> Co
 
 def _scaled(kernels: Kernels, values: dict[str, float]) -> Kernels:
     memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
+    decoding, prompts = (attention * values.get(name, 1.0) for name in ("decode_attention", "prompt_attention"))
     gemm = {
         dtype: replace(
             one,
             memory_efficiency=one.memory_efficiency * memory,
             compute_efficiency=one.compute_efficiency * compute,
+            cast_efficiency=one.cast_efficiency * values.get("cast", 1.0),
+            wave_share=values.get("wave_share", one.wave_share) if one.wave_share else 0.0,
         )
         for dtype, one in kernels.gemm.items()
     }
@@ -131,9 +176,9 @@ def _scaled(kernels: Kernels, values: dict[str, float]) -> Kernels:
         gemm=gemm,
         moe=moe,
         elementwise_efficiency=kernels.elementwise_efficiency * memory,
-        decode_attention=_scaled_decode(decode, attention),
-        mla_attention=None if latent is None else _scaled_decode(latent, attention),
-        prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * attention),
+        decode_attention=_scaled_decode(decode, decoding),
+        mla_attention=None if latent is None else _scaled_decode(latent, decoding),
+        prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * prompts),
     )
 
 

@@ -114,8 +114,12 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Per sequence and iteration."""
     launch_layer_s: float = 0.0
     """Host time to launch a layer's kernels one by one, a lower bound for iterations too large for a captured graph."""
+    launch_part_layer_s: float = 0.0
+    """Host time to launch a layer of an iteration with prompt tokens whose graphs are captured in parts: attention runs
+    between them. A lower bound for iterations of prompts alone that are not too large for graphs. Where sequences
+    decode, the iteration before hides it."""
     launch_expert_layer_s: float = 0.0
-    """The same for a layer with a mixture of experts."""
+    """The same as `launch_layer_s` for a layer with a mixture of experts."""
     launch_fp8_expert_s: float = 0.0
     """Additional launch time of experts in 8 bits, whose inputs are cast."""
     launch_shared_expert_s: float = 0.0

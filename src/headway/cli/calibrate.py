@@ -12,6 +12,8 @@ from headway import catalog
 from headway.calibration.runs.run import first_requests
 from headway.calibration.serving import ServingExperiment
 from headway.calibration.solve import FitResult
+from headway.calibration.steps import read as steps_read
+from headway.calibration.steps.regions import Region
 from headway.catalog.coefficients import Coefficients
 from headway.cli import measured_fleet
 from headway.cli.flags import together
@@ -40,18 +42,25 @@ MOST_REQUESTS = 5_000
 def command(measurements: tuple[Path, ...], out: Path | None, source: str, **flags: Any) -> None:
     """Fit the step-time coefficients of a GPU and an engine to measurements.
 
-    MEASUREMENTS are operator tables (with AIConfigurator's columns, or written by headway measure), and served runs:
-    results of vllm bench serve, guidellm, AIPerf, genai-perf and inference-perf, folders of records of headway serve,
-    or CSV files of headway validate. Give --fleet, or --gpu and --engine. Every fifth shape of a table and every
-    single run are held out to compute errors. Use the file with --coefficients, or with coefficients: in a scenario's
-    fleet. A failed fit writes nothing.
+    MEASUREMENTS are logs of an engine's iterations (which vLLM writes with HEADWAY_STEP_LOG=FOLDER), operator tables
+    (with AIConfigurator's columns, or written by headway measure), and served runs: results of vllm bench serve,
+    guidellm, AIPerf, genai-perf and inference-perf, folders of records of headway serve, or CSV files of headway
+    validate. Give --fleet, or --gpu and --engine; for logs of iterations --model, too. Every fifth shape of a table,
+    every fifth of the iterations and every single run are held out to compute errors. Use the file with
+    --coefficients, or with coefficients: in a scenario's fleet. A failed fit writes nothing.
     """
     from headway.calibration.calibrate import calibrate, write
     from headway.calibration.measurements import read
 
     if out is not None and not source.strip():
         raise HeadwayError("--source is missing; expected who measured what, and when, to record in the file")
-    gpu, profile, known = _hardware(flags)
+    logs = [steps_read.read(path) for path in measurements if steps_read.is_steps(path)]
+    pool = None
+    if logs:
+        pool, known = measured_fleet.of_steps(logs, measured_fleet.used(flags))
+        gpu, profile = pool.gpu, pool.engine
+    else:
+        gpu, profile, known = _hardware(flags)
     used = measured_fleet.take(flags)
 
     def runs(path: Path) -> tuple[Sequence[ServingExperiment], Sequence[str]]:
@@ -62,17 +71,21 @@ def command(measurements: tuple[Path, ...], out: Path | None, source: str, **fla
     origin = source.strip() or "measurements without a source"
     with progress("fitting", wanted=not flags["no_progress"] and bool(measured.experiments)) as report:
         calibration = calibrate(
-            measured, gpu, profile, origin, flags["engine_version"], known, report, flags["replace"]
+            measured, gpu, profile, origin, flags["engine_version"], known, report, flags["replace"], pool
         )
     if out is not None:
         write(out, calibration.file)
     if flags["as_json"]:
         print_json({
             "gpu": gpu.name, "engine": profile.name, "files": measured.files, "fits": calibration.fits,
-            "notes": calibration.notes, "coefficients": calibration.file, "out": None if out is None else str(out),
+            "notes": calibration.notes, "regions": None if calibration.steps is None else calibration.steps.after,
+            "coefficients": calibration.file, "out": None if out is None else str(out),
         })  # fmt: skip
         return
     _print_fits(calibration.fits)
+    if calibration.steps is not None:
+        print_regions(calibration.steps.before, "Error of the predicted iterations before, %")
+        print_regions(calibration.steps.after, "After, on iterations that the fit has not seen, %")
     _print_files(measured.files)
     for note in calibration.notes:
         click.echo(f"* {note}")
@@ -105,10 +118,22 @@ def _print_fits(fits: Sequence[FitResult]) -> None:
             print_table(
                 ("term", "before", "fitted", "width left"), _term_rows(fit), f"{fit.key}: what the runs determine"
             )
+            if not fit.held_out:
+                continue
             errors = ((key.split("_")[0].upper(), value) for key, value in fit.held_out.items())
             means = ", ".join(f"{name} {value:.1f}%" for name, value in errors)
             click.echo(f"mean error on runs that were left out in turn: {means}")
             click.echo()
+
+
+def print_regions(found: Sequence[Region], title: str) -> None:
+    rows = [
+        (each.name, each.num_spans, f"{1e3 * each.measured_s:.2f}",
+         *(f"{100 * value:+.1f}" for value in (each.error, each.median_error, each.low_error, each.high_error)))
+        for each in found
+    ]  # fmt: skip
+    print_table(("iterations", "spans", "mean, ms", "total", "median", "p10", "p90"), rows, title)
+    click.echo()
 
 
 def _term_rows(fit: FitResult) -> Iterator[tuple[str, str, str, str]]:

@@ -66,7 +66,10 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
     limit_s = None if minutes is None else 60 * minutes
     try:
         with progress("measuring", wanted=not flags["no_progress"]) as report:
-            swept = sweep.run(operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, report)
+            swept = sweep.run(
+                operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, report,
+                lambda operation: plan.warm_up_s(operation, on),
+            )  # fmt: skip
     finally:
         kernels.close()
     for note in kernels.notes:

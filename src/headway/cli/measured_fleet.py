@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headway import catalog
 from headway.calibration.runs import read, served
 from headway.calibration.runs.experiment import experiment
 from headway.calibration.runs.run import MeasuredRun
 from headway.calibration.serving import ServingExperiment, catalogued_model
+from headway.calibration.steps.read import StepLog
 from headway.catalog.coefficients import Coefficients
 from headway.cli.flags import changes, used_flags
 from headway.cli.output import PATH, POSITIVE
@@ -41,6 +43,8 @@ NAMES = tuple(
 )  # fmt: skip
 DEFAULT_ENGINE = "vllm-v1"
 """Of runs whose engine nobody names."""
+STEP_SETTINGS = ("tp", "max_num_seqs", "max_num_batched_tokens")
+"""Options that a log of iterations gives, too."""
 ANY_MODEL = "llama-3.1-8b"
 """Stands for the model where only GPU and engine matter."""
 WORKLOAD = {"prompt_tokens": 1, "output_tokens": 1, "num_requests": 1, "arrivals": 1.0}
@@ -66,6 +70,30 @@ class FoundRun(Struct, frozen=True):
     pool: Pool
     coefficients: Coefficients
     """Of the fleet file, else of the catalog."""
+
+
+def of_steps(logs: Sequence[StepLog], flags: Mapping[str, Any]) -> tuple[Pool, Coefficients]:
+    """The pool whose iterations were logged: by options, else by the logs. HeadwayError if it is not clear."""
+    told: dict[str, Any] = {}
+    for log in logs:
+        about = dict(log.about)
+        if "device" in about and "gpu" not in flags and "fleet" not in flags:
+            told["gpu"] = _gpu(str(about["device"]))
+        told |= {name: int(about[name]) for name in STEP_SETTINGS if name in about and "fleet" not in flags}
+        if len({str(each.about.get("model", "")) for each in logs}) > 1:
+            raise HeadwayError("logs of iterations of several models: expected those of one; calibrate each on its own")
+    model = str(logs[0].about.get("model", "")) if logs else ""
+    given = {**told, **flags}
+    run = MeasuredRun(logs[0].file, model, 0, 0.0, 0.0, 0.0, {}) if logs else None
+    fleet = MeasuredFleet(given)
+    return fleet.any_pool() if run is None else fleet.pool(run)
+
+
+def _gpu(device: str) -> str:
+    try:
+        return catalog.gpu(device).name
+    except HeadwayError as error:
+        raise HeadwayError(f"{error}; name it with --gpu") from None
 
 
 def is_runs(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,14 @@ from headway.calibration.load_error import load_factor
 from headway.calibration.replay import replay
 from headway.calibration.scorecard import page
 from headway.calibration.serving import ServingExperiment, read
+from headway.calibration.steps import read as steps_read
+from headway.calibration.steps.fit import SpanTimes
+from headway.calibration.steps.regions import regions
 from headway.calibration.validation import OVERALL, ExperimentErrors, LatencyError, Validation, compare, validation
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.load import coefficients_in
 from headway.cli import measured_fleet
+from headway.cli.calibrate import print_regions
 from headway.cli.flags import together
 from headway.cli.output import POSITIVE, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
@@ -77,13 +81,19 @@ def command(
 
     MEASUREMENTS are results of vllm bench serve, guidellm, AIPerf, genai-perf and inference-perf, folders of records
     of headway serve, or CSV files with a row for each stage of load and a summary row for each experiment. Load
-    generators do not say what was measured: give --fleet, or --gpu and what differs from the engine's defaults.
+    generators do not say what was measured: give --fleet, or --gpu and what differs from the engine's defaults. Logs of
+    an engine's iterations are compared iteration by iteration.
 
     An error is the predicted latency over the measured one, minus 1; `overall` is the mean absolute error over
     experiments. An experiment whose ITL contradicts its own E2E is marked, and the means are printed with and
     without it.
     """
-    experiments, refused = _experiments(measurements, measured_fleet.take(flags), skip_bad)
+    used_fleet = measured_fleet.take(flags)
+    if steps := [path for path in measurements if steps_read.is_steps(path)]:
+        if len(steps) < len(measurements):
+            raise HeadwayError("logs of iterations and served runs: expected one kind; validate each on its own")
+        return _validate_steps(steps, used_fleet, coefficients, as_json, max_error)
+    experiments, refused = _experiments(measurements, used_fleet, skip_bad)
     with progress("validating", wanted=not no_progress) as report:
         compared = []
         for i, (path, experiment, own) in enumerate(experiments):
@@ -105,6 +115,32 @@ def command(
         names = " ".join(path.name for path in measurements)
         write_text(scorecard, page(compared, f"headway validate {names} --scorecard {scorecard.name}"))
     return _verdict(result, max_error)
+
+
+def _validate_steps(
+    paths: Sequence[Path], flags: Mapping[str, Any], file: Path | None, as_json: bool, max_error: float | None
+) -> int:
+    """Print the errors of predicted iterations, by region of batches."""
+    logs = [steps_read.read(path) for path in paths]
+    pool, known = measured_fleet.of_steps(logs, flags)
+    if file is not None:
+        known = coefficients_in(file, pool.gpu.name, pool.engine.name)
+    spans = [span for log in logs for span in log.spans]
+    if not spans:
+        raise HeadwayError(f"{', '.join(map(str, paths))}: no durations of iterations that are certain")
+    found = regions(spans, SpanTimes(spans, pool).seconds(known))
+    if as_json:
+        print_json({"model": pool.model.name, "gpu": pool.gpu.name, "engine": pool.engine.name, "regions": found})
+    else:
+        print_regions(found, f"Error of the predicted iterations of {pool.model.name} on {pool.gpu.name}, %")
+        for log in logs:
+            for reason, num in log.left_out.items():
+                click.echo(f"{log.file}: left out: {num:,} iterations {reason}")
+    worst = 100 * abs(found[-1].error)
+    if max_error is not None and worst > max_error:
+        click.echo(f"above --max-error {max_error:g}%: all iterations together {worst:.1f}%", err=True)
+        return EXCEEDED
+    return 0
 
 
 Measured = tuple[Path, ServingExperiment, Coefficients | None]

@@ -48,9 +48,9 @@ class StepModel:
     """
 
     __slots__ = (
-        "_attention", "_decode", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_s", "_most_chunk_tokens",
-        "_operators", "_pp", "_queries", "_rows", "_rows_of_sequence", "_sampler", "_slots", "_tokens", "_window",
-        "calibrated",
+        "_attention", "_decode", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_parts_s", "_launch_s",
+        "_most_chunk_tokens", "_operators", "_pp", "_queries", "_rows", "_rows_of_sequence", "_sampler", "_slots",
+        "_tokens", "_window", "calibrated",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,7 @@ class StepModel:
         self._graph_tokens = min(2 * most_seqs * queries, MOST_GRAPH_TOKENS)
         self._slots = engine.max_num_seqs if engine.passes_by_slot else 0
         self._launch_s = 0.0 if self._slots else _launch_s(model, used.overhead)
+        self._launch_parts_s = 0.0 if self._slots else model.num_layers * used.overhead.launch_part_layer_s
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
         self._rows: dict[int, float] = {}
@@ -170,9 +171,13 @@ class StepModel:
             step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s + joint_s
         except KeyError:
             step_s = self._tokens_s(num_tokens) + self._rows_s(num_rows) + attention_s + joint_s
-        if step_s < self._launch_s and num_tokens > self._graph_tokens:
-            return self._launch_s
-        return step_s
+        if num_tokens > self._graph_tokens:
+            least_s = self._launch_s
+        elif num_decode:
+            return step_s  # the host launches the parts while the iteration before runs
+        else:
+            least_s = self._launch_parts_s
+        return least_s if step_s < least_s else step_s
 
     def _compute_decode(self, num_decode: int) -> tuple[float, float, float]:
         if self._slots:

@@ -1,7 +1,7 @@
 """Kernels of engines where their libraries are installed: those of vLLM, FlashAttention and FlashInfer.
 
-The signatures are those of their public sources in November 2026. None was run on a GPU here: a library that refuses a
-call is named in the sweep's notes, and PyTorch's kernel is timed in its place.
+The signatures are those of their public sources in November 2026. A library that refuses a call is named in the sweep's
+notes, and PyTorch's kernel is timed in its place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from headway.calibration.measure.operands import Operands
 from headway.calibration.operators import OperatorKind
 
 PAGE_TOKENS = 16
@@ -25,11 +26,11 @@ Call = Callable[[int], object]
 class EngineKernel:
     """One library's kernel for one operator."""
 
-    def __init__(self, package: str, make: Callable[[Any, str, Shape, int], Call]) -> None:
+    def __init__(self, package: str, make: Callable[[Operands, Shape, int], Call]) -> None:
         self.package = package
         """With its version."""
         self.make = make
-        """PyTorch, device, shape, number of sets of operands -> the call."""
+        """Operands, shape, number of sets of operands -> the call."""
 
 
 def installed(kind: OperatorKind, dtype: str) -> list[EngineKernel]:
@@ -44,8 +45,8 @@ def installed(kind: OperatorKind, dtype: str) -> list[EngineKernel]:
     return found
 
 
-def _bound(make: Callable[..., Call], library: Any) -> Callable[[Any, str, Shape, int], Call]:
-    return lambda torch, device, shape, copies: make(library, torch, device, shape, copies)
+def _bound(make: Callable[..., Call], library: Any) -> Callable[[Operands, Shape, int], Call]:
+    return lambda operands, shape, copies: make(library, operands, shape, copies)
 
 
 def _version(package: str) -> str:
@@ -55,32 +56,33 @@ def _version(package: str) -> str:
         return "of unknown version"
 
 
-def _paged(torch: Any, device: str, s: Shape) -> tuple[Any, Any, Any, Any]:
+def _paged(operands: Operands, s: Shape) -> tuple[Any, Any, Any, Any]:
     """A KV cache in blocks, and the table of each sequence's blocks."""
     pages = -(-s["context_tokens"] // PAGE_TOKENS)
     num = s["batch_size"] * pages
     size = (num, PAGE_TOKENS, s["num_kv_heads"], s["head_dim"])
-    keys, values = (torch.randn(*size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    keys, values = (operands.normal(*size) for _ in range(2))
+    torch, device = operands.torch, operands.device
     table = torch.randperm(num, device=device, dtype=torch.int32).view(s["batch_size"], pages)
     lengths = torch.full((s["batch_size"],), s["context_tokens"], device=device, dtype=torch.int32)
     return keys, values, table, lengths
 
 
-def _queries(torch: Any, device: str, s: Shape, num: int) -> Any:
-    return torch.randn(num, s["num_heads"], s["head_dim"], device=device, dtype=torch.bfloat16)
+def _queries(operands: Operands, s: Shape, num: int) -> Any:
+    return operands.normal(num, s["num_heads"], s["head_dim"])
 
 
-def _starts(torch: Any, device: str, num: int, step: int) -> Any:
-    return step * torch.arange(num + 1, device=device, dtype=torch.int32)
+def _starts(operands: Operands, num: int, step: int) -> Any:
+    return step * operands.torch.arange(num + 1, device=operands.device, dtype=operands.torch.int32)
 
 
-def _vllm_attention(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+def _vllm_attention(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
     """Prompts and decoding alike, over vLLM's paged cache, with the version of FlashAttention that it selects."""
     new = s.get("new_tokens", 1)
     shape = {**s, "context_tokens": s["context_tokens"] + (new if "new_tokens" in s else 0)}
-    q = _queries(torch, device, s, s["batch_size"] * new)
-    starts = _starts(torch, device, s["batch_size"], new)
-    caches = [_paged(torch, device, shape) for _ in range(copies)]
+    q = _queries(operands, s, s["batch_size"] * new)
+    starts = _starts(operands, s["batch_size"], new)
+    caches = [_paged(operands, shape) for _ in range(copies)]
     fa_version = library.get_flash_attn_version()
 
     def call(i: int) -> object:
@@ -94,14 +96,15 @@ def _vllm_attention(library: Any, torch: Any, device: str, s: Shape, copies: int
     return call
 
 
-def _flash_attention(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+def _flash_attention(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
     """FlashAttention 2 or 3 over a contiguous cache."""
     new = s.get("new_tokens", 1)
     context = s["context_tokens"] + (new if "new_tokens" in s else 0)
-    q = _queries(torch, device, s, s["batch_size"] * new).view(s["batch_size"], new, s["num_heads"], s["head_dim"])
+    q = _queries(operands, s, s["batch_size"] * new).view(s["batch_size"], new, s["num_heads"], s["head_dim"])
     size = (s["batch_size"], context, s["num_kv_heads"], s["head_dim"])
-    caches = [tuple(torch.randn(*size, device=device, dtype=torch.bfloat16) for _ in range(2)) for _ in range(copies)]
-    lengths = torch.full((s["batch_size"],), context, device=device, dtype=torch.int32)
+    caches = [tuple(operands.normal(*size) for _ in range(2)) for _ in range(copies)]
+    torch = operands.torch
+    lengths = torch.full((s["batch_size"],), context, device=operands.device, dtype=torch.int32)
 
     def call(i: int) -> object:
         return library.flash_attn_with_kvcache(q, *caches[i % copies], cache_seqlens=lengths, causal=True)
@@ -109,37 +112,36 @@ def _flash_attention(library: Any, torch: Any, device: str, s: Shape, copies: in
     return call
 
 
-def _flashinfer_decode(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+def _flashinfer_decode(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
     batch, heads, kv_heads, context = s["batch_size"], s["num_heads"], s["num_kv_heads"], s["context_tokens"]
-    q = _queries(torch, device, s, batch)
-    caches = [_paged(torch, device, s) for _ in range(copies)]
+    torch, device = operands.torch, operands.device
+    q = _queries(operands, s, batch)
+    caches = [_paged(operands, s) for _ in range(copies)]
     table, last = caches[0][2], (context - 1) % PAGE_TOKENS + 1
     workspace = torch.zeros(WORKSPACE_BYTES, device=device, dtype=torch.uint8)
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=heads >= 4 * kv_heads)
     wrapper.plan(
-        _starts(torch, device, batch, table.shape[1]), table.flatten(),
+        _starts(operands, batch, table.shape[1]), table.flatten(),
         torch.full((batch,), last, device=device, dtype=torch.int32), heads, kv_heads, s["head_dim"], PAGE_TOKENS,
         q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
     )  # fmt: skip
     return lambda i: wrapper.run(q, caches[i % copies][:2])
 
 
-def _flashinfer_latent(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+def _flashinfer_latent(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
     batch, heads, context = s["batch_size"], s["num_heads"], s["context_tokens"]
     rank, rope = s["kv_lora_rank"], s["rope_head_dim"]
     pages = -(-context // PAGE_TOKENS)
 
-    def random(*size: int) -> Any:
-        return torch.randn(*size, device=device, dtype=torch.bfloat16)
-
-    q_latent, q_rope = random(batch, heads, rank), random(batch, heads, rope)
+    torch, device, normal = operands.torch, operands.device, operands.normal
+    q_latent, q_rope = normal(batch, heads, rank), normal(batch, heads, rope)
     caches = [
-        (random(batch * pages, PAGE_TOKENS, rank), random(batch * pages, PAGE_TOKENS, rope)) for _ in range(copies)
+        (normal(batch * pages, PAGE_TOKENS, rank), normal(batch * pages, PAGE_TOKENS, rope)) for _ in range(copies)
     ]
     workspace = torch.zeros(WORKSPACE_BYTES, device=device, dtype=torch.uint8)
     wrapper = library.BatchMLAPagedAttentionWrapper(workspace)
     wrapper.plan(
-        _starts(torch, device, batch, 1), _starts(torch, device, batch, pages),
+        _starts(operands, batch, 1), _starts(operands, batch, pages),
         torch.randperm(batch * pages, device=device, dtype=torch.int32),
         torch.full((batch,), context, device=device, dtype=torch.int32), heads, rank, rope, PAGE_TOKENS, False,
         (rank + rope) ** -0.5, torch.bfloat16, torch.bfloat16,
@@ -147,13 +149,12 @@ def _flashinfer_latent(library: Any, torch: Any, device: str, s: Shape, copies: 
     return lambda i: wrapper.run(q_latent, q_rope, *caches[i % copies])
 
 
-def _vllm_fp8(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+def _vllm_fp8(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
     """vLLM's products of 8-bit matrices, with the pass that casts the activations."""
-    x = torch.randn(s["m"], s["k"], device=device, dtype=torch.bfloat16)
-    one = torch.ones(1, device=device, dtype=torch.float32)
-    weights = [
-        torch.randn(s["n"], s["k"], device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn) for _ in range(copies)
-    ]
+    torch = operands.torch
+    x = operands.normal(s["m"], s["k"])
+    one = torch.ones(1, device=operands.device, dtype=torch.float32)
+    weights = operands.copies(copies, s["n"], s["k"], dtype=torch.float8_e4m3fn)
 
     def call(i: int) -> object:
         eights, scale = library.scaled_fp8_quant(x)
@@ -162,21 +163,22 @@ def _vllm_fp8(library: Any, torch: Any, device: str, s: Shape, copies: int) -> C
     return call
 
 
-def _vllm_experts(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+def _vllm_experts(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
     hidden, width = s["hidden_size"], s["intermediate_size"] // s["tp"]
     num, chosen = s["num_experts"], s["experts_per_token"]
-    x = torch.randn(s["num_tokens"], hidden, device=device, dtype=torch.bfloat16)
-    up, down = (
-        torch.randn(num, *size, device=device, dtype=torch.bfloat16) for size in ((2 * width, hidden), (hidden, width))
+    torch, device = operands.torch, operands.device
+    x, up, down = (
+        operands.normal(*size) for size in ((s["num_tokens"], hidden), (num, 2 * width, hidden), (num, hidden, width))
     )
     ids = balanced(torch, device, s["num_tokens"], chosen, num).to(torch.int32)
     weights = torch.full((s["num_tokens"], chosen), 1 / chosen, device=device, dtype=torch.float32)
     return lambda _: library.fused_experts(x, up, down, weights, ids)
 
 
-def _vllm_cut(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
+def _vllm_cut(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
     """Candidates cut as this version of vLLM does without FlashInfer, then a draw."""
-    logits = [torch.randn(s["batch_size"], s["vocab_size"], device=device) for _ in range(copies)]
+    torch, device = operands.torch, operands.device
+    logits = operands.copies(copies, s["batch_size"], s["vocab_size"], dtype=torch.float32)
     top_k = torch.full((s["batch_size"],), 20, device=device, dtype=torch.int32)
     top_p = torch.full((s["batch_size"],), 0.9, device=device)
 
@@ -187,8 +189,9 @@ def _vllm_cut(library: Any, torch: Any, device: str, s: Shape, copies: int) -> C
     return call
 
 
-def _flashinfer_cut(library: Any, torch: Any, device: str, s: Shape, copies: int) -> Call:
-    logits = [torch.randn(s["batch_size"], s["vocab_size"], device=device) for _ in range(copies)]
+def _flashinfer_cut(library: Any, operands: Operands, s: Shape, copies: int) -> Call:
+    torch, device = operands.torch, operands.device
+    logits = operands.copies(copies, s["batch_size"], s["vocab_size"], dtype=torch.float32)
     top_k = torch.full((s["batch_size"],), 20, device=device, dtype=torch.int32)
     top_p = torch.full((s["batch_size"],), 0.9, device=device)
     return lambda i: library.top_k_top_p_sampling_from_logits(logits[i % copies], top_k, top_p, deterministic=True)

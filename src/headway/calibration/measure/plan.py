@@ -22,6 +22,7 @@ MESSAGES = tuple(2**i for i in range(10, 29))
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 """Sequences whose next tokens are chosen together."""
 SAMPLER: tuple[OperatorKind, ...] = ("top_p_sort", "top_p", "penalties")
+COMPUTING: tuple[OperatorKind, ...] = ("gemm", "moe", "prefill_attention", "mla_attention")
 DEGREES = (1, 2, 4, 8)
 """Tensor parallel degrees whose shapes are timed on one GPU."""
 MEMORY_SHARE = 0.4
@@ -29,6 +30,8 @@ MEMORY_SHARE = 0.4
 OPERATOR_S = 0.15
 """Approximate time for one operator: set-up, warm-up, and rounds of 20 ms."""
 ROUNDS = 8
+SUSTAINED_S = 0.25
+"""Work before an operator that computes is timed: prompts run at the clock that the power limit sustains."""
 LOGIT_BYTES = 32
 """Logits, their order and the probabilities that a sampler keeps, for each logit."""
 LONGEST_S = 2.0
@@ -71,7 +74,18 @@ def sweep(model: Model, on: Gpu) -> tuple[list[OperatorCase], list[str]]:
 
 
 def seconds(operations: Iterable[OperatorCase], on: Gpu) -> float:
-    return sum(OPERATOR_S + ROUNDS * 2 * least_s(operation, on) for operation in operations)
+    return sum(OPERATOR_S + warm_up_s(each, on) + ROUNDS * 2 * least_s(each, on) for each in operations)
+
+
+def warm_up_s(operation: OperatorCase, on: Gpu) -> float:
+    """Seconds to repeat an operator before it is timed: it must meet the clock at which it runs in an engine.
+
+    A power limit lowers the clock of long computations only; operators that memory bounds keep the highest one.
+    """
+    if operation.kind not in COMPUTING or on is CPU:
+        return 0.0
+    compute_s = _flops(operation.kind, operation.columns()) / peak_flops(on, operation.dtype)
+    return SUSTAINED_S if compute_s >= num_bytes(operation) / on.bandwidth_bytes_per_s else 0.0
 
 
 def least_s(operation: OperatorCase, on: Gpu) -> float:

@@ -74,8 +74,9 @@ def run(
     software: str,
     limit_s: float | None = None,
     progress: Callable[[float], None] | None = None,
+    warm_up_s: Callable[[OperatorCase], float] = lambda _: 0.0,
 ) -> SweepResult:
-    """Time the operators that are not yet in `path`, for at most `limit_s`.
+    """Time the operators that are not yet in `path`, for at most `limit_s`, each after `warm_up_s` seconds of it.
 
     The file is complete at any time, also after an interruption. `kernels` returns the kernel of an operator and raises
     `KernelError` if the device cannot run it.
@@ -91,7 +92,7 @@ def run(
             if limit_s is not None and clock() - start_s >= limit_s:
                 break
             try:
-                latency_s, used = _timed(kernels, operation, clock)
+                latency_s, used = _timed(kernels, operation, clock, warm_up_s(operation))
                 rows.append(TimedOperator(operation, latency_s, gpu, used or software))
             except KernelError as failure:
                 why = f"{operation.kind}{f' {operation.dtype}' if operation.dtype else ''}: {failure}"
@@ -109,7 +110,10 @@ def run(
 
 
 def _timed(
-    kernels: Callable[[OperatorCase], TimedKernel], operation: OperatorCase, clock: Callable[[], float]
+    kernels: Callable[[OperatorCase], TimedKernel],
+    operation: OperatorCase,
+    clock: Callable[[], float],
+    warm_up_s: float,
 ) -> tuple[float, str]:
     """The seconds of an operator, as `time_s`, and the kernel's software.
 
@@ -118,18 +122,22 @@ def _timed(
     kernel = kernels(operation)
     release, software = kernel.release, kernel.software
     try:
-        return time_s(kernel, clock), software
+        return time_s(kernel, clock, warm_up_s), software
     finally:
         del kernel
         release()
 
 
-def time_s(kernel: TimedKernel, clock: Callable[[], float]) -> float:
-    """Median seconds of one call of the operator over several rounds, after a warm-up."""
+def time_s(kernel: TimedKernel, clock: Callable[[], float], warm_up_s: float = 0.0) -> float:
+    """Median seconds of one call of the operator over several rounds, after a warm-up of at least `warm_up_s`."""
+    start_s = clock()
     for _ in range(2):
         kernel.run()
     kernel.wait()
     once_s = _round_s(kernel, 1, clock)
+    left_s = warm_up_s - (clock() - start_s)
+    if once_s > 0 and left_s > 0:
+        _round_s(kernel, min(MOST_REPEATS, round(left_s / once_s)), clock)
     repeats = max(1, min(MOST_REPEATS, round(ROUND_S / once_s))) if once_s > 0 else MOST_REPEATS
     rounds = [_round_s(kernel, repeats, clock) for _ in range(NUM_ROUNDS)]
     return median(rounds) / repeats / kernel.calls

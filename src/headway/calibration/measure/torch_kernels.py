@@ -7,16 +7,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headway.calibration.measure.engine_kernels import balanced, draw, installed
+from headway.calibration.measure.engine_kernels import EngineKernel, balanced, draw, installed
+from headway.calibration.measure.operands import Operands
 from headway.calibration.measure.plan import OperatorCase, num_bytes
 from headway.calibration.measure.ranks import Ranks
 from headway.calibration.measure.sweep import KernelError, TimedKernel
+from headway.calibration.operators import OperatorKind
 from headway.core.errors import HeadwayError
 
 COLD_BYTES = 512 * 2**20
 """Operands rotate through copies of this total size, so that no cache holds them, as with an engine's weights."""
 MOST_COPIES = 16
 GRAPH_CALLS = 16
+BF16_OPERANDS = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention")
+SLACK = 1.05
+"""Room for alignment and queries."""
 GRAPHED = ("gemm", "moe", "prefill_attention", "decode_attention", "mla_attention", "device_copy")
 """Engines start the sampler's kernels one by one."""
 
@@ -40,6 +45,9 @@ class TorchKernels:
         self._device = device
         self._cuda = device == "cuda"
         self._ranks: dict[int, Ranks] = {}
+        self._operands = Operands(self._torch, device)
+        self._graphs: Graphs | None = None
+        self._own: dict[tuple[OperatorKind, str], list[EngineKernel]] = {}
         self.notes: dict[str, None] = {}
         """Kernels of engines that failed and were not timed."""
 
@@ -66,11 +74,11 @@ class TorchKernels:
         shape = {name: int(value) for name, value in operation.columns().items()}
         if operation.kind == "all_reduce":
             return self._reducing(shape["num_gpus"]).kernel(shape["num_bytes"])
-        copies = self._copies(num_bytes(operation))
-        for own in installed(operation.kind, operation.dtype) if self._cuda else ():
-            make_own = partial(own.make, self._torch, self._device, shape, copies)
+        size = num_bytes(operation)
+        copies = self._copies(size)
+        for own in self._installed(operation.kind, operation.dtype) if self._cuda else ():
             try:
-                return self._ready(operation, make_own, own.package)
+                return self._ready(operation, partial(own.make, self._operands, shape, copies), own.package)
             except KernelError as error:
                 self.notes[f"{own.package}: {operation.kind}: {error}; another kernel is timed in its place"] = None
         make = getattr(self, f"_{operation.kind}", None)
@@ -81,18 +89,39 @@ class TorchKernels:
     def _ready(
         self, operation: OperatorCase, make: Callable[[], Callable[[int], object]], software: str
     ) -> TimedKernel:
-        """Run a kernel once, and capture it if engines do. KernelError if it fails."""
+        """Run a kernel once, and capture it if engines do. KernelError if it fails, with all of the memory too."""
         try:
-            call = make()
-            call(0)
-            self._wait()
-            if self._cuda and operation.kind in GRAPHED:
-                return self._graph(call, software)
-        except Exception as error:  # libraries raise anything for what they do not support
+            return self._prepared(operation, make, software)
+        except self._torch.OutOfMemoryError:
             self._release()
-            reason = str(error).strip().split("\n", 1)[0][:120]
-            raise KernelError(reason or type(error).__name__) from None
-        return TimedKernel(_counted(call), self._wait, release=self._release, software=software)
+        except Exception as error:  # libraries raise anything for what they do not support
+            raise KernelError(_reason(error)) from None
+        try:
+            return self._prepared(operation, make, software)
+        except Exception as error:
+            raise KernelError(_reason(error)) from None
+
+    def _prepared(
+        self, operation: OperatorCase, make: Callable[[], Callable[[int], object]], software: str
+    ) -> TimedKernel:
+        self._operands.reset()
+        if operation.kind in BF16_OPERANDS:
+            size = num_bytes(operation)
+            self._operands.reserve(int(size * self._copies(size) * SLACK / 2), self._torch.bfloat16)
+        call = make()
+        call(0)
+        self._wait()
+        if self._cuda and operation.kind in GRAPHED:
+            if self._graphs is None:
+                self._graphs = Graphs(self._torch)
+            return TimedKernel(self._graphs.captured(call), self._wait, GRAPH_CALLS, software=software)
+        return TimedKernel(_counted(call), self._wait, software=software)
+
+    def _installed(self, kind: OperatorKind, dtype: str) -> list[EngineKernel]:
+        """The kernels of installed libraries, which are looked for once."""
+        if (kind, dtype) not in self._own:
+            self._own[kind, dtype] = installed(kind, dtype)
+        return self._own[kind, dtype]
 
     def _reducing(self, num: int) -> Ranks:
         if num not in self._ranks:
@@ -100,7 +129,9 @@ class TorchKernels:
         return self._ranks[num]
 
     def _release(self) -> None:
-        """Empty PyTorch's pool: it keeps blocks of one shape's sizes, which the next shape cannot use."""
+        """Give all memory back to the device."""
+        self._operands.release()
+        self._graphs = None
         if self._cuda:
             gc.collect()
             self._torch.cuda.empty_cache()
@@ -109,29 +140,21 @@ class TorchKernels:
         if self._cuda:
             self._torch.cuda.synchronize()
 
-    def _graph(self, call: Callable[[int], object], software: str) -> TimedKernel:
-        """Capture several calls in a CUDA graph, as engines do, so that launch time does not count."""
-        graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.graph(graph):
-            for i in range(GRAPH_CALLS):
-                call(i)
-        return TimedKernel(graph.replay, self._wait, GRAPH_CALLS, self._release, software)
-
     def _copies(self, size: float) -> int:
         """Number of sets of operands to rotate through."""
         return max(1, min(MOST_COPIES, round(COLD_BYTES / max(size, 1)))) if self._cuda else 1
 
     def _random(self, *size: int) -> Any:
-        return self._torch.randn(*size, device=self._device, dtype=self._torch.bfloat16)
+        return self._operands.normal(*size)
 
     def _gemm(self, dtype: str, s: dict[str, int]) -> Callable[[int], object]:
         m, n, k = s["m"], s["n"], s["k"]
-        weights = [self._random(n, k) for _ in range(self._copies(2 * n * k))]
         x = self._random(m, k)
         if dtype == "bf16":
+            weights = self._operands.copies(self._copies(2 * n * k), n, k)
             return lambda i: self._torch.nn.functional.linear(x, weights[i % len(weights)])
         fp8, one = self._torch.float8_e4m3fn, self._torch.ones((), device=self._device)
-        eights = [weight.to(fp8) for weight in weights]
+        eights = self._operands.copies(self._copies(n * k), n, k, dtype=fp8)
         out = self._torch.bfloat16
 
         def call(i: int) -> object:
@@ -207,7 +230,7 @@ class TorchKernels:
 
     def _logits(self, s: dict[str, int]) -> list[Any]:
         size = (s["batch_size"], s["vocab_size"])
-        return [self._torch.randn(*size, device=self._device) for _ in range(self._copies(4 * size[0] * size[1]))]
+        return self._operands.copies(self._copies(4 * size[0] * size[1]), *size, dtype=self._torch.float32)
 
     def _prefill_attention(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
         q, k, v = self._qkv(s["batch_size"], s["new_tokens"], s["new_tokens"], s)
@@ -238,6 +261,44 @@ class TorchKernels:
         host = self._torch.empty(s["num_bytes"], dtype=byte, pin_memory=self._cuda)
         there = self._torch.empty(s["num_bytes"], dtype=byte, device=self._device)
         return lambda _: there.copy_(host, non_blocking=True)
+
+
+class Graphs:
+    """CUDA graphs of several calls, as engines have them, so that launch time does not count.
+
+    All graphs share one pool of memory. `torch.cuda.graph` would collect garbage and empty PyTorch's pool for each.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._pool = torch.cuda.graph_pool_handle()
+        one = torch.zeros(1, device="cuda")
+        self._keeps_pool = self._capture(lambda _: one.add_(1))
+        """A pool without a graph cannot be used again."""
+
+    def captured(self, call: Callable[[int], object]) -> Callable[[], object]:
+        replay: Callable[[], object] = self._capture(call).replay
+        return replay
+
+    def _capture(self, call: Callable[[int], object]) -> Any:
+        cuda = self._torch.cuda
+        graph, stream = cuda.CUDAGraph(), cuda.Stream()
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):
+            call(0)  # libraries set up what belongs to a stream
+            cuda.synchronize()
+            graph.capture_begin(pool=self._pool)
+            try:
+                for i in range(GRAPH_CALLS):
+                    call(i)
+            finally:
+                graph.capture_end()
+        cuda.current_stream().wait_stream(stream)
+        return graph
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:120] or type(error).__name__
 
 
 def _counted(call: Callable[[int], object]) -> Callable[[], object]:

@@ -1,0 +1,242 @@
+"""Fit the terms of the step-time model to the durations of an engine's own iterations.
+
+The most probable values given the spans, with the catalog as prior (maximum a posteriori). Spans are grouped into
+cells of like batches, and the logarithm of a cell's predicted over its measured total is one residual: latencies are
+sums of iterations, so a host that stands still now and then counts with its mean. Gauss-Newton steps use differences
+of the model itself, so a term is what the model does with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway.calibration.solve import FitResult, lsq_linear
+from headway.calibration.steps.read import Span
+from headway.calibration.steps.regions import Region, cell, regions
+from headway.calibration.terms import Term, applied, step_terms, values_at
+from headway.catalog.coefficients import Coefficients
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Pool
+from headway.perf.roofline import compute_dtype
+from headway.perf.speculation import step_model
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+MIN_SPANS = 200
+NOISE = 0.02
+"""Relative error of the model in a cell of batches."""
+SPAN_NOISE = 0.2
+"""The same of one span's duration: a cell of n spans has this over the root of n beside its own."""
+NUDGE = 0.25
+"""Standard deviations of the prior, for differences."""
+ROUNDS = 8
+SETTLED = 1e-3
+KEPT, PARTLY = 0.9, 0.5
+"""A term with a larger share of its prior's width left is not determined, or only partly."""
+FIFTH = 5
+BLOCK = 20
+"""Neighbouring spans that are held out together."""
+EQUAL = "equal_contexts"
+"""Factor on the speed of reading the KV cache where all contexts are equal. It explains a log. Traffic has unequal
+contexts, so no profile carries it."""
+
+
+class StepFit(Struct, frozen=True):
+    result: FitResult
+    coefficients: Coefficients
+    before: tuple[Region, ...]
+    """Errors with the step times that were known."""
+    after: tuple[Region, ...]
+    """Errors of spans that the fit has not seen: of each fifth, predicted from the other four."""
+    notes: tuple[str, ...]
+
+
+class SpanTimes:
+    """Predicted durations of spans, for any coefficients."""
+
+    def __init__(self, spans: Sequence[Span], pool: Pool) -> None:
+        self.measured_s = np.array([span.seconds for span in spans])
+        self.num_iterations = np.array([len(span.iterations) for span in spans])
+        self._pool = pool
+        every = [(i, one) for i, span in enumerate(spans) for one in span.iterations]
+        plain = [(i, one) for i, one in every if not one.chunks]
+        self._owner = np.array([i for i, _ in plain], dtype=int)
+        self._batches, self._batch = np.unique([one.decodes for _, one in plain], return_inverse=True)
+        self._context = np.array([float(one.context_tokens) for _, one in plain])
+        self._is_equal = np.array([spans[i].has_equal_contexts for i, _ in plain], dtype=bool)
+        self._mixed = [(i, one) for i, one in every if one.chunks]
+
+    @property
+    def have_both(self) -> bool:
+        """Whether some sequences decoded over equal contexts and others over unequal ones."""
+        return bool(self._is_equal.any()) and not self._is_equal.all()
+
+    def seconds(self, coefficients: Coefficients, equal_gain: float = 1.0) -> Floats:
+        """By span. Equal contexts are read `equal_gain` times as fast as unequal ones.
+
+        An iteration that only decodes is a line in its KV tokens, so one call serves all of the same size.
+        """
+        pool = self._pool
+        model = step_model(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients)
+        found = np.zeros(len(self.measured_s))
+        if len(self._batches):
+            base = np.array([model.line(int(num), 0)[0] for num in self._batches])
+            token = np.array([model.line(int(num), 1_000_000)[0] for num in self._batches])
+            read_s = self._context * (token - base)[self._batch] / 1e6
+            np.add.at(found, self._owner, base[self._batch] + np.where(self._is_equal, read_s / equal_gain, read_s))
+        for i, one in self._mixed:
+            found[i] += model.line(one.decodes, one.context_tokens, one.chunks)[0]
+        return found
+
+
+def fit_steps(spans: Sequence[Span], pool: Pool, known: Coefficients) -> StepFit:
+    """Fit what the spans determine. HeadwayError for too few spans, and for times that cannot be those of this pool."""
+    if len(spans) < MIN_SPANS:
+        raise HeadwayError(f"{len(spans)} durations of iterations; expected at least {MIN_SPANS}")
+    times = SpanTimes(spans, pool)
+    before_s = times.seconds(known)
+    usual = float(np.median(times.measured_s / before_s))
+    if not 0.2 <= usual <= 20:
+        raise HeadwayError(
+            f"iterations take {usual:.2g} times what is predicted for {pool.model.name} on {pool.gpu.name} (median);"
+            " are GPU, model and tp right?"
+        )
+    fit, x = _best(spans, times, pool, known)
+    width = fit.width(x)
+    unseen_s = np.empty(len(spans))
+    for turn in range(FIFTH):
+        unseen = np.arange(len(spans)) // BLOCK % FIFTH == turn
+        unseen_s[unseen] = fit.seconds(fit.solve(~unseen, x))[unseen]
+    errors = unseen_s / times.measured_s - 1
+    values = values_at(fit.terms, x)
+    result = FitResult(
+        key=f"steps.{pool.engine.name}", values=values, num_fitted=len(spans), num_held_out=len(spans),
+        residual=float(np.median(np.abs(errors))), bias=float(unseen_s.sum() / times.measured_s.sum() - 1),
+        prior=values_at(fit.terms, np.zeros(len(x))),
+        width={term.name: float(each) for term, each in zip(fit.terms, width, strict=True)},
+    )  # fmt: skip
+    found = applied(values, fit.known, pool.engine)
+    notes = tuple(_notes(fit.terms, width))
+    return StepFit(result, found, regions(spans, before_s), regions(spans, unseen_s), notes)
+
+
+def _best(spans: Sequence[Span], times: SpanTimes, pool: Pool, known: Coefficients) -> tuple[_Fit, Floats]:
+    """The fit with smooth products or with whole tiles, whichever leaves less."""
+    found = []
+    for variant in _variants(pool, known):
+        terms = step_terms(pool, variant)
+        if times.have_both:
+            terms = (*terms, Term(EQUAL, 1.0, 0.2, 0.5, 2.0, True))
+        fit = _Fit(spans, times, terms, variant, pool)
+        x = fit.solve(np.ones(len(spans), dtype=bool))
+        found.append((fit.cost(x), fit, x))
+    _, fit, x = min(found, key=lambda each: each[0])
+    return fit, x
+
+
+def _variants(pool: Pool, known: Coefficients) -> Iterator[Coefficients]:
+    dtype = compute_dtype(pool.model.dtype, pool.gpu)
+    product = known.kernels.gemm[dtype]
+    shares = {product.wave_share, 0.0, WAVE_SHARE} if pool.gpu.num_sms else {product.wave_share}
+    for share in sorted(shares):
+        gemm = {**known.kernels.gemm, dtype: replace(product, wave_share=share)}
+        yield replace(known, kernels=replace(known.kernels, gemm=gemm))
+
+
+WAVE_SHARE = 0.3
+"""Start of the fit with whole tiles, where the catalog has none."""
+
+
+class _Fit:
+    def __init__(
+        self, spans: Sequence[Span], times: SpanTimes, terms: tuple[Term, ...], known: Coefficients, pool: Pool
+    ) -> None:
+        self.terms, self.known = terms, known
+        self._times, self._pool = times, pool
+        self._cells, self._index = np.unique([cell(span) for span in spans], return_inverse=True)
+        self._low, self._high = (np.array([term.bounds[side] for term in terms]) for side in (0, 1))
+
+    def seconds(self, x: Floats) -> Floats:
+        """By span."""
+        values = values_at(self.terms, x)
+        return self._times.seconds(applied(values, self.known, self._pool.engine), values.get(EQUAL, 1.0))
+
+    def cost(self, x: Floats) -> float:
+        seen = np.ones(len(self._index), dtype=bool)
+        return self._cost(x, self._left(x, seen), self._scale(seen))
+
+    def solve(self, seen: Mask, x: Floats | None = None) -> Floats:
+        """The most probable place given the spans that are `seen`."""
+        x = np.zeros(len(self.terms)) if x is None else x
+        scale = self._scale(seen)
+        left = self._left(x, seen)
+        cost = self._cost(x, left, scale)
+        for _ in range(ROUNDS):
+            slope = self._slope(x, left, seen)
+            for share in (1.0, 0.5, 0.2):
+                to = x + share * (self._linear(slope, left, x, scale) - x)
+                there = self._left(to, seen)
+                if (after := self._cost(to, there, scale)) < cost:
+                    break
+            if after >= cost * (1 - SETTLED):
+                break
+            x, left, cost = to, there, after
+        return x
+
+    def width(self, x: Floats) -> Floats:
+        """Standard deviation left of each term over its prior's."""
+        seen = np.ones(len(self._index), dtype=bool)
+        left = self._left(x, seen)
+        scaled = self._slope(x, left, seen) * _robust(left / self._scale(seen))[:, None] / self._scale(seen)[:, None]
+        return np.asarray(np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled + np.eye(len(x))))))
+
+    def _left(self, x: Floats, seen: Mask) -> Floats:
+        """By cell: the logarithm of predicted over measured seconds; 0 for a cell without a span that is seen."""
+        predicted, measured = (
+            np.bincount(self._index, np.where(seen, each, 0.0), len(self._cells))
+            for each in (self.seconds(x), self._times.measured_s)
+        )
+        return np.asarray(np.log(np.where(measured > 0, predicted, 1.0) / np.where(measured > 0, measured, 1.0)))
+
+    def _scale(self, seen: Mask) -> Floats:
+        """By cell: the standard deviation of its residual."""
+        num = np.maximum(np.bincount(self._index, seen, len(self._cells)), 1)
+        return np.asarray(np.sqrt(NOISE**2 + SPAN_NOISE**2 / num))
+
+    def _slope(self, x: Floats, left: Floats, seen: Mask) -> Floats:
+        columns = []
+        for i in range(len(x)):
+            nudge = -NUDGE if x[i] + NUDGE > self._high[i] else NUDGE
+            columns.append((self._left(x + nudge * (np.arange(len(x)) == i), seen) - left) / nudge)
+        return np.stack(columns, 1)
+
+    def _linear(self, slope: Floats, left: Floats, at: Floats, scale: Floats) -> Floats:
+        x = at
+        for _ in range(4):
+            weight = _robust((left + slope @ (x - at)) / scale) / scale
+            a = np.vstack([slope * weight[:, None], np.eye(len(at))])
+            b = np.concatenate([(slope @ at - left) * weight, np.zeros(len(at))])
+            x = lsq_linear()(a, b, bounds=(self._low - 1e-9, self._high + 1e-9)).x
+        return np.clip(x, self._low, self._high)
+
+    def _cost(self, x: Floats, left: Floats, scale: Floats) -> float:
+        return float(((_robust(left / scale) * left / scale) ** 2).sum() + (x**2).sum())
+
+
+def _robust(scaled: Floats) -> Floats:
+    """Weights that make large residuals count linearly."""
+    return np.asarray(1 / np.sqrt(1 + np.abs(scaled) / 2))
+
+
+def _notes(terms: Sequence[Term], width: Floats) -> Iterator[str]:
+    kept = [term.name for term, left in zip(terms, width, strict=True) if left > KEPT]
+    partly = [term.name for term, left in zip(terms, width, strict=True) if PARTLY < left <= KEPT]
+    if kept:
+        yield f"not determined by these iterations, so near the catalog's values: {', '.join(kept)}"
+    if partly:
+        yield f"determined in part, between the iterations and the catalog's values: {', '.join(partly)}"
