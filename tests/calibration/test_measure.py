@@ -336,3 +336,43 @@ def test_files_of_earlier_versions_are_continued(tmp_path: Path) -> None:
     assert read(path, H100).samples[0].seconds.size == 7
     assert sweep.run(operations, clock.device(), clock, path, H100.name, "fakes").num_known == 7
     assert path.read_text().startswith(",".join(COLUMNS))
+
+
+def test_calibration_takes_a_sort_as_slow_as_a_gpu_sorts_and_no_other_unit(tmp_path: Path) -> None:
+    """On an H100 the median sort takes 64 times what one pass over the logits takes."""
+    operations = [each for each in plan.sweep(LLAMA, H100)[0] if each.kind in plan.SAMPLER]
+
+    def rows(unit: float) -> list[TimedOperator]:
+        found = []
+        for each in operations:
+            pass_s = 5e-6 + 8 * each.shape[0] * each.shape[1] / H100.bandwidth_bytes_per_s
+            slow = {"top_p_sort": 64, "top_p": 6, "penalties": 20}[each.kind]
+            found.append(TimedOperator(each, unit * slow * pass_s, H100.name, "torch 2.11"))
+        return found
+
+    sweep.write_file(tmp_path / "m.csv", rows(1.0))
+    measured = read_measurements((tmp_path / "m.csv",), H100)
+    assert not any(file.left_out for file in measured.files)
+    assert calibrate(measured, H100, catalog.engine("vllm-v1"), "a test", replaced=["all"]).fits
+    sweep.write_file(tmp_path / "ms.csv", rows(1000.0))
+    with pytest.raises(HeadwayError, match="is the unit right"):
+        read_measurements((tmp_path / "ms.csv",), H100)
+
+
+def test_what_computes_is_timed_at_the_clock_that_lasts(tmp_path: Path) -> None:
+    """A long product warms up for a quarter of a second, what memory bounds does not."""
+    long, short = OperatorCase("gemm", "bf16", (8192, 4096, 4096)), OperatorCase("gemm", "bf16", (8, 4096, 4096))
+    assert plan.warm_up_s(long, H100) == plan.SUSTAINED_S and plan.warm_up_s(short, H100) == 0
+    for case, least_s in ((long, plan.SUSTAINED_S), (short, 0.0)):
+        clock = Clock()
+        path = tmp_path / f"{case.shape[0]:.0f}.csv"
+        sweep.run(
+            [case],
+            lambda _, c=clock: c.kernel(1e-3),
+            clock,
+            path,
+            H100.name,
+            "fakes",
+            warm_up_s=lambda each: plan.warm_up_s(each, H100),
+        )
+        assert clock.now_s == pytest.approx(least_s + 5 * 0.02, rel=0.05)
