@@ -132,6 +132,39 @@ def test_a_client_that_asks_for_usage_gets_the_stream_as_it_comes(tmp_path: Path
     tell(story, tmp_path)
 
 
+ERROR = b'data: {"error": {"message": "inner failure: out of memory, see", "code": 500}}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("content_type", ["text/event-stream; charset=utf-8", "application/json"])
+@pytest.mark.parametrize("tail", [ERROR, b"data: what is no chunk\n\n", b"data: {", b'{"choices": []}'])
+@pytest.mark.parametrize("ends_with_trailers", [False, True])
+def test_every_byte_of_what_the_picker_cannot_read_reaches_the_client(
+    tmp_path: Path, tail: bytes, content_type: str, ends_with_trailers: bool
+) -> None:
+    async def story(made: Desk) -> None:
+        call, _ = await asked(made, body={**CHAT, "stream": True})
+        call.answer(content_type=content_type)
+        await call.response()
+        sent = chunk("a").replace(b"\n", b"\r\n") + tail
+        for part in (sent[:7], sent[7:60], sent[60 : len(sent) - 4], sent[len(sent) - 4 :]):
+            call.part(part)
+        if ends_with_trailers:
+            call.send(response_trailers=pb.HttpTrailers())
+        else:
+            call.part(b"", is_last=True)
+        passed = b""
+        while (message := await call.response()).WhichOneof("response") == "response_body":
+            streamed = message.response_body.response.body_mutation.streamed_response
+            passed += streamed.body
+            if streamed.end_of_stream:
+                break
+        assert passed == sent
+        call.end()
+        await made.over()
+
+    tell(story, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("status", "outcome"), [(200, Outcome.FINISHED), (400, Outcome.REJECTED), (500, Outcome.REJECTED)]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from headway.gateway.gateway import Gateway
+from headway.gateway.picker.usage_hider import UsageHider
 from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.request import ClientRequest
@@ -12,6 +13,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.upstream.errors import EngineError, RefusedError, UnreachableError, is_retryable
 
 log = logging.getLogger("headway.gateway")
+_EVENTS = "text/event-stream"
 _MAX_WHOLE_BYTES = 64 << 20
 """Longer answers that are not streamed pass without being metered."""
 _LOCAL_REPLIES = (b"upstream connect error", b"no healthy upstream", b"upstream request timeout")
@@ -27,7 +29,7 @@ class Answer:
         self._hides_usage = hides_usage
         self._meter = ResponseMeter(request, in_flight, gateway.driver)
         self._stream: EngineStream | None = None
-        self._output: list[bytes] = []
+        self._hider = UsageHider()
         self._whole: list[bytes] | None = []
         """The body so far of an answer that is not streamed; None: it is too long, or encoded."""
         self._num_bytes = 0
@@ -37,35 +39,34 @@ class Answer:
     def begin(self, status: int, headers: dict[str, str]) -> None:
         """The answer's headers have come."""
         self.status = status
+        is_events = headers.get("content-type", _EVENTS).partition(";")[0].strip().lower() == _EVENTS
         if headers.get("content-encoding", "identity") != "identity":
             self._whole, self._hides_usage = None, False
-        elif status == 200 and self._request.stream:
+        elif status == 200 and self._request.stream and is_events:
             self._stream = EngineStream(
-                self._meter, ItlMeter(self._in_flight, self._gateway.driver), None, (), not self._hides_usage,
-                self._keep,
+                self._meter, ItlMeter(self._in_flight, self._gateway.driver), None, (), True, lambda data: True
             )  # fmt: skip
-
-    def _keep(self, data: bytes) -> bool:
-        self._output.append(data)
-        return True
+        self._hides_usage &= self._stream is not None
 
     def feed(self, data: bytes, is_last: bool) -> bytes:
         """Meter a part of the body, and return what is to be passed on in its place."""
         stream = self._stream
         if stream is not None:
-            data = self._feed_stream(stream, data, is_last)
+            self._meter_stream(stream, data, is_last)
         elif self._whole is not None:
             self._whole.append(data)
             self._num_bytes += len(data)
             if self._num_bytes > _MAX_WHOLE_BYTES:
                 self._whole = None
+        if self._hides_usage:
+            data = self._hider.feed(data)
         if is_last:
-            self.end()
+            data += self.end()
         return data
 
-    def _feed_stream(self, stream: EngineStream, data: bytes, is_last: bool) -> bytes:
+    def _meter_stream(self, stream: EngineStream, data: bytes, is_last: bool) -> None:
         if self._has_failed or stream.is_done:
-            return data
+            return
         try:
             stream.feed(data)
             if is_last and not stream.has_ended:
@@ -74,13 +75,6 @@ class Answer:
             self._failed(error)
         if self._in_flight.prefill_leg is not None and self._in_flight.live.generated_tokens:
             self._gateway.driver.prefill_leg_done(self._in_flight)
-        if not self._hides_usage or self._has_failed:
-            self._output.clear()
-            return data
-        output, self._output = self._output, []
-        if stream.is_done:
-            output.append(stream.last_events)
-        return b"".join(output)
 
     def _failed(self, error: EngineError) -> None:
         """Report the replica's failure once. Nothing of what follows is metered."""
@@ -90,8 +84,15 @@ class Answer:
             log.warning("%s %s", replica.name, error)
             self._gateway.health.failed(replica, error)
 
-    def end(self) -> None:
-        """The answer is complete: take the request off its replica. Later calls do nothing."""
+    def end(self) -> bytes:
+        """The answer is complete: take the request off its replica. Later calls do nothing.
+
+        Returns what is still to be passed on.
+        """
+        self._release()
+        return self._hider.rest()
+
+    def _release(self) -> None:
         in_flight, driver = self._in_flight, self._gateway.driver
         replica = in_flight.replica
         if in_flight.outcome is not None or replica is None:

@@ -193,8 +193,9 @@ class Exchange:
             case "response_body":
                 await self._take_part(message.response_body)
             case "response_trailers":
-                if self._answer is not None:
-                    self._answer.end()
+                rest = b"" if self._answer is None else self._answer.end()
+                if rest and self._answer_mode == pb.FULL_DUPLEX_STREAMED:
+                    await self._write(messages.streamed(rest, False))
                 await self._write(messages.CONTINUE_RESPONSE_TRAILERS)
 
     async def _take_headers(self, message: pb.ProcessingRequest) -> None:
