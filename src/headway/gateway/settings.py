@@ -256,8 +256,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """With several workers: a worker that is silent for so long is restarted, and while the scheduler is silent for so
     long, clients get a 503."""
     objectives: dict[str, Annotated[int, Meta(ge=0)]] = {}
-    """For `headway epp`: the tier by the name in a request's header `x-gateway-inference-objective`. A request with
-    another name has the tier that it has without one."""
+    """For `headway epp`: the tier by the name in a request's header `x-llm-d-inference-objective`, or
+    `x-gateway-inference-objective`. A request with another name has the tier that it has without one."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """Time for streams to end at shutdown."""
 

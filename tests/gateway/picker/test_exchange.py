@@ -349,6 +349,8 @@ def test_model_tier_tenant_and_key_are_those_of_the_request(tmp_path: Path) -> N
         for headers in (
             {"x-gateway-inference-objective": "batch"}, {"x-gateway-inference-objective": "unknown"},
             {"x-headway-tier": "1"},
+            {"x-llm-d-inference-objective": "premium", "x-gateway-inference-objective": "batch"},
+            {"x-llm-d-inference-objective": "batch", "x-llm-d-inference-fairness-id": "umbrella"},
         ):  # fmt: skip
             made.gateway.replicas[0].reported_model = "/models/qwen"
             call, found = await asked(made, headers={"x-gateway-inference-fairness-id": "acme", **headers})
@@ -358,9 +360,38 @@ def test_model_tier_tenant_and_key_are_those_of_the_request(tmp_path: Path) -> N
             lives += [request.live for request in made.gateway.driver.requests.values()]
             call.end()
             await made.over()
-        assert [(live.tier, live.tenant) for live in lives] == [(2, "acme"), (0, "acme"), (1, "acme")]
+        assert [(live.tier, live.tenant) for live in lives] == [
+            (2, "acme"), (0, "acme"), (1, "acme"), (1, "acme"), (2, "umbrella"),
+        ]  # fmt: skip
 
-    tell(story, tmp_path, engines=URLS[:1], gateway={"objectives": {"batch": 2}})
+    tell(story, tmp_path, engines=URLS[:1], gateway={"objectives": {"premium": 1, "batch": 2}})
+
+
+@pytest.mark.parametrize("header", ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"])
+def test_a_header_may_name_the_model(tmp_path: Path, header: str) -> None:
+    async def story(made: Desk) -> None:
+        _, found = await asked(made, body={**CHAT, "model": "alias"}, headers={header: MODEL})
+        assert not found.status and found.json()["model"] == MODEL
+        _, found = await asked(made, headers={header: "unknown"})
+        assert found.status == 404
+
+    tell(story, tmp_path, engines=URLS[:1])
+
+
+def test_a_refusal_says_why_as_llm_d_does(tmp_path: Path) -> None:
+    async def story(made: Desk) -> None:
+        reason = "x-llm-d-request-dropped-reason"
+        _, found = await asked(made, body={**CHAT, "model": "unknown"})
+        assert found.status == 404 and reason not in found.headers
+        call = made.call()
+        call.request(subset=["10.9.9.9:1"])
+        found = await picked(call)
+        assert (found.status, found.headers[reason]) == (503, "rejected-no-endpoints")
+        made.gateway.refuse_requests()
+        _, found = await asked(made)
+        assert (found.status, found.headers[reason]) == (503, "rejected-shutting-down")
+
+    tell(story, tmp_path, engines=URLS[:1])
 
 
 def test_a_request_that_is_expected_to_wait_for_too_long_is_shed(tmp_path: Path) -> None:
@@ -369,6 +400,7 @@ def test_a_request_that_is_expected_to_wait_for_too_long_is_shed(tmp_path: Path)
         _, found = await asked(made)
         assert found.status == 429 and found.headers["retry-after"] == "1"
         assert found.json()["error"]["code"] == "shed"
+        assert found.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
 
     tell(story, tmp_path, engines=URLS[:1], policies={"shed_ttft_share": 1e-9}, slo={"ttft_s": 1.0})
 
@@ -386,6 +418,7 @@ def test_keys_are_checked_and_not_sent_to_engines(tmp_path: Path) -> None:
         assert limits["x-ratelimit-limit-requests"] == "1"
         _, found = await asked(made, headers=headers)
         assert found.status == 429 and int(found.headers["retry-after"]) > 0
+        assert found.headers["x-llm-d-request-dropped-reason"] == "rejected-rate-limit-exceeded"
 
     keys = [{"sha256": digest("k"), "name": "acme", "requests_per_minute": 1}]
     tell(story, tmp_path, engines=URLS[:1], gateway={"api_keys": keys}, pool={"api_key": "engine"})

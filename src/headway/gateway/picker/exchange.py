@@ -278,8 +278,10 @@ class Exchange:
         await self._write_each(messages.picked(endpoints, headers, removed, body, body is not raw, is_duplex, is_last))
 
     def _apply_headers(self, request: ClientRequest) -> None:
-        """The tier of the request's objective, but none more urgent than its key allows."""
-        objective = self._gateway.settings.objectives.get(self._headers.get(messages.OBJECTIVE, ""))
+        """The model that the headers name, and the tier of their objective, but none more urgent than the key allows."""
+        if not self._is_compressed and (model := messages.header_of(self._headers, messages.MODEL_REWRITE)):
+            request.model = model
+        objective = self._gateway.settings.objectives.get(messages.header_of(self._headers, messages.OBJECTIVE))
         if objective is not None:
             request.tier = objective
         assert self._caller is not None
@@ -290,7 +292,7 @@ class Exchange:
         features, allowed = await self._gateway.features(request), self._allowed()
         if allowed is not None and not any(self._gateway.health.is_up(self._gateway.replicas[id]) for id in allowed):
             raise ApiError(503, "no endpoint of the subset is ready", "no_capacity", retry_after_s=1)
-        tenant = self._headers.get(messages.FAIRNESS_ID, "")
+        tenant = messages.header_of(self._headers, messages.FAIRNESS_ID)
 
         def new_request(live: Live) -> PickedRequest:
             live.allowed = allowed

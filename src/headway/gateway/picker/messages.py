@@ -19,7 +19,16 @@ SERVED = "x-gateway-destination-endpoint-served"
 """The key of the metadata with the address that Envoy did use."""
 PREFILLER = "x-prefiller-host-port"
 """llm-d's header with the address of the replica that prefills, for the sidecar of the one that decodes."""
-OBJECTIVE, FAIRNESS_ID = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
+OBJECTIVE = "x-llm-d-inference-objective", "x-gateway-inference-objective"
+FAIRNESS_ID = "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"
+MODEL_REWRITE = "x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"
+"""Names of headers of llm-d's router (`pkg/epp/metadata/consts.go`), the current one first, then its older alias."""
+DROPPED_REASON = "x-llm-d-request-dropped-reason"
+_DROPPED_REASONS = {
+    "shed": "rejected-saturated", "queue_full": "rejected-saturated", "no_capacity": "rejected-no-endpoints",
+    "timeout": "rejected-ttl-expired", "shutting_down": "rejected-shutting-down",
+}  # fmt: skip
+"""By code of an error, llm-d's name of the reason; of others, the code itself is the name."""
 _NAMESPACE, _SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 _SUBSET = "x-gateway-destination-endpoint-subset"
 _CHUNK_BYTES = 62_000
@@ -62,6 +71,11 @@ def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> Any:
     if value.HasField("list_value"):
         return [each.string_value for each in value.list_value.values]
     return value.string_value
+
+
+def header_of(headers: Headers, names: Iterable[str]) -> str:
+    """The value of the first of these headers that a request has; empty: it has none."""
+    return next((value for name in names if (value := headers.get(name, "").strip())), "")
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
@@ -184,6 +198,8 @@ def refusal(error: ApiError, request_id: str) -> bytes:
         headers.append(("x-request-id", request_id))
     if error.retry_after_s is not None:
         headers.append(("retry-after", str(error.retry_after_s)))
+    if error.status in (429, 503, 504):
+        headers.append((DROPPED_REASON, _DROPPED_REASONS.get(error.code, f"rejected-{error.code.replace('_', '-')}")))
     return _encoded(
         pb.ProcessingResponse(
             immediate_response=pb.ImmediateResponse(

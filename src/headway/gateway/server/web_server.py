@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import socket
 import ssl
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from msgspec import Struct
@@ -164,6 +166,13 @@ def serve(
     gc.set_threshold(*_GC_THRESHOLDS)
 
     class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """End at a signal. The process that SIGTERM ends has the status 0, where uvicorn would raise it again."""
+            if sig == signal.SIGTERM:
+                self.should_exit = True
+            else:
+                super().handle_exit(sig, frame)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             start_s = time.monotonic()
             draining = asyncio.ensure_future(on_shutdown()) if on_shutdown is not None else None
