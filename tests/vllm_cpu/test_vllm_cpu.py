@@ -102,9 +102,9 @@ def test_the_index_says_what_the_engines_find(servers: tuple[Path, list[Server]]
                 counts += await converse(app, seed)
                 await asyncio.sleep(0.5)  # the answer's own blocks are told, too
             assert gateway.cache_feeds is not None
-            states = {each.state for each in gateway.cache_feeds.subscribers.values()}
-            blocks = {each.blocks.block_size_tokens for each in gateway.cache_feeds.subscribers.values()}
-            ignored = sum(each.blocks.ignored.total() for each in gateway.cache_feeds.subscribers.values())
+            states = {feed.state for feed in gateway.cache_feeds.of.values()}
+            blocks = {feed.subscribers[0].blocks.block_size_tokens for feed in gateway.cache_feeds.of.values()}
+            ignored = sum(feed.subscribers[0].blocks.ignored.total() for feed in gateway.cache_feeds.of.values())
             after = totals(engines)
             told_by_engines = sum(hit for _, hit in counts)
             show(f"index {sum(expected)} cached tokens, answers {told_by_engines}, counters {after[1] - before[1]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from math import inf
+from math import inf, lcm
 from typing import Protocol, cast
 
 from headway.control.live import Live
@@ -166,6 +166,44 @@ class PlacedPrompt(Protocol):
     def prefix(self) -> tuple[Segment, ...]: ...
 
 
+class LayerGroup:
+    """Which blocks a replica holds of one group of layers, beside the group whose blocks lead an index.
+
+    Layers of a sliding window need the KV of the tokens that their window reaches, and layers with a state the one
+    block that has it. So a prompt is cached up to a place where each group has what it needs, as vLLM reuses such
+    prompts (`find_longest_cache_hit` of the managers in `vllm/v1/core/single_type_kv_cache_manager.py`).
+    """
+
+    __slots__ = ("block_tokens", "held", "num_needed")
+
+    def __init__(self, block_tokens: int, num_needed: float) -> None:
+        """`num_needed`: blocks before the end of what is reused; inf: all of them."""
+        self.block_tokens, self.num_needed = block_tokens, num_needed
+        self.held: set[int] = set()
+        """By name."""
+
+    def reach(self, names: dict[int, int], tokens: int, step_tokens: int, placed: SegmentBlocks) -> int:
+        """Tokens of a prompt that can be reused by these layers, at most so many. `names`: by the tokens before its
+        end, the segment that ends there. What is reused ends at a multiple of `step_tokens`."""
+        block, held, run = self.block_tokens, self.held, 0
+        end = place = tokens // block * block
+        while place > 0:
+            name = names.get(place, -1)
+            if name in held or placed.blocks(name):
+                if not run:
+                    if place % step_tokens:
+                        place -= block
+                        continue
+                    end = place
+                run += 1
+                if run >= self.num_needed:
+                    return end
+            else:
+                run = 0
+            place -= block
+        return end if run else 0
+
+
 class CacheIndex:
     """What one replica holds of any prompt, on its GPU and in slower memory that it can load from.
 
@@ -175,7 +213,7 @@ class CacheIndex:
     are known at once.
     """
 
-    __slots__ = ("_block", "_placed", "adds_placed", "gpu", "guesses", "slower")
+    __slots__ = ("_block", "_placed", "adds_placed", "gpu", "groups", "guesses", "slower")
 
     def __init__(
         self, block_size_tokens: int, gpu_blocks: int, guesses: bool, slower_blocks: float = inf,
@@ -187,6 +225,13 @@ class CacheIndex:
         self.slower = SegmentBlocks(slower_blocks)
         self._placed = SegmentBlocks(gpu_blocks)
         """What was placed, and is not known by events yet."""
+        self.groups: list[LayerGroup] = []
+        """Groups of layers that reuse a prompt otherwise than all before them; a feed keeps their blocks."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks on the GPU."""
+        return len(self.gpu) or max([len(group.held) for group in self.groups], default=0)
 
     def _reach(self, request: RequestView) -> int:
         """Leading blocks of the prompt on the GPU: `leading_blocks`, in one pass over both sources."""
@@ -207,7 +252,28 @@ class CacheIndex:
 
     def cached_tokens(self, request: RequestView) -> int:
         """See `ReplicaView.cached_tokens`."""
-        return min(self._reach(request), self._most(request)) * self._block
+        reach = min(self._reach(request), self._most(request)) if len(self.gpu) or not self.groups else -1
+        return reach * self._block if not self.groups else self._agreed(request, reach)
+
+    def _agreed(self, request: RequestView, reach: int) -> int:
+        """Tokens of a prompt that all groups of layers can reuse, of the leading blocks that `reach` counts; -1: no
+        group needs all blocks, so that none leads."""
+        block, groups, end = self._block, self.groups, 0
+        names: dict[int, int] = {}
+        most = (request.prompt_tokens + request.generated_tokens - 1) if reach < 0 else reach * block
+        for segment in request.prefix:
+            end += segment.tokens
+            if end > most:
+                break
+            names[end] = segment.id
+        tokens = most if reach >= 0 else max(names, default=0)
+        step = lcm(*[group.block_tokens for group in groups], *([block] if reach >= 0 else []))
+        before = -1
+        while tokens != before:
+            before = tokens
+            for group in groups:
+                tokens = group.reach(names, tokens, step, self._placed)
+        return tokens
 
     def loadable_tokens(self, request: RequestView) -> int:
         """See `ReplicaView.loadable_tokens`."""
@@ -278,6 +344,69 @@ class CacheIndex:
         self.forget_placed()
         self.gpu.clear()
         self.slower.clear()
+        for group in self.groups:
+            group.held.clear()
+
+
+class RanksIndex(CacheIndex):
+    """What the data-parallel ranks of one replica hold, each in a cache of its own. A request is served by one rank.
+
+    The prompt is counted where most of it is. What was placed may be at any of them, until one reports it. While the
+    caches of none are known, the index guesses as if they were one.
+    """
+
+    __slots__ = ("ranks",)
+
+    def __init__(self, block_size_tokens: int, gpu_blocks: int, num_ranks: int) -> None:
+        super().__init__(block_size_tokens, gpu_blocks, guesses=True, adds_placed=True)
+        self.ranks = [
+            CacheIndex(block_size_tokens, gpu_blocks, guesses=True, adds_placed=True) for _ in range(num_ranks)
+        ]
+        for rank in self.ranks:
+            rank._placed = self._placed
+
+    @property
+    def num_blocks(self) -> int:
+        return sum([rank.num_blocks for rank in self._known()]) if self._known() else len(self.gpu)
+
+    def _known(self) -> list[CacheIndex]:
+        """The ranks whose events are read."""
+        known = [rank for rank in self.ranks if not rank.guesses]
+        if self.guesses == bool(known):
+            self.gpu.clear()
+            self._placed.clear()
+            self.guesses = not known
+        return known
+
+    def cached_tokens(self, request: RequestView) -> int:
+        known = self._known()
+        return max([rank.cached_tokens(request) for rank in known]) if known else super().cached_tokens(request)
+
+    def rank_cached_tokens(self, request: RequestView) -> list[int]:
+        """`cached_tokens` at each rank whose events are read."""
+        return [rank.cached_tokens(request) for rank in self._known()]
+
+    def loadable_tokens(self, request: RequestView) -> int:
+        """At the rank that has most, with what can be loaded."""
+        cached = self.cached_tokens(request)
+        return (
+            max([rank.cached_tokens(request) + rank.loadable_tokens(request) for rank in self._known()] + [cached])
+            - cached
+        )
+
+    def placed(self, request: PlacedPrompt) -> None:
+        known = self._known()
+        if not known:
+            super().placed(request)
+            return
+        for segment, low, high in spans(request.prefix, known[0]._block):
+            if not any([rank.gpu.blocks(segment) >= high - low for rank in known]):
+                self._placed.store(segment, high - low)
+
+    def clear(self) -> None:
+        super().clear()
+        for rank in self.ranks:
+            rank.clear()
 
 
 class SchedulersIndex(CacheIndex):

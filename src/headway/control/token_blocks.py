@@ -16,9 +16,13 @@ MAX_BLOCKS = 1 << 14
 """Blocks of a prompt that are named; what follows is not looked up."""
 
 
-def root(lora: str = "") -> int:
-    """The name before the first block. The KV of one text differs between LoRA adapters."""
-    return int.from_bytes(hashlib.sha1(lora.encode(), usedforsecurity=False).digest()[:8]) & _NAME_BITS if lora else 0
+def root(lora: str = "", salt: str = "") -> int:
+    """The name before the first block. The KV of one text differs between LoRA adapters, and engines keep what requests
+    of one `cache_salt` have stored from all others."""
+    if not lora and not salt:
+        return 0
+    named = (f"\0{len(lora)} {lora} {salt}" if salt else lora).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.sha1(named, usedforsecurity=False).digest()[:8]) & _NAME_BITS
 
 
 def name(before: int, token_ids: Sequence[int]) -> int:
@@ -35,7 +39,7 @@ def names(before: int, token_ids: Sequence[int], block_size_tokens: int) -> list
     return found
 
 
-def segments(token_ids: Sequence[int], block_size_tokens: int, lora: str = "") -> tuple[Segment, ...]:
+def segments(token_ids: Sequence[int], block_size_tokens: int, lora: str = "", salt: str = "") -> tuple[Segment, ...]:
     """The full blocks of a prompt as segments of one block each."""
-    named = names(root(lora), token_ids[: MAX_BLOCKS * block_size_tokens], block_size_tokens)
+    named = names(root(lora, salt), token_ids[: MAX_BLOCKS * block_size_tokens], block_size_tokens)
     return tuple([Segment(each, block_size_tokens) for each in named])

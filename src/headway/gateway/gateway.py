@@ -632,6 +632,10 @@ class Gateway:
             self._stalls.finished(request, now)
             if request.replica is not None and live.enqueued_s == live.placed_s and not request.is_unstreamed:
                 self.drift.add(request.replica.id, request.replica.pool, live, now)
+            if self.cache_feeds is not None and request.replica is not None:
+                replica = self.replicas[request.replica.id]
+                if expected := replica.take_expected(live):
+                    self.cache_feeds.answered(replica, expected, live.cached_tokens)
             if live.answer_s == live.answer_s:
                 self._reasons[live.model] = live.reasoning_tokens > 0
         self.request_metrics.count_end(request, outcome, now)
@@ -652,6 +656,8 @@ class Gateway:
 
     def _load_read(self, replica: LiveReplica, load: Load) -> None:
         replica.update_load(load)
+        if self.cache_feeds is not None and load.num_ranks > 1:
+            self.cache_feeds.ranks_reported(replica, load.num_ranks)
         self.driver.control.on_views_refreshed(self.clock.now)
 
     # Reports.

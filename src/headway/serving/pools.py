@@ -186,9 +186,11 @@ def kv_events(each: DeclaredPool, base_dir: Path, places: Places) -> KvEvents | 
         what = f"engines that speak {each.adapter.api} publish no KV cache events; expected {' or '.join(_PUBLISHING)}"
         raise places.error(at, what)
     try:
-        events.address("http://localhost:8000")
+        events.check(events.ranks or each.spec.dp)
     except HeadwayError as error:
         raise places.error(at, str(error)) from None
+    if events.ranks is None and each.spec.dp > 1:
+        events = replace(events, ranks=each.spec.dp)
     if not events.tokenizer:
         return events
     if find_spec("tokenizers") is None:

@@ -154,7 +154,7 @@ async def send(app: Any, body: dict[str, Any], path: str = "/v1/completions") ->
 def agree(gateway: Gateway, engines: list[Engine]) -> bool:
     """Whether the index of each replica has the blocks of its engine, no more and no fewer."""
     assert gateway.cache_feeds is not None
-    feeds = gateway.cache_feeds.subscribers
+    feeds = {id: feed.subscribers[0] for id, feed in gateway.cache_feeds.of.items()}
     return all(
         feeds[number].state == "live"
         and feeds[number].blocks.names == engine.held()
@@ -198,11 +198,11 @@ def test_the_index_has_the_blocks_of_the_engines(tmp_path: Path) -> None:
                 await _settled(gateway, engines, requests)
                 checks += 1
                 blocks += sum(len(engine.held()) for engine in engines)
-            counts = [each.counts for each in feeds.subscribers.values()]
+            counts = [each.counts for each in feeds.of.values()]
             restarts, gaps, malformed = (
                 sum(getattr(each, name) for each in counts) for name in ("restarts", "gaps", "malformed")
             )
-            evicted = sum(each.blocks.num_events for each in feeds.subscribers.values())
+            evicted = sum(each.subscribers[0].blocks.num_events for each in feeds.of.values())
             print(  # noqa: T201  # shown by pytest -s
                 f"{requests.num} requests, {checks} comparisons of {blocks} blocks, {evicted} events of blocks,"
                 f" {restarts} restarts, {gaps} gaps, {malformed} malformed batches, {requests.num_failed} failed"
@@ -262,7 +262,7 @@ async def _restart(gateway: Gateway, number: int, engine: Engine) -> None:
     assert feeds is not None
     await asyncio.sleep(0.02)
     await engine.stop()
-    await until(lambda: feeds.subscribers[number].state == "degraded")
+    await until(lambda: feeds.of[number].state == "degraded")
     await engine.start()
     await until(lambda: gateway.num_up == NUM_ENGINES)
 

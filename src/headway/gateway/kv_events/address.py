@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from headway.core.errors import HeadwayError
 
@@ -22,30 +23,64 @@ class EventAddress(Struct, frozen=True):
 class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway serve`: the engines publish what their prefix caches hold (`--kv-events-config` of vLLM and SGLang).
 
-    In addresses and topic, `{host}` and `{port}` stand for the host and the port of the engine's own address.
+    In addresses and topic, `{host}` and `{port}` stand for the host and the port of the engine's own address, and
+    `{rank}` for the data-parallel rank.
     """
 
     endpoint: str = "tcp://{host}:5557"
-    """Where an engine publishes its events. ZeroMQ's `ipc://PATH` works on one machine."""
+    """Where an engine publishes its events. ZeroMQ's `ipc://PATH` works on one machine. Of several data-parallel ranks:
+    where the first one does; the others do at the following ports."""
     replay_endpoint: str = ""
     """Where an engine sends past batches of events again. Without one, what was stored before the gateway began, and
-    batches that are lost, stay unknown."""
+    batches that are lost, stay unknown. Its port must leave room for those of the ranks' events."""
     topic: str = ""
     """The topic of the events."""
+    ranks: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """Data-parallel ranks of an engine (`--data-parallel-size`), each with a cache and a publisher of its own. Without
+    it: the pool's `dp`, and as many as the engine's metrics name."""
     tokenizer: str = ""
     """The model's files on the gateway's machine: a folder with `tokenizer.json` and chat template, or a
     `tokenizer.json`. Prompts are then tokenized here, if that gives an engine's tokens; without it, by the engine."""
 
-    def address(self, url: str) -> EventAddress:
-        """The address for the engine at `url`. HeadwayError if a value has another placeholder."""
+    def address(self, url: str, rank: int = 0) -> EventAddress:
+        """The address of a rank of the engine at `url`. HeadwayError if a value has another placeholder, or no port
+        that says where the rank is."""
         parts = urlsplit(url)
-        names = {"host": parts.hostname or "", "port": parts.port or (443 if parts.scheme == "https" else 80)}
+        names = {
+            "host": parts.hostname or "", "port": parts.port or (443 if parts.scheme == "https" else 80), "rank": rank,
+        }  # fmt: skip
         values = []
         for name in ("endpoint", "replay_endpoint", "topic"):
             value: str = getattr(self, name)
             try:
-                values.append(value.format(**names))
+                found = value.format(**names)
             except (LookupError, ValueError):
-                what = f"{name}: {value!r}; expected no placeholders but {{host}} and {{port}}"
+                what = f"{name}: {value!r}; expected no placeholders but {{host}}, {{port}} and {{rank}}"
                 raise HeadwayError(what) from None
+            if rank and name != "topic" and value and "{rank}" not in value:
+                found = _at_rank(name, found, rank)
+            values.append(found)
         return EventAddress(*values)
+
+    def check(self, num_ranks: int) -> None:
+        """HeadwayError if addresses of so many ranks cannot be made, or two of them are the same."""
+        by_use: dict[str, str] = {}
+        for rank in range(num_ranks):
+            address = self.address("http://localhost:8000", rank)
+            for name in ("endpoint", "replay_endpoint"):
+                value = getattr(address, name)
+                use = f"the {name} of rank {rank}"
+                if value and value in by_use and by_use[value] != use:
+                    what = f"{value} is {by_use[value]}, and {use}"
+                    raise HeadwayError(f"{what}; expected ports with room for {num_ranks} ranks between them")
+                by_use[value] = use
+
+
+def _at_rank(name: str, endpoint: str, rank: int) -> str:
+    """The endpoint of another rank than the first, as vLLM and SGLang choose it: the port plus the rank."""
+    before, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdecimal():
+        raise HeadwayError(
+            f"{name}: {endpoint!r} has no port for rank {rank}; expected tcp://HOST:PORT, or {{rank}} in it"
+        )
+    return f"{before}:{int(port) + rank}"

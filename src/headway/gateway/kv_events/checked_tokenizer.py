@@ -47,7 +47,7 @@ class CheckedTokenizer:
         self._logged: set[str] = set()
 
     async def blocks(
-        self, body: Mapping[str, Any], block_tokens: int, lora: str, engines: Sequence[EngineEndpoint]
+        self, body: Mapping[str, Any], block_tokens: int, lora: str, engines: Sequence[EngineEndpoint], salt: str = ""
     ) -> tuple[int, tuple[Segment, ...]] | None:
         """The number of a prompt's tokens, and its blocks; None: ask an engine."""
         self.check(engines)
@@ -55,7 +55,7 @@ class CheckedTokenizer:
         if self._tokenizer is None or not self._agrees.get(kind):
             return None
         try:
-            return await self._tokenizer.blocks(body, block_tokens, lora)
+            return await self._tokenizer.blocks(body, block_tokens, lora, salt)
         except NotExactError as error:
             self._log(logging.INFO, f"tokenized by the engine: {error}")
             return None

@@ -1,14 +1,33 @@
-"""One engine's blocks: its events, which use its own hashes, become changes of the index, which uses common names."""
+"""One engine's blocks: its events, which use its own hashes, become changes of the index, which uses common names.
+
+Models with several kinds of layers have a group of blocks for each kind. Of a group whose layers need the KV of all
+tokens before, a prompt's leading blocks count: the first such group leads the index. The others say up to where a
+prompt can be reused (`cache_index.LayerGroup`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
+from math import ceil, inf
 
 from headway.control import token_blocks
-from headway.control.cache_index import BlockChange
+from headway.control.cache_index import BlockChange, LayerGroup
 from headway.gateway.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
+
+_WHOLE = frozenset((None, "full_attention", "mla_attention", "sink_full_attention"))
+"""Kinds of layers that need the KV of all tokens before. Versions of engines before there were kinds say None."""
+_WINDOWS = frozenset(("sliding_window", "sliding_window_mla"))
+_STATES = frozenset(("mamba",))
+
+
+class _Group:
+    """The blocks of one group that does not lead, by hash."""
+
+    def __init__(self, block_tokens: int, num_needed: float) -> None:
+        self.names: dict[Hash, int] = {}
+        self.layers = LayerGroup(block_tokens, num_needed)
 
 
 class EngineBlocks:
@@ -28,10 +47,19 @@ class EngineBlocks:
         self._name_tokens = name_tokens or block_size_tokens
         self._most_blocks = most_blocks
         self._names: dict[Hash, int] = {}
-        """By hash, in order of storing."""
-        self._slower: set[int] = set()
+        """Of the group that leads, by hash, in order of storing."""
+        self._leading: int | None = None
+        """The number of the group that leads; None: none has been seen."""
+        self._groups: dict[int, _Group] = {}
+        """By number, those that do not lead."""
+        self.layer_groups: list[LayerGroup] = []
+        """Their blocks, for the index."""
+        self._slower: dict[int, int] = {}
+        """By name, the slower memories that hold a block, as bits."""
+        self._memories: dict[str, int] = {}
+        """By name of a memory, its bit."""
         self._off_gpu: set[int] = set()
-        """Names of blocks in slower memory, and of those that are only there."""
+        """Names of blocks that are only in slower memory."""
         self.ignored: Counter[str] = Counter()
         """Events without effect, by reason."""
         self.num_events = 0
@@ -42,8 +70,17 @@ class EngineBlocks:
 
     @property
     def names(self) -> frozenset[int]:
-        """The names of all blocks on the GPU."""
+        """The names of all blocks on the GPU, of the group that leads."""
         return frozenset(self._names.values()) - self._off_gpu
+
+    def sizes(self, events: Sequence[Event]) -> set[int]:
+        """Sizes of the blocks on the GPU that events report, of the group that leads or will lead."""
+        leading = self._leading
+        return {
+            event.block_size for event in events
+            if isinstance(event, BlockStored) and event.token_ids and event.is_on_gpu
+            and ((event.group_idx or 0) == leading if leading is not None else self._may_lead(event))
+        }  # fmt: skip
 
     def adopt(self, block_size_tokens: int) -> bool:
         """Expect blocks of another size from now on, unless the engine has reported others or prompts do not fit it."""
@@ -54,47 +91,78 @@ class EngineBlocks:
 
     def clear(self) -> None:
         """Forget all blocks, as the engine has restarted."""
+        self._leading = None
+        self._groups.clear()
+        self.layer_groups.clear()
+        self._forget_blocks()
+
+    def _forget_blocks(self) -> None:
         self._names.clear()
         self._slower.clear()
         self._off_gpu.clear()
+        for group in self._groups.values():
+            group.names.clear()
+            group.layers.held.clear()
 
     def changes(self, events: Sequence[Event]) -> list[BlockChange]:
         """What the events change, in order; `clear` has been called if `AllBlocksCleared` is among them."""
         found: list[BlockChange] = []
+        others: list[BlockStored | BlockRemoved] = []
         for event in events:
             if isinstance(event, AllBlocksCleared):
                 found += [(True, False, list(self._names.values())), (False, False, list(self._slower))]
-                self.clear()
-            elif event.group_idx:  # what decides is the first group: the others hold the same tokens, or fewer
-                self.ignored["another group"] += len(event.block_hashes)
+                self._forget_blocks()
+                others.clear()
+            elif (event.group_idx or 0) != self._leading and not self._leads(event):
+                others.append(event)
             else:
-                is_on_gpu = event.medium in (None, "GPU")
+                is_on_gpu = event.is_on_gpu
                 if isinstance(event, BlockStored):
                     found.append((is_on_gpu, True, self._store(event, is_on_gpu)))
                 else:
-                    found.append((is_on_gpu, False, self._remove(event, is_on_gpu)))
+                    removed = self._remove(event, is_on_gpu)
+                    if is_on_gpu or not self._slower:
+                        found.append((is_on_gpu, False, removed))
+                    else:  # another slower memory may still have some of them
+                        found.append((False, False, [name for name in removed if name not in self._slower]))
                 if len(self._names) > self._most_blocks:
                     oldest = self._forget_oldest()
                     found += [(True, False, oldest), (False, False, oldest)]
+        for event in others:  # at last, as they may follow blocks that the leading group has by now
+            self._note_other(event, found)
         return found
+
+    # The group that leads.
+
+    def _may_lead(self, event: BlockStored) -> bool:
+        return event.kv_cache_spec_kind in _WHOLE and (event.kv_cache_spec_kind is not None or not event.group_idx)
+
+    def _leads(self, event: BlockStored | BlockRemoved) -> bool:
+        """Whether an event is about the group that leads, and its first one."""
+        if self._leading is not None:
+            return False
+        if isinstance(event, BlockRemoved):
+            return not self._groups and not event.group_idx  # of a block that has not been reported
+        if self._may_lead(event):
+            self._leading = event.group_idx or 0
+            return True
+        return False
 
     def _store(self, event: BlockStored, is_on_gpu: bool) -> list[int]:
         """The names of the stored blocks; none if the event makes no sense."""
-        hashes, tokens, size, names = event.block_hashes, event.token_ids, self.block_size_tokens, self._names
+        hashes, tokens, size, names = event.block_hashes, event.ids, self.block_size_tokens, self._names
+        if not tokens and not event.block_size:
+            return self._copied(event)
         if event.block_size != size or len(tokens) != size * len(hashes):
             reason = "block size" if event.block_size != size else "malformed"
             self.ignored[reason] += len(hashes)
             return []
-        if event.parent_block_hash is None:
-            before = token_blocks.root(event.lora_name or ("" if event.lora_id is None else str(event.lora_id)))
-        elif (found := names.get(event.parent_block_hash)) is None:
-            self.ignored["unknown parent"] += len(hashes)
+        before = self._before(event, names)
+        if before is None:
             return []
-        else:
-            before = found
-        stored = self._name(before, event)
+        stored = self._name(before, event, tokens, size)
         if not is_on_gpu:
-            self._slower.update(stored)
+            self._note_slower(event, stored)
             self._off_gpu.update([name for hash, name in zip(hashes, stored, strict=True) if hash not in names])
         elif self._off_gpu:
             self._off_gpu.difference_update(stored)
@@ -102,11 +170,45 @@ class EngineBlocks:
         self.num_events += len(hashes)
         return stored
 
+    def _copied(self, event: BlockStored) -> list[int]:
+        """The names of blocks that are copied to slower memory. Such events say no more than the blocks' hashes."""
+        known = [name for hash in event.block_hashes if (name := self._names.get(hash)) is not None]
+        if len(known) < len(event.block_hashes):
+            self.ignored["copy of an unknown block"] += len(event.block_hashes) - len(known)
+        if event.is_on_gpu:
+            self.ignored["malformed"] += len(known)
+            return []
+        self._note_slower(event, known)
+        self.num_events += len(known)
+        return known
+
+    def _note_slower(self, event: BlockStored | BlockRemoved, names: Sequence[int]) -> None:
+        bit = self._bit(event)
+        for name in names:
+            self._slower[name] = self._slower.get(name, 0) | bit
+
+    def _bit(self, event: BlockStored | BlockRemoved) -> int:
+        """The bit of an event's memory; all that come late share the last one."""
+        return self._memories.setdefault(event.medium or "", 1 << min(len(self._memories), 15))
+
+    def _before(self, event: BlockStored, *tables: dict[Hash, int]) -> int | None:
+        """The name before an event's first block; None: it follows a block that the engine has not reported."""
+        if event.parent_block_hash is None:
+            lora = event.lora_name or ("" if event.lora_id is None else str(event.lora_id))
+            return token_blocks.root(lora, _salt(event))
+        for table in tables:
+            found = table.get(event.parent_block_hash)
+            if found is not None:
+                return found
+        self.ignored["unknown parent"] += len(event.block_hashes)
+        return None
+
     def _forget_oldest(self) -> list[int]:
         """Forget the blocks that were stored first, beyond the most that are kept. Returns their names."""
         names = self._names
         oldest = [names.pop(hash) for hash in list(islice(names, len(names) - self._most_blocks))]
-        self._slower.difference_update(oldest)
+        for name in oldest:
+            self._slower.pop(name, None)
         self._off_gpu.difference_update(oldest)
         self.ignored["too many blocks"] += len(oldest)
         return oldest
@@ -121,41 +223,150 @@ class EngineBlocks:
             removed = [name for hash in hashes if (name := names.pop(hash, None)) is not None]
         else:
             removed = [name for hash in hashes if (name := names.get(hash)) is not None]
-            self._remove_from_one(hashes, is_on_gpu)
+            self._remove_from_one(hashes, 0 if is_on_gpu else self._bit(event))
         if len(removed) < len(hashes):
             self.ignored["unknown block"] += len(hashes) - len(removed)
         return removed
 
-    def _remove_from_one(self, hashes: Sequence[Hash], is_on_gpu: bool) -> None:
-        """Remove blocks from one memory; the other one may hold them, too."""
+    def _remove_from_one(self, hashes: Sequence[Hash], memory: int) -> None:
+        """Remove blocks from one memory, the GPU's if it is 0; others may hold them, too."""
         names, slower, off_gpu = self._names, self._slower, self._off_gpu
         for hash in hashes:
             name = names.get(hash)
             if name is None:
                 continue
-            if is_on_gpu and name in slower:
-                off_gpu.add(name)
-            elif is_on_gpu or name in off_gpu:
-                del names[hash]
-            if not is_on_gpu:
-                slower.discard(name)
+            if not memory:
+                if name in slower:
+                    off_gpu.add(name)
+                else:
+                    del names[hash]
+                continue
+            left = slower.get(name, 0) & ~memory
+            if left:
+                slower[name] = left
+                continue
+            slower.pop(name, None)
+            if name in off_gpu:
                 off_gpu.discard(name)
+                del names[hash]
 
-    def _name(self, before: int, event: BlockStored) -> list[int]:
-        """The names of stored blocks, which follow the block `before`."""
-        size, piece, extra = self.block_size_tokens, self._name_tokens, event.extra_keys
+    def _name(self, before: int, event: BlockStored, tokens: Sequence[int], size: int) -> list[int]:
+        """The names of blocks of a size, which follow the block `before`."""
+        piece, extra = self._name_tokens, event.extra_keys
         if extra is None or not any(extra):
-            return token_blocks.names(before, event.token_ids, piece)[size // piece - 1 :: size // piece]
-        found = []
-        for i, start in enumerate(range(0, len(event.token_ids), size)):
-            before = token_blocks.names(before, event.token_ids[start : start + size], piece)[-1]
+            return token_blocks.names(before, tokens, piece)[size // piece - 1 :: size // piece]
+        found, is_first = [], event.parent_block_hash is None
+        for i, start in enumerate(range(0, len(tokens), size)):
+            before = token_blocks.names(before, tokens[start : start + size], piece)[-1]
             if i < len(extra) and extra[i]:
-                before = _with_extra(before, extra[i], event.lora_name)
+                before = _with_extra(before, extra[i], event.lora_name, is_first and not i)
             found.append(before)
         return found
 
+    # The other groups.
 
-def _with_extra(name: int, keys: Sequence[object], lora: str | None) -> int:
+    def _note_other(self, event: BlockStored | BlockRemoved, found: list[BlockChange]) -> None:
+        number = event.group_idx or 0
+        if not event.is_on_gpu:
+            self.ignored["another group"] += len(event.block_hashes)
+        elif isinstance(event, BlockStored):
+            self._store_other(number, event, found)
+        elif (group := self._groups.get(number)) is not None:
+            self.num_events += len(event.block_hashes)
+            for hash in event.block_hashes:
+                name = group.names.pop(hash, None)
+                if name is not None:
+                    group.layers.held.discard(name)
+        else:
+            self.ignored["another group"] += len(event.block_hashes)
+
+    def _store_other(self, number: int, event: BlockStored, found: list[BlockChange]) -> None:
+        """Store blocks of windows, of states, and of further groups that need all tokens before."""
+        size, hashes, tokens = event.block_size, event.block_hashes, event.ids
+        group = self._groups.get(number) or self._new_group(number, event)
+        if group is None:
+            self.ignored["another group"] += len(hashes)
+            return
+        num = len(tokens) // size if size > 0 else 0
+        if not num or size % self._name_tokens or len(tokens) != num * size or len(hashes) > num:
+            self.ignored["block size" if size > 0 and size % self._name_tokens else "malformed"] += len(hashes)
+            return
+        tables = [group.names, self._names, *(each.names for each in self._groups.values() if each is not group)]
+        before = self._before(event, *tables)
+        if before is None:
+            return
+        names = self._name(before, event, tokens, size)
+        placed = zip(hashes, names, strict=True) if len(hashes) == num else self._matched(hashes, names, tables)
+        stored = dict(placed)
+        group.names.update(stored)
+        group.layers.held.update(stored.values())
+        self.num_events += len(stored)
+        if self._leading is None:
+            found.append((False, False, list(stored.values())))  # what was placed there is reported by now
+        if len(group.names) > self._most_blocks:
+            for hash in list(islice(group.names, len(group.names) - self._most_blocks)):
+                group.layers.held.discard(group.names.pop(hash))
+
+    def _matched(
+        self, hashes: Sequence[Hash], names: Sequence[int], tables: Sequence[dict[Hash, int]]
+    ) -> list[tuple[Hash, int]]:
+        """The blocks of an event that reports some of its blocks only, as layers with a state do: equal hashes of other
+        groups say which; else the last one is the last."""
+        able, found = frozenset(names), []
+        for hash in hashes:
+            name = next((name for table in tables if (name := table.get(hash)) is not None), None)
+            if name is None and hash == hashes[-1]:
+                name = names[-1]
+            if name in able and name is not None:
+                found.append((hash, name))
+            else:
+                self.ignored["unknown place"] += 1
+        return found
+
+    def _new_group(self, number: int, event: BlockStored) -> _Group | None:
+        """A group as its first event describes it; None: its kind says nothing about what can be reused."""
+        kind, size = event.kv_cache_spec_kind, event.block_size
+        if kind in _STATES:
+            num_needed: float = 1
+        elif kind in _WINDOWS and event.kv_cache_spec_sliding_window and size > 0:
+            num_needed = max(ceil((event.kv_cache_spec_sliding_window - 1) / size), 1)
+        elif kind in _WHOLE and kind is not None:
+            num_needed = inf
+        else:
+            return None
+        group = self._groups[number] = _Group(size, num_needed)
+        self.layer_groups.append(group.layers)
+        return group
+
+
+def _salt(event: BlockStored) -> str:
+    """The `cache_salt` of a prompt whose first block is stored: SGLang's field, or a text among vLLM's extra keys."""
+    if isinstance(event.cache_salt, str):
+        return event.cache_salt
+    for key in _other_keys(event.extra_keys[0] if event.extra_keys else None, event.lora_name):
+        if (salt := _as_salt(key)) is not None:
+            return salt
+    return ""
+
+
+def _as_salt(key: object) -> str | None:
+    """The salt that a key is, alone or with its name before it; None: the key is of an image or of embeddings."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, (list, tuple)) and len(key) == 2 and key[0] == "cache_salt" and isinstance(key[1], str):
+        return key[1]
+    return None
+
+
+def _other_keys(keys: Sequence[object] | None, lora: str | None) -> list[object]:
+    """The keys without that of the LoRA adapter, which comes first."""
+    found = list(keys or ())
+    if lora and found and found[0] in (lora, ["lora", lora], ("lora", lora)):
+        del found[0]
+    return found
+
+
+def _with_extra(name: int, keys: Sequence[object], lora: str | None, is_first: bool) -> int:
     """The name of a block whose KV also depends on `keys`, such as hashes of images: prompts' names do not match it."""
-    others = [key for key in keys if key != lora]
+    others = [key for key in _other_keys(keys, lora) if not (is_first and _as_salt(key) is not None)]
     return token_blocks.name(name, (token_blocks.root(repr(others)),)) if others else name

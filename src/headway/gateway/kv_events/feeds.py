@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import gcd
 
 import zmq.asyncio
+from msgspec.structs import replace
 
+from headway.control.cache_index import RanksIndex
+from headway.core.errors import HeadwayError
 from headway.gateway.kv_events.address import KvEvents
+from headway.gateway.kv_events.agreement import LEAST_AGREEMENT, Agreement
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
-from headway.gateway.kv_events.subscriber import KvEventSubscriber, State
+from headway.gateway.kv_events.subscriber import EventCounts, KvEventSubscriber, State
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.telemetry.metrics import Metric, Sample
 
+log = logging.getLogger("headway.gateway")
+OnState = Callable[[LiveReplica, State, str], None]
+_BY_KNOWLEDGE: list[State] = ["guess", "degraded", "connecting", "incomplete", "live"]
 _BLOCKS_PER_KV_BLOCK = 8
 """Blocks that are kept of an engine, in slower memory, too, for each of its GPU's."""
 _LEAST_BLOCKS = 1 << 16
@@ -27,40 +35,139 @@ _METRICS = {
     "kv_events_lost_total": "Batches of events that no replay had, either",
     "kv_events_malformed_total": "Batches of events that could not be read",
     "kv_events_restarts_total": "Times that the index of a replica's prefix cache was built anew",
+    "kv_events_ranks": "Data-parallel ranks of a replica whose events are read",
+    "kv_events_compared_total": "Answers whose cached tokens, by the engine's count, were compared",
+    "kv_events_expected_tokens_total": "Cached tokens that the events let expect, of these answers",
+    "kv_events_reported_tokens_total": "Cached tokens that these answers report",
+    "kv_events_agreement": "Of the last answers, the part of the larger of both counts that the smaller one is",
 }
 
 
-class CacheFeeds:
-    """By replica, the subscriber that keeps its cache index. `on_state(replica, state, why)` is called on changes."""
+class ReplicaFeed:
+    """The events of one replica: a subscriber for each data-parallel rank, and how far they agree with answers."""
 
-    def __init__(
-        self, on_state: Callable[[LiveReplica, State, str], None], name_tokens: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, replica: LiveReplica, on_state: OnState) -> None:
+        self._replica, self._on_state = replica, on_state
+        self.subscribers: list[KvEventSubscriber] = []
+        """By rank."""
+        self.agreement = Agreement()
+        self._reported: tuple[State, str] = "connecting", ""
+
+    @property
+    def state(self) -> State:
+        """The state of all ranks: that of the one of which least is known."""
+        return min([each.state for each in self.subscribers], key=_BY_KNOWLEDGE.index)
+
+    @property
+    def why(self) -> str:
+        """The reason of the state; empty while all is well."""
+        state = self.state
+        number, found = next((i, each) for i, each in enumerate(self.subscribers) if each.state == state)
+        return f"rank {number}: {found.why}" if found.why and len(self.subscribers) > 1 else found.why
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last batch of any rank; None: none has come."""
+        return min([age_s for each in self.subscribers if (age_s := each.age_s) is not None], default=None)
+
+    @property
+    def counts(self) -> EventCounts:
+        """What all ranks' subscribers have seen."""
+        counts = [each.counts for each in self.subscribers]
+        return EventCounts(*(sum(getattr(each, name) for each in counts) for name in EventCounts.__struct_fields__))
+
+    def changed(self) -> None:
+        """A subscriber's state has changed."""
+        found = self.state, self.why
+        if found[0] != self._reported[0]:
+            self._on_state(self._replica, *found)
+            if found[0] == "live":
+                self.agreement.forget()
+        self._reported = found
+
+    def answered(self, expected: Sequence[int], reported_tokens: int) -> None:
+        """A request has ended whose prompt was expected to be cached so far at each rank."""
+        agreement = self.agreement
+        agreement.add(expected, reported_tokens, self.subscribers[0].blocks.block_size_tokens)
+        share = agreement.share
+        if share is None:
+            return
+        if share >= LEAST_AGREEMENT:
+            for each in self.subscribers:
+                each.trust()
+            return
+        agreement.forget()
+        what = f"of the last answers' cached tokens and those that the events let expect, {share:.0%} are the same"
+        for each in self.subscribers:
+            each.doubt(what)
+
+
+class CacheFeeds:
+    """By replica, its events, which keep its cache index. `on_state(replica, state, why)` is called on changes."""
+
+    def __init__(self, on_state: OnState, name_tokens: Mapping[str, int] | None = None) -> None:
         """`name_tokens`: by model, tokens of the pieces in which prompts are named; default: a block of the pool."""
         self._on_state, self._name_tokens = on_state, name_tokens or {}
         self._context = zmq.asyncio.Context()
-        self.subscribers: dict[int, KvEventSubscriber] = {}
+        self.of: dict[int, ReplicaFeed] = {}
+        """By the replica's id."""
+        self._events: dict[int, KvEvents] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     def add(self, replica: LiveReplica, events: KvEvents | None) -> None:
         """Read a replica's events from now on; None: its engine publishes none."""
-        if events is None:
-            return
-        address = events.address(replica.url)
+        if events is not None:
+            self._events[replica.id] = events
+            self._follow(replica, events, events.ranks or 1)
+
+    def _follow(self, replica: LiveReplica, events: KvEvents, num_ranks: int) -> None:
         size = replica.block_size_tokens
         piece = gcd(size, self._name_tokens.get(replica.model, size))
         replica.event_block_tokens, replica.tokenizer = piece, events.tokenizer
         most = max(_BLOCKS_PER_KV_BLOCK * replica.kv_blocks_total, _LEAST_BLOCKS)
-        subscriber = self.subscribers[replica.id] = KvEventSubscriber(
-            replica.name, address, EngineBlocks(size, most, piece), replica.cache_index, self._context,
-            lambda state, why: self._on_state(replica, state, why),
-        )  # fmt: skip
-        subscriber.start()
+        feed = self.of[replica.id] = ReplicaFeed(replica, self._on_state)
+        indexes = [replica.cache_index]
+        if num_ranks > 1:
+            replica.cache_index = index = RanksIndex(size, replica.kv_blocks_total, num_ranks)
+            indexes = index.ranks
+        for rank, each in enumerate(indexes):
+            name = replica.name if num_ranks == 1 else f"{replica.name}, rank {rank}"
+            feed.subscribers.append(KvEventSubscriber(
+                name, events.address(replica.url, rank), EngineBlocks(size, most, piece), each, self._context,
+                lambda state, why: feed.changed(),
+            ))  # fmt: skip
+        for subscriber in feed.subscribers:
+            subscriber.start()
+
+    def ranks_reported(self, replica: LiveReplica, num_ranks: int) -> None:
+        """A replica's metrics are of so many data-parallel ranks. Each publishes events of its own."""
+        events, feed = self._events.get(replica.id), self.of.get(replica.id)
+        if events is None or feed is None or events.ranks is not None or num_ranks <= len(feed.subscribers):
+            return
+        try:
+            events.check(num_ranks)
+        except HeadwayError as error:
+            self._events[replica.id] = replace(events, ranks=len(feed.subscribers))  # said once
+            log.warning("%s has %d data-parallel ranks, of which the first one's KV cache events are read: %s",
+                        replica.name, num_ranks, error)  # fmt: skip
+            return
+        log.info("%s has %d data-parallel ranks: the KV cache events of each are read", replica.name, num_ranks)
+        self._stop(self.of.pop(replica.id))
+        self._follow(replica, events, num_ranks)
+
+    def answered(self, replica: LiveReplica, expected: Sequence[int], reported_tokens: int) -> None:
+        """See `ReplicaFeed.answered`."""
+        if (feed := self.of.get(replica.id)) is not None and feed.state in ("live", "incomplete"):
+            feed.answered(expected, reported_tokens)
 
     def remove(self, replica: LiveReplica) -> None:
         """Read a replica's events no more."""
-        subscriber = self.subscribers.pop(replica.id, None)
-        if subscriber is not None:
+        self._events.pop(replica.id, None)
+        if (feed := self.of.pop(replica.id, None)) is not None:
+            self._stop(feed)
+
+    def _stop(self, feed: ReplicaFeed) -> None:
+        for subscriber in feed.subscribers:
             stopping = asyncio.get_running_loop().create_task(subscriber.stop())
             self._stopping.add(stopping)
             stopping.add_done_callback(self._stopping.discard)
@@ -69,20 +176,24 @@ class CacheFeeds:
         """What was read of these replicas' events."""
         values: dict[str, list[Sample]] = {name: [] for name in _METRICS}
         for replica in replicas:
-            if (subscriber := self.subscribers.get(replica.id)) is None:
+            if (feed := self.of.get(replica.id)) is None:
                 continue
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
-            counts, blocks = subscriber.counts, subscriber.blocks
+            counts, blocks, agreement = feed.counts, [each.blocks for each in feed.subscribers], feed.agreement
             numbers = (
-                subscriber.state == "live", len(replica.cache_index.gpu), blocks.num_events, blocks.ignored.total(),
-                counts.gaps, counts.lost, counts.malformed, counts.restarts,
+                feed.state == "live", replica.cache_index.num_blocks, sum(each.num_events for each in blocks),
+                sum(each.ignored.total() for each in blocks), counts.gaps, counts.lost, counts.malformed,
+                counts.restarts, len(blocks), agreement.num_compared, agreement.expected_tokens,
+                agreement.reported_tokens, agreement.share,
             )  # fmt: skip
             for name, number in zip(_METRICS, numbers, strict=True):
-                values[name].append((labels, float(number)))
+                if number is not None:
+                    values[name].append((labels, float(number)))
         return [(name, help, values[name]) for name, help in _METRICS.items()]
 
     async def stop(self) -> None:
-        subscribers = list(self.subscribers.values())
-        self.subscribers.clear()
-        await asyncio.gather(*self._stopping, *(subscriber.stop() for subscriber in subscribers))
+        feeds = list(self.of.values())
+        self.of.clear()
+        stopping = [subscriber.stop() for feed in feeds for subscriber in feed.subscribers]
+        await asyncio.gather(*self._stopping, *stopping)
         self._context.destroy(0)

@@ -91,12 +91,14 @@ class LocalTokenizer:
         text, adds_special = self.text(body)
         return self._encode([text], adds_special)[0]
 
-    async def blocks(self, body: Mapping[str, Any], block_tokens: int, lora: str) -> tuple[int, tuple[Segment, ...]]:
+    async def blocks(
+        self, body: Mapping[str, Any], block_tokens: int, lora: str, salt: str = ""
+    ) -> tuple[int, tuple[Segment, ...]]:
         """The number of a prompt's tokens, and its full blocks. NotExactError: only the engine knows them."""
         text, adds_special = self.text(body)
         is_whole = adds_special and self._first_ids is None
         pieces = [text] if is_whole else self._pieces(text)
-        keys = _keys(pieces, repr((block_tokens, lora, adds_special)))
+        keys = _keys(pieces, repr((block_tokens, lora, salt, adds_special)))
         found: list[_Prefix] = []
         for key in keys:
             if (known := self._prefixes.get(key)) is None:
@@ -109,7 +111,7 @@ class LocalTokenizer:
         else:
             encoded = self._encode(new, is_whole)
         first = self._first_ids if adds_special and self._first_ids else ()
-        last = found[-1] if found else _Prefix(len(first), token_blocks.root(lora), first)
+        last = found[-1] if found else _Prefix(len(first), token_blocks.root(lora, salt), first)
         for ids in encoded:
             last = _longer(last, ids, block_tokens)
             found.append(last)

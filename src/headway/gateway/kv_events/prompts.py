@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.control import token_blocks
 from headway.core.request import Segment
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 _MOST_PROMPTS, _MOST_BLOCKS = 4096, 1 << 20
 """Prompts and blocks that are remembered."""
 _TRIES = 2
+
+
+def salt_of(body: Mapping[str, Any]) -> str:
+    """What keeps a request's blocks apart from others of the same tokens: its `cache_salt`. SGLang's `extra_key` does
+    so, too, and its events do not report it: such a prompt matches none."""
+    salt, extra = body.get("cache_salt"), body.get("extra_key")
+    if extra is None and (salt is None or isinstance(salt, str)):
+        return salt or ""
+    return repr((salt, extra))
 
 
 class PromptBlocks:
@@ -54,8 +63,9 @@ class PromptBlocks:
             return
         block = reading[0].event_block_tokens
         lora = request.model if request.model in (reading[0].listed_loras or ()) else ""
+        salt = salt_of(request.body)
         if request.prompt_ids is not None:
-            request.blocks = token_blocks.segments(request.prompt_ids, block, lora)
+            request.blocks = token_blocks.segments(request.prompt_ids, block, lora, salt)
             return
         if not request.is_single or request.has_media:
             return
@@ -63,12 +73,12 @@ class PromptBlocks:
         found = self._known.get(digest)
         if found is None:
             if reading[0].tokenizer:
-                found = await self._tokenizer(reading[0]).blocks(request.body, block, lora, reading)
+                found = await self._tokenizer(reading[0]).blocks(request.body, block, lora, reading, salt)
             if found is None:
                 ids = await self._tokenize(request, reading)
                 if ids is None:
                     return
-                found = len(ids), token_blocks.segments(ids, block, lora)
+                found = len(ids), token_blocks.segments(ids, block, lora, salt)
             self._remember(digest, found)
         else:
             self._known.move_to_end(digest)

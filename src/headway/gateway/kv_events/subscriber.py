@@ -37,9 +37,12 @@ REBUILD_PERIOD_S = 10.0
 """Least time between two attempts to read anew an engine whose events were not trusted."""
 _YIELD_S = 0.005
 """Longest time for which waiting batches are read without a pause for other work of the event loop."""
-State = Literal["connecting", "live", "incomplete", "degraded"]
+FIRST_DOUBT_S, LONGEST_DOUBT_S = 60.0, 3600.0
+"""Times for which events are not read after what they say has not agreed with answers; each doubles the next."""
+State = Literal["connecting", "live", "incomplete", "degraded", "guess"]
 """`incomplete`: some batches are lost for good, so that the index lacks blocks or has blocks that were removed.
-`degraded`: the index guesses; events do not come, or make no sense."""
+`degraded`: the index guesses; events do not come, or make no sense. `guess`: it guesses, as the engine's answers report
+other tokens of prompts in its cache than the events let expect."""
 
 
 class EventCounts(Struct):
@@ -66,6 +69,7 @@ class KvEventSubscriber:
     ) -> None:  # fmt: skip
         self.name, self.address, self.blocks, self._index = name, address, blocks, index
         self._context, self._on_state = context, on_state
+        index.groups = blocks.layer_groups
         self.state: State = "connecting"
         self.why = ""
         """The reason of the state; empty while all is well."""
@@ -82,6 +86,8 @@ class KvEventSubscriber:
         self._rebuilt_s = float("-inf")
         """When all batches were last asked for, on the monotonic clock."""
         self._task: asyncio.Task[None] | None = None
+        self._doubted_until_s, self._doubt_s = float("-inf"), FIRST_DOUBT_S
+        """Until when events are not read, on the monotonic clock, and for how long they will not be next time."""
 
     @property
     def age_s(self) -> float | None:
@@ -98,6 +104,18 @@ class KvEventSubscriber:
             with suppress(asyncio.CancelledError):
                 await self._task
         self._guess()
+
+    def doubt(self, why: str) -> None:
+        """What the events say does not agree with the engine's answers: guess for a while, then read anew."""
+        if self._has_index:
+            self._doubted_until_s = time.monotonic() + self._doubt_s
+            self._doubt_s = min(2 * self._doubt_s, LONGEST_DOUBT_S)
+            self._guess()
+            self._change("guess", why)
+
+    def trust(self) -> None:
+        """What the events say agrees with the engine's answers."""
+        self._doubt_s = FIRST_DOUBT_S
 
     async def _run(self) -> None:
         while True:
@@ -152,6 +170,11 @@ class KvEventSubscriber:
             await self._take(int.from_bytes(parts[1], "big"), parts[2])
 
     async def _take(self, number: int, payload: bytes) -> None:
+        if self.state == "guess":
+            if time.monotonic() < self._doubted_until_s:
+                self._next = number + 1
+                return
+            await self._rebuild()
         if number < self._next:
             if number == 0 and payload != self._first:  # the engine has restarted behind a connection that stays
                 await self._rebuild()
@@ -188,12 +211,13 @@ class KvEventSubscriber:
                 self._count_malformed(str(error))
             return False
         self._num_malformed, self._last_malformed = 0, -1
-        sizes = {event.block_size for event in events if isinstance(event, wire.BlockStored)}
+        sizes = self.blocks.sizes(events)
         if sizes and not self._fits(sizes):
             return True
+        has_blocks = any([isinstance(event, wire.BlockStored) for event in events])
         is_cleared = any([isinstance(event, wire.AllBlocksCleared) for event in events])
         if not self._has_index:
-            if not sizes and not is_cleared:
+            if not has_blocks and not is_cleared:
                 return True  # without a replay, the index begins with the first block that comes
             is_whole = is_cleared or not number
             self._begin("live" if is_whole else "incomplete", "" if is_whole else "the first batches were missed")
@@ -205,8 +229,8 @@ class KvEventSubscriber:
     def _fits(self, sizes: set[int]) -> bool:
         """Whether prompts are matched with blocks of one of these sizes; the engine's first events tell its own."""
         size, first = self.blocks.block_size_tokens, min(sizes)
-        if size in sizes:
-            return True
+        if size in sizes or (len(self.blocks) and all([size % each == 0 for each in sizes])):
+            return True  # the beginning of a block may be reported, too
         if len(sizes) == 1 and self.blocks.adopt(first):
             self._index.resize(first)
             return True
@@ -238,7 +262,8 @@ class KvEventSubscriber:
             return
         first = await self._replay(None)
         if first is None:
-            self._degrade(f"no replay from {self.address.replay_endpoint}")
+            why = f": {self._why_malformed}" if self._num_malformed else ""
+            self._degrade(f"no replay from {self.address.replay_endpoint}{why}")
         elif not self._has_index and self.state == "connecting":
             self._begin("live", "")
 
@@ -255,15 +280,19 @@ class KvEventSubscriber:
             socket.connect(self.address.replay_endpoint)
             await socket.send_multipart((b"", self._next.to_bytes(8, "big")))
             while await socket.poll(int(REPLAY_TIMEOUT_S * 1000)):
-                parts = await socket.recv_multipart()
-                if len(parts) != 3 or parts[1] == wire.END_OF_REPLAY:
+                try:
+                    found = wire.replayed(await socket.recv_multipart())
+                except HeadwayError as error:
+                    self._count_malformed(str(error))
+                    return None
+                if found is None:
                     return self._next if first is None else first
-                number = int.from_bytes(parts[1], "big")
+                number, payload = found
                 if number < self._next or (before is not None and number >= before):
                     continue
                 first = number if first is None else first
                 self.counts.replayed += 1
-                if not self._apply(number, parts[2]):
+                if not self._apply(number, payload):
                     self._distrust()
                 if time.monotonic() >= end_s:
                     await asyncio.sleep(0)
@@ -292,8 +321,8 @@ class KvEventSubscriber:
     def _change(self, state: State, why: str) -> None:
         if (state, why) == (self.state, self.why):
             return
-        if state != self.state:
+        before, self.state, self.why = self.state, state, why
+        if state != before:
             level = logging.INFO if state in ("live", "connecting") else logging.WARNING
             log.log(level, "%s: KV cache events: %s%s", self.name, state, f": {why}" if why else "")
             self._on_state(state, why)
-        self.state, self.why = state, why

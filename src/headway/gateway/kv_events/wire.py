@@ -1,15 +1,15 @@
 """KV cache events as vLLM and SGLang publish them: msgpack batches with a sequence number.
 
-Source: vLLM's `vllm/distributed/kv_events.py` and SGLang's `srt/disaggregation/kv_events.py`. SGLang and
-earlier versions of vLLM write batches and events as arrays, whose length grew from version to version; then events, and
-later batches, too, became maps. Fields that are absent have their defaults, and unknown fields and events are skipped.
+Source: vLLM's `vllm/distributed/kv_events.py` and SGLang's `srt/disaggregation/kv_events.py`. Earlier versions of both
+write events as arrays, whose length grew from version to version; then events became maps. Fields that are absent have
+their defaults, and unknown fields and events are skipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -30,8 +30,8 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
     """The block before the first one; None: the first one begins the prompt."""
-    token_ids: list[int] = []
-    """Of all the blocks together."""
+    token_ids: Sequence[int | tuple[int, ...]] = ()
+    """Of all the blocks together. SGLang with EAGLE names blocks by pairs: each token and the one after it."""
     block_size: int = 0
     lora_id: int | None = None
     medium: str | None = None
@@ -40,7 +40,25 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
     extra_keys: list[Any] | None = None
     """By block, what else its hash depends on, such as images."""
     group_idx: int | None = None
-    """The group of layers that share one kind of cache."""
+    """The group of layers that share one kind of cache. Engines number groups as they appear in the model."""
+    kv_cache_spec_kind: str | None = None
+    """The kind of the group: `full_attention`, `sliding_window`, `mamba` and others."""
+    kv_cache_spec_sliding_window: int | None = None
+    """Tokens of the group's window."""
+    cache_salt: Any = None
+    """SGLang's place of a request's `cache_salt`; vLLM has it in `extra_keys` of a prompt's first block."""
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.medium is None or self.medium.upper() == "GPU"
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens, each pair as its first one."""
+        ids = self.token_ids
+        if ids and type(ids[0]) is not int:
+            return [each if isinstance(each, int) else each[0] for each in ids]
+        return cast(list[int], ids)
 
 
 class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
@@ -51,6 +69,10 @@ class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
     group_idx: int | None = None
     remaining_copy_counts: list[int] | None = None
     """By block, its copies that stay."""
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.medium is None or self.medium.upper() == "GPU"
 
 
 class AllBlocksCleared(Struct, tag="AllBlocksCleared", omit_defaults=True):
@@ -99,6 +121,20 @@ _MAPS, _ARRAY_BATCHES = msgspec.msgpack.Decoder(EventBatch), msgspec.msgpack.Dec
 _ARRAYS_OF_MAPS = msgspec.msgpack.Decoder(_ArrayOfMaps)
 _TAGS = frozenset(("BlockStored", "BlockRemoved", "AllBlocksCleared"))
 _encoder = msgspec.msgpack.Encoder()
+
+
+def replayed(parts: Sequence[bytes]) -> tuple[int, bytes] | None:
+    """The sequence number and the batch in a message of a replay, None at its end. HeadwayError if it is neither.
+
+    Between the empty frame and the number there is a topic since vLLM 0.26 and SGLang 0.5.23.
+    """
+    if len(parts) not in (3, 4) or parts[0] or len(parts[-2]) != 8:
+        sizes = ", ".join(str(len(part)) for part in parts)
+        raise HeadwayError(
+            f"a replay sends a message of {len(parts)} parts ({sizes} bytes); expected an empty one, a topic, which "
+            "older engines leave out, a sequence number of 8 bytes, and a batch"
+        )
+    return None if parts[-2] == END_OF_REPLAY else (int.from_bytes(parts[-2], "big"), parts[-1])
 
 
 def decode(payload: bytes) -> Sequence[Event]:

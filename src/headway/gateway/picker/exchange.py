@@ -278,7 +278,7 @@ class Exchange:
         await self._write_each(messages.picked(endpoints, headers, removed, body, body is not raw, is_duplex, is_last))
 
     def _apply_headers(self, request: ClientRequest) -> None:
-        """The model that the headers name, and the tier of their objective, but none more urgent than the key allows."""
+        """The model that the headers name, and the tier of their objective, none more urgent than the key allows."""
         if not self._is_compressed and (model := messages.header_of(self._headers, messages.MODEL_REWRITE)):
             request.model = model
         objective = self._gateway.settings.objectives.get(messages.header_of(self._headers, messages.OBJECTIVE))

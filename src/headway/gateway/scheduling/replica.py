@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from headway.control.cache_index import CacheIndex
+from headway.control.cache_index import CacheIndex, RanksIndex
 from headway.control.live import Live
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.fleet import Network, Pool, Role
@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 
 def _ignore() -> None:
     """For events that nobody waits for."""
+
+
+_EXPECTED_ONE_IN, _MOST_EXPECTED = 8, 4096
+"""Requests of which one is compared with the cache index where routers do not ask it, and those that are remembered."""
 
 
 class ReplicaReservation:
@@ -172,6 +176,8 @@ class LiveReplica(EngineEndpoint):
         self.prefill_tokens_left = self.tokens_generated = self.expected_cached_tokens = 0
         self._matched_request, self._matched_cached, self._matched_loadable = -1, 0, 0
         """The request whose prefix a router matched last: its id, cached and loadable tokens."""
+        self._expected: dict[int, tuple[int, list[int]]] = {}
+        """By request, the tokens of its prompt and those that events let expect in the cache."""
         self.slots: Slots | None = None
         """None: the engine assigns its own."""
         self.num_slots: int | None = None
@@ -257,6 +263,8 @@ class LiveReplica(EngineEndpoint):
         if self._matched_request == live.id:
             reservation.expected_cached = self._matched_cached + self._matched_loadable
             self.expected_cached_tokens += reservation.expected_cached
+        if self.event_block_tokens and not self.cache_index.guesses:
+            self._expect_cached(live)
         if self._pool.engine.prefix_caching:
             self.cache_index.placed(live)
             if self.on_placed is not None:
@@ -316,6 +324,26 @@ class LiveReplica(EngineEndpoint):
         if self._matched_request == request.id:
             self._matched_loadable = tokens
         return tokens
+
+    def _expect_cached(self, live: Live) -> None:
+        """Remember what the engine's events let expect of a prompt that is named by its tokens."""
+        prompt_tokens, index = live.prompt_tokens, self.cache_index
+        is_sampled = self._matched_request == live.id or live.id % _EXPECTED_ONE_IN == 0
+        if live.generated_tokens or len(live.prefix) != prompt_tokens // self.event_block_tokens or not is_sampled:
+            return
+        ranks = [index.cached_tokens(live)]
+        if isinstance(index, RanksIndex):
+            ranks = index.rank_cached_tokens(live)
+        loadable = index.loadable_tokens(live)
+        self._expected[live.id] = prompt_tokens, [tokens + loadable for tokens in ranks]
+        if len(self._expected) > _MOST_EXPECTED:
+            del self._expected[next(iter(self._expected))]
+
+    def take_expected(self, live: Live) -> list[int]:
+        """What was expected of a request's prompt in the cache, at each data-parallel rank; empty: nothing, or the
+        engine counts other tokens in the prompt than were named."""
+        prompt_tokens, ranks = self._expected.pop(live.id, (0, []))
+        return ranks if prompt_tokens == live.prompt_tokens else []
 
     def forget_expected(self, reservation: ReplicaReservation) -> None:
         """Expect nothing of a request in the prefix cache any more: its prompt is computed, or it leaves."""

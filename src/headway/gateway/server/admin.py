@@ -43,10 +43,10 @@ def replica_state(gateway: Gateway, replica: LiveReplica) -> ReplicaState:
 
 
 def _prefix_cache(gateway: Gateway, replica: LiveReplica) -> PrefixCacheState | None:
-    feeds, blocks = gateway.cache_feeds, len(replica.cache_index.gpu)
-    if feeds is not None and (reader := feeds.subscribers.get(replica.id)) is not None:
-        counts = reader.counts
-        return PrefixCacheState(reader.state, reader.why, blocks, counts.gaps, counts.lost, reader.age_s)
+    feeds, blocks = gateway.cache_feeds, replica.cache_index.num_blocks
+    if feeds is not None and (feed := feeds.of.get(replica.id)) is not None:
+        counts = feed.counts
+        return PrefixCacheState(feed.state, feed.why, blocks, counts.gaps, counts.lost, feed.age_s)
     return PrefixCacheState("guess", "", blocks, 0, 0, None) if replica.caches_prefixes else None
 
 

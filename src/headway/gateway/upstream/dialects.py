@@ -7,10 +7,12 @@ server README). A metric that an engine does not have is unknown, never zero.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from msgspec import Struct
 
 from headway.gateway.settings import Api
+from headway.gateway.upstream import samples
 
 
 class Adapter(Struct, frozen=True):
@@ -106,10 +108,6 @@ def api_of(engine: str) -> Api:
     return next((api for prefix, api in _API_BY_PREFIX if engine.startswith(prefix)), "openai")
 
 
-_MAX_VALUE = 1e9
-"""Larger samples are invalid."""
-
-
 class Load(Struct, frozen=True):
     """An engine's load by its own metrics; None: unknown."""
 
@@ -126,26 +124,43 @@ class Load(Struct, frozen=True):
     """Ordering that the engine runs, with its arguments; None: it does not report one."""
     head_share: float | None = None
     """Share of the KV cache that the first waiting request needs; 0 = no request waits."""
+    num_ranks: int = 1
+    """Data-parallel ranks that the metrics name."""
+    unclear: tuple[str, ...] = ()
+    """Metrics that are unknown because of a label, each with the label's name in braces."""
 
 
-def parse_load(adapter: Adapter, page: str) -> Load:
-    """The load on an engine's metrics page. Samples of one name (one per rank) are added, shares averaged."""
-    running, waiting = (_samples(names, page) for names in (adapter.running, adapter.waiting))
+def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Load:
+    """The load on an engine's metrics page. Samples of ranks are added, shares averaged: see `samples`.
+
+    `models`: the engine's names for the model, whose samples alone count where the page has several models'.
+    """
+    running, waiting, share = (samples.values(names, page, models)
+                               for names in (adapter.running, adapter.waiting, adapter.kv_share))  # fmt: skip
+    host_share = samples.values(adapter.host_share, page, models)
+    named = (adapter.running, running), (adapter.waiting, waiting), (adapter.kv_share, share)
     loras = _adapters(adapter.loras, page) if adapter.loras else ((), (), None)
     return Load(
-        round(sum(running)) if running else None,
-        round(sum(waiting)) if waiting else None,
-        _share(adapter.kv_share, page),
+        _count(running),
+        _count(waiting),
+        _share(share),
         *loras,
-        _share(adapter.host_share, page) if adapter.host_share else None,
+        _share(host_share),
         _ordering(adapter.ordering, page) if adapter.ordering else None,
         None if adapter.kv_blocks is None else _ratio(*adapter.kv_blocks, page),
+        max(len(running.by_rank), 1),
+        tuple([f"{names[0]}{{{found.unclear}}}" for names, found in named if found.unclear]),
     )
 
 
-def _share(names: tuple[str, ...], page: str) -> float | None:
-    shares = _samples(names, page)
-    return min(sum(shares) / len(shares), 1.0) if shares else None
+def _count(found: samples.Values) -> int | None:
+    total = found.total
+    return None if total is None else round(total)
+
+
+def _share(found: samples.Values) -> float | None:
+    mean = found.mean
+    return None if mean is None else min(mean, 1.0)
 
 
 def _adapters(metric: str, page: str) -> tuple[tuple[str, ...], tuple[str, ...], int | None]:
@@ -164,8 +179,8 @@ def _adapters(metric: str, page: str) -> tuple[tuple[str, ...], tuple[str, ...],
 
 
 def _ratio(numerator: str, denominator: str, page: str) -> float | None:
-    parts, wholes = _samples((numerator,), page), _samples((denominator,), page)
-    return sum(parts) / sum(wholes) if parts and sum(wholes) else None
+    part, whole = samples.values((numerator,), page).total, samples.values((denominator,), page).total
+    return part / whole if part is not None and whole else None
 
 
 def _ordering(metric: str, page: str) -> str | None:
@@ -173,20 +188,3 @@ def _ordering(metric: str, page: str) -> str | None:
     label = r'ordering="((?:[^"\\]|\\.)*)"'
     found = re.search(rf"^{re.escape(metric)}\{{.*?{label}.*\}}\s+1(?:\.0*)?$", page, re.MULTILINE)
     return found and found[1].replace('\\"', '"')
-
-
-def _samples(names: tuple[str, ...], page: str) -> list[float]:
-    for name in names:
-        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})?\s+(\S+)", page, re.MULTILINE)
-        if values:
-            return [value for value in map(_sample, values) if value is not None]
-    return []
-
-
-def _sample(text: str) -> float | None:
-    """A sample's value; None if it is invalid."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 <= value < _MAX_VALUE else None

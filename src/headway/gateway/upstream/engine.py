@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from headway.gateway.upstream.dialects import Adapter, Load, parse_load
 from headway.gateway.upstream.errors import EngineError, NoAnswerError, RefusedError
 from headway.gateway.upstream.reports import LlamaProps, Models, RenderedPrompt, SglangInfo, Tokens
 
+log = logging.getLogger("headway.gateway")
 _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 60.0
 """Engines render templates beside their requests, at times slowly."""
@@ -60,6 +62,8 @@ class EngineEndpoint:
         """The shared folder for saved KV caches (llama.cpp)."""
         self.engine_ordering = ""
         """The ordering of Headway's that the engine must run, with its arguments; empty: none is asked for."""
+        self._unclear: set[str] = set()
+        """Metrics of which a log line says that they are unknown."""
         self.bootstrap_port = 0
         """The port for KV transfers of a prefill engine (SGLang)."""
 
@@ -100,7 +104,16 @@ class EngineEndpoint:
         if self.adapter.metrics is None:
             return None
         status, data = await self.client.fetch(self.adapter.metrics, timeout_s)
-        return parse_load(self.adapter, data.decode(errors="replace")) if status == 200 else None
+        if status != 200:
+            return None
+        names = {self.model, *self.aliases, *([self.reported_model] if self.reported_model else [])}
+        load = parse_load(self.adapter, data.decode(errors="replace"), names)
+        for metric in load.unclear:
+            if metric not in self._unclear:
+                self._unclear.add(metric)
+                log.warning("%s: samples of %s may be parts, copies or totals: the gateway's own counts are used",
+                            self.name, metric)  # fmt: skip
+        return load
 
     async def run_canary(self, timeout_s: float) -> None:
         """Complete one token. EngineError if the engine does not.

@@ -62,7 +62,9 @@ def _horizontal(pool: Pool, scaling: Mapping[str, Any]) -> Manifest:
 
 def _keda(pool: Pool, scaling: Mapping[str, Any]) -> Manifest:
     _, running, waiting = _metrics(pool)
-    pods = f'{{pod=~"{pool.name}-.*"}}'
+    # SGLang counts requests by priority, too, and all of them under an empty one; without the label, that fits as well.
+    total = ',priority=""' if running.startswith("sglang:") else ""
+    pods = f'{{pod=~"{pool.name}-.*"{total}}}'
     counted = [waiting] if scaling.get("metric") == "waiting" else [running, waiting]
     query = " + ".join(f"sum({metric}{pods})" for metric in counted)
     threshold = scaling.get("threshold", scaling.get("in_flight", 5.0))

@@ -1,0 +1,120 @@
+"""Samples of one metric on an engine's page, added up without counting a request twice.
+
+Prometheus' text format says nothing about what the samples of one name mean together: parts of a whole, the same whole
+seen by several processes, or parts beside their total. Engines' labels are known; a label that is not, and that has
+several values, makes the metric unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec import Struct
+
+_PARTS = ("engine", "dp_rank")
+"""Labels of data-parallel ranks: each request is at one of them."""
+_COPIES = ("pp_rank", "tp_rank", "moe_ep_rank", "cp_rank", "attn_cp_rank")
+"""Labels of processes that work on the same requests together."""
+_PRIORITY = "priority"
+"""SGLang counts requests by priority, and all of them under an empty one."""
+_MODEL = "model_name"
+_LABEL = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_MAX_VALUE = 1e9
+"""Larger samples are invalid."""
+Sample = tuple[dict[str, str], float]
+
+
+class Values(Struct, frozen=True):
+    """One metric's values, one for each data-parallel rank."""
+
+    by_rank: tuple[float, ...] = ()
+    unclear: str = ""
+    """The label because of which the metric is unknown."""
+
+    @property
+    def total(self) -> float | None:
+        return sum(self.by_rank) if self.by_rank else None
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.by_rank) / len(self.by_rank) if self.by_rank else None
+
+
+def values(names: Iterable[str], page: str, models: Collection[str] = ()) -> Values:
+    """The values of the first of these metrics that the page has. `models`: names of the model that counts, where
+    samples are of several."""
+    for name in names:
+        lines = re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})?[ \t]+(\S+)", page, re.MULTILINE)
+        if not lines:
+            continue
+        samples = [({key: value for key, value in _LABEL.findall(labels)}, number(text)) for labels, text in lines]
+        return _values([(labels, value) for labels, value in samples if value is not None], models)
+    return Values()
+
+
+def _values(samples: list[Sample], models: Collection[str]) -> Values:
+    """The values by rank of samples of one metric."""
+    found = {labels.get(_MODEL, "") for labels, _ in samples}
+    if len(found) > 1:
+        samples = [sample for sample in samples if sample[0].get(_MODEL) in models]
+        if len({labels[_MODEL] for labels, _ in samples}) != 1:
+            return Values(unclear=_MODEL)
+    ranks: dict[tuple[str, ...], list[Sample]] = {}
+    for labels, value in samples:
+        ranks.setdefault(tuple([labels.get(name, "") for name in _PARTS]), []).append((labels, value))
+    by_rank = []
+    for same in ranks.values():
+        one, unclear = _one(same)
+        if one is None:
+            return Values(unclear=unclear)
+        by_rank.append(one)
+    return Values(tuple(by_rank))
+
+
+def _one(samples: list[Sample]) -> tuple[float | None, str]:
+    """What samples of one rank say together; else the label that keeps them from saying it."""
+    if len(samples) > 1:
+        first = min(_copy(labels) for labels, _ in samples)
+        samples = [sample for sample in samples if _copy(sample[0]) == first]
+    if len(samples) > 1 and any(_PRIORITY in labels for labels, _ in samples):
+        totals = [sample for sample in samples if not sample[0].get(_PRIORITY)]
+        samples = totals or _added(samples)
+    if len(samples) == 1:
+        return samples[0][1], ""
+    others = sorted({name for labels, _ in samples for name in labels if len(_seen(name, samples)) > 1})
+    for name in others:  # a total beside its parts
+        parts = [value for labels, value in samples if labels.get(name)]
+        whole = [value for labels, value in samples if not labels.get(name)]
+        if len(whole) == 1 and parts and whole[0] == sum(parts):
+            return whole[0], ""
+    if not others:
+        return samples[-1][1], ""  # the same sample, written again
+    return None, others[0]
+
+
+def _seen(name: str, samples: Sequence[Sample]) -> set[str]:
+    return {labels.get(name, "") for labels, _ in samples}
+
+
+def _added(samples: list[Sample]) -> list[Sample]:
+    """One sample for those that differ by their priority alone."""
+    by_rest: dict[frozenset[tuple[str, str]], float] = {}
+    for labels, value in samples:
+        rest = frozenset((name, text) for name, text in labels.items() if name != _PRIORITY)
+        by_rest[rest] = by_rest.get(rest, 0.0) + value
+    return [(dict(rest), value) for rest, value in by_rest.items()]
+
+
+def _copy(labels: dict[str, str]) -> tuple[tuple[int, str], ...]:
+    """The order of a process among those that work on the same requests."""
+    return tuple([(len(rank := labels.get(name, "")), rank) for name in _COPIES])
+
+
+def number(text: str) -> float | None:
+    """A sample's value; None if it is invalid."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < _MAX_VALUE else None
