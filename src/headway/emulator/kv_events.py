@@ -128,7 +128,7 @@ class KvEventPublisher:
                 run.append(following[0])
             first = self._tokens[run[0]]
             parent = _hash(first.before) if first.before in self._published else None
-            tokens = [token for name in run for token in self._tokens[name].token_ids]
+            tokens: list[int | tuple[int, ...]] = [token for name in run for token in self._tokens[name].token_ids]
             yield wire.BlockStored(
                 [_hash(name) for name in run], parent, tokens, self._block, None, "GPU", first.lora or None
             )

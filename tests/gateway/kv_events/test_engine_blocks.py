@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headway.control import token_blocks
-from headway.control.cache_index import CacheIndex
+from headway.control.cache_index import CacheIndex, RanksIndex
 from headway.control.live import Live
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
 from headway.gateway.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
@@ -139,3 +139,122 @@ def test_any_history_in_two_memories_ends_in_what_each_holds() -> None:
             assert on_gpu == BLOCK * (each in held["GPU"])
             assert loadable == BLOCK * (each in held["CPU"] - held["GPU"])
         assert len(engine.blocks) == len(held["GPU"] | held["CPU"]) and len(engine.blocks.names) == len(held["GPU"])
+
+
+def _kind(kind: str, window: int | None = None, group: int = 0, medium: str = "GPU") -> dict[str, object]:
+    return {"kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window, "group_idx": group, "medium": medium}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_of_layers_reach_as_far_as_each_has_what_it_needs(seed: int) -> None:
+    """Against the definition: the longest beginning of a prompt whose end has the blocks that each group needs."""
+    chance = random.Random(seed)
+    for _ in range(100):
+        engine, num = _Engine(), 5
+        engine.index.groups = engine.blocks.layer_groups
+        groups = {1: ("sliding_window", chance.randrange(2, 14)), 2: ("mamba", None), 0: ("full_attention", None)}
+        held = {group: {i for i in range(num) if chance.random() < 0.8} for group in groups}
+        for group, (kind, window) in groups.items():
+            engine.report(_stored([1, 2, 3, 4, 5], TOKENS, **_kind(kind, window, group)))
+            gone = [i + 1 for i in range(num) if i not in held[group]]
+            engine.report(BlockRemoved(gone, "GPU", group))
+        window_blocks = -(-(int(groups[1][1] or 0) - 1) // BLOCK)
+        able = [
+            end for end in range(1, num + 1)
+            if all(i in held[0] for i in range(end)) and end - 1 in held[2]
+            and all(i in held[1] for i in range(max(end - max(window_blocks, 1), 0), end))
+        ]  # fmt: skip
+        assert engine.cached_tokens([*TOKENS, 9]) == BLOCK * max(able, default=0)
+
+
+def test_a_group_that_reports_some_of_its_blocks_is_placed_by_the_others() -> None:
+    engine = _Engine()
+    engine.index.groups = engine.blocks.layer_groups
+    state, full = _kind("mamba", group=0), _kind("full_attention", group=1)
+    engine.report(_stored([2, 4], TOKENS[: 4 * BLOCK], **state), _stored([1, 2, 3, 4], TOKENS[: 4 * BLOCK], **full))
+    assert engine.cached_tokens(TOKENS) == 4 * BLOCK
+    engine.report(BlockRemoved([4], "GPU", 0))
+    assert engine.cached_tokens(TOKENS) == 2 * BLOCK, "at the state before"
+    engine.report(AllBlocksCleared())
+    assert engine.cached_tokens(TOKENS) == 0 and not engine.blocks.layer_groups[0].held
+
+
+@pytest.mark.parametrize("kind", ["encoder_only_attention", "cross_attention", "chunked_local_attention", "new kind"])
+def test_groups_that_say_nothing_about_reuse_are_counted(kind: str) -> None:
+    engine = _Engine()
+    engine.report(_stored([8], TOKENS[:BLOCK], **_kind(kind, group=0)))
+    engine.report(_stored([1, 2], TOKENS[: 2 * BLOCK], **_kind("mla_attention", group=1)))
+    assert engine.cached_tokens(TOKENS) == 2 * BLOCK and engine.blocks.ignored == {"another group": 1}
+
+
+def test_a_copy_without_tokens_says_that_a_known_block_is_in_slower_memory_too() -> None:
+    engine = _Engine()
+    copy = BlockStored([1, 2, 77], None, [], 0, medium="CPU")
+    engine.report(_stored([1, 2], TOKENS[: 2 * BLOCK]), copy, BlockStored([1], None, [], 0, medium="STORAGE"))
+    request = _request(TOKENS)
+    assert engine.cached_tokens(TOKENS) == 2 * BLOCK and engine.blocks.ignored == {"copy of an unknown block": 1}
+    engine.report(BlockRemoved([1, 2], "GPU"))
+    assert (engine.cached_tokens(TOKENS), engine.index.loadable_tokens(request)) == (0, 2 * BLOCK)
+    engine.report(BlockRemoved([1, 2], "CPU"))
+    assert engine.index.loadable_tokens(request) == BLOCK, "one of them is in the other slower memory"
+    engine.report(BlockRemoved([1], "STORAGE"))
+    assert engine.index.loadable_tokens(request) == 0 and not len(engine.blocks)
+    engine.report(BlockStored([3], None, TOKENS[: 8 * BLOCK], 8 * BLOCK, medium="cpu"))
+    assert engine.blocks.sizes([copy]) == set() and engine.blocks.ignored["block size"] == 1
+
+
+PAIRS = [(token, token + 1) for token in TOKENS]
+
+
+@pytest.mark.parametrize("salt", ["", "team-a"])
+def test_pairs_of_tokens_and_salts_name_blocks_as_prompts_do(salt: str) -> None:
+    engine = _Engine()
+    by_salt = [
+        _stored([1, 2], PAIRS[: 2 * BLOCK], cache_salt=salt or None),  # type: ignore[arg-type]
+        _stored([3], TOKENS[2 * BLOCK : 3 * BLOCK], 2, cache_salt=salt or None),
+    ]
+    engine.report(*by_salt)
+    for other in ("", "team-a", "team-b"):
+        prefix = token_blocks.segments(TOKENS, BLOCK, "", other)
+        found = engine.index.cached_tokens(Live(0, 0.0, len(TOKENS), 1, prefix=prefix))
+        assert found == (3 * BLOCK if other == salt else 0)
+
+
+@pytest.mark.parametrize(
+    "keys", [["team-a"], [["cache_salt", "team-a"]], ["lora", "team-a"], [["lora", "lora"], "team-a"]]
+)
+def test_vllm_s_salt_is_among_the_keys_of_the_first_block(keys: list[object]) -> None:
+    engine, lora = _Engine(), "lora" if len(keys) > 1 else ""
+    engine.report(
+        _stored([1, 2], TOKENS[: 2 * BLOCK], lora_name=lora or None, extra_keys=[keys, keys[:1] if lora else None])
+    )
+    for salt, expected in (("team-a", 2), ("team-b", 0), ("", 0)):
+        prefix = token_blocks.segments(TOKENS, BLOCK, lora, salt)
+        assert engine.index.cached_tokens(Live(0, 0.0, len(TOKENS), 1, prefix=prefix)) == expected * BLOCK
+    image = _Engine()
+    image.report(_stored([1], TOKENS[:BLOCK], extra_keys=[[["image", 3], "team-a"]]))
+    prefix = token_blocks.segments(TOKENS, BLOCK, "", "team-a")
+    assert image.index.cached_tokens(Live(0, 0.0, len(TOKENS), 1, prefix=prefix)) == 0, "the image makes another block"
+
+
+def test_each_rank_has_a_cache_of_its_own() -> None:
+    index = RanksIndex(BLOCK, 100, 2)
+    blocks = [EngineBlocks(BLOCK, 100) for _ in index.ranks]
+
+    def report(rank: int, *events: Event) -> None:
+        index.ranks[rank].guesses = False
+        index.ranks[rank].apply_blocks(blocks[rank].changes(events))
+
+    request = _request(TOKENS)
+    index.placed(request)
+    assert index.cached_tokens(request) == 4 * BLOCK and index.guesses, "a guess while no rank is known"
+    report(0, _stored([1], TOKENS[:BLOCK]))
+    assert index.cached_tokens(request) == BLOCK and not index.guesses
+    report(1, _stored([8, 9], TOKENS[BLOCK : 3 * BLOCK]), _stored([1, 2], TOKENS[: 2 * BLOCK]))
+    assert index.cached_tokens(request) == 2 * BLOCK and index.rank_cached_tokens(request) == [BLOCK, 2 * BLOCK]
+    report(1, AllBlocksCleared())
+    assert index.cached_tokens(request) == BLOCK, "the other rank's blocks stay"
+    index.placed(request)
+    assert index.cached_tokens(request) == 4 * BLOCK, "what is placed counts until a rank reports it"
+    report(0, BlockRemoved([1]))
+    assert index.cached_tokens(request) == 0

@@ -8,7 +8,7 @@ prompt can be reused (`cache_index.LayerGroup`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import ceil, inf
 
@@ -27,6 +27,7 @@ class _Group:
 
     def __init__(self, block_tokens: int, num_needed: float) -> None:
         self.names: dict[Hash, int] = {}
+        self.copies: dict[Hash, int] = {}
         self.layers = LayerGroup(block_tokens, num_needed)
 
 
@@ -48,6 +49,8 @@ class EngineBlocks:
         self._most_blocks = most_blocks
         self._names: dict[Hash, int] = {}
         """Of the group that leads, by hash, in order of storing."""
+        self._copies: dict[Hash, int] = {}
+        """By hash, further blocks with the same content: vLLM reports each, and the removal of each."""
         self._leading: int | None = None
         """The number of the group that leads; None: none has been seen."""
         self._groups: dict[int, _Group] = {}
@@ -98,10 +101,12 @@ class EngineBlocks:
 
     def _forget_blocks(self) -> None:
         self._names.clear()
+        self._copies.clear()
         self._slower.clear()
         self._off_gpu.clear()
         for group in self._groups.values():
             group.names.clear()
+            group.copies.clear()
             group.layers.held.clear()
 
     def changes(self, events: Sequence[Event]) -> list[BlockChange]:
@@ -164,8 +169,11 @@ class EngineBlocks:
         if not is_on_gpu:
             self._note_slower(event, stored)
             self._off_gpu.update([name for hash, name in zip(hashes, stored, strict=True) if hash not in names])
-        elif self._off_gpu:
-            self._off_gpu.difference_update(stored)
+        else:
+            if event.group_idx is not None and not names.keys().isdisjoint(hashes):
+                _count_copies(names, self._copies, [hash for hash in hashes if names.get(hash) not in self._off_gpu])
+            if self._off_gpu:
+                self._off_gpu.difference_update(stored)
         names.update(zip(hashes, stored, strict=True))
         self.num_events += len(hashes)
         return stored
@@ -209,6 +217,8 @@ class EngineBlocks:
         oldest = [names.pop(hash) for hash in list(islice(names, len(names) - self._most_blocks))]
         for name in oldest:
             self._slower.pop(name, None)
+        if self._copies:
+            self._copies = {hash: num for hash, num in self._copies.items() if hash in names}
         self._off_gpu.difference_update(oldest)
         self.ignored["too many blocks"] += len(oldest)
         return oldest
@@ -219,6 +229,8 @@ class EngineBlocks:
         self.num_events += len(hashes)
         if copies is not None:
             hashes = [hash for i, hash in enumerate(hashes) if i >= len(copies) or not copies[i]]
+        if is_on_gpu and self._copies:
+            hashes = _without_copies(self._copies, hashes)
         if is_on_gpu and not self._slower:
             removed = [name for hash in hashes if (name := names.pop(hash, None)) is not None]
         else:
@@ -273,7 +285,7 @@ class EngineBlocks:
             self._store_other(number, event, found)
         elif (group := self._groups.get(number)) is not None:
             self.num_events += len(event.block_hashes)
-            for hash in event.block_hashes:
+            for hash in _without_copies(group.copies, event.block_hashes):
                 name = group.names.pop(hash, None)
                 if name is not None:
                     group.layers.held.discard(name)
@@ -298,6 +310,7 @@ class EngineBlocks:
         names = self._name(before, event, tokens, size)
         placed = zip(hashes, names, strict=True) if len(hashes) == num else self._matched(hashes, names, tables)
         stored = dict(placed)
+        _count_copies(group.names, group.copies, stored)
         group.names.update(stored)
         group.layers.held.update(stored.values())
         self.num_events += len(stored)
@@ -339,8 +352,31 @@ class EngineBlocks:
         return group
 
 
+def _count_copies(names: dict[Hash, int], copies: dict[Hash, int], hashes: Iterable[Hash]) -> None:
+    """Count the blocks that are stored while others of the same content are held."""
+    for hash in hashes:
+        if hash in names:
+            copies[hash] = copies.get(hash, 0) + 1
+
+
+def _without_copies(copies: dict[Hash, int], hashes: list[Hash]) -> list[Hash]:
+    """The blocks of which no copy stays, of those that are removed."""
+    left = []
+    for hash in hashes:
+        num = copies.get(hash, 0)
+        if not num:
+            left.append(hash)
+        elif num == 1:
+            del copies[hash]
+        else:
+            copies[hash] = num - 1
+    return left
+
+
 def _salt(event: BlockStored) -> str:
     """The `cache_salt` of a prompt whose first block is stored: SGLang's field, or a text among vLLM's extra keys."""
+    if event.extra_keys is None and event.cache_salt is None:
+        return ""
     if isinstance(event.cache_salt, str):
         return event.cache_salt
     for key in _other_keys(event.extra_keys[0] if event.extra_keys else None, event.lora_name):

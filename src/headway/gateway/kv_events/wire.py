@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +30,7 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
     """The block before the first one; None: the first one begins the prompt."""
-    token_ids: Sequence[int | tuple[int, ...]] = ()
+    token_ids: list[int | tuple[int, ...]] = []
     """Of all the blocks together. SGLang with EAGLE names blocks by pairs: each token and the one after it."""
     block_size: int = 0
     lora_id: int | None = None
@@ -50,7 +50,8 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
 
     @property
     def is_on_gpu(self) -> bool:
-        return self.medium is None or self.medium.upper() == "GPU"
+        medium = self.medium
+        return medium == "GPU" or medium is None or medium.upper() == "GPU"
 
     @property
     def ids(self) -> list[int]:
@@ -58,7 +59,7 @@ class BlockStored(Struct, tag="BlockStored", omit_defaults=True):
         ids = self.token_ids
         if ids and type(ids[0]) is not int:
             return [each if isinstance(each, int) else each[0] for each in ids]
-        return cast(list[int], ids)
+        return ids  # type: ignore[return-value]  # all are like the first one
 
 
 class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
@@ -72,7 +73,8 @@ class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
 
     @property
     def is_on_gpu(self) -> bool:
-        return self.medium is None or self.medium.upper() == "GPU"
+        medium = self.medium
+        return medium == "GPU" or medium is None or medium.upper() == "GPU"
 
 
 class AllBlocksCleared(Struct, tag="AllBlocksCleared", omit_defaults=True):
