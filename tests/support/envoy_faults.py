@@ -17,6 +17,7 @@ TABLE = re.compile(r"^\| what happens \|.*?(?=\n\n)", re.DOTALL | re.MULTILINE)
 """The table in the page."""
 _HEAD = """| what happens | full duplex, fails closed | buffered, `failure_mode_allow: true` |
 |---|---|---|"""
+_PICKER = "{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 9002}}}}"
 _LISTED = "engines.yaml"
 SETTINGS = {"hold_s": 0.0}
 
@@ -58,11 +59,22 @@ class Front:
         self.picker = self._new_picker(self.engines)
         self.ready()
 
-    def restart_envoys(self) -> None:
+    def restart_envoys(self, second_picker: int = 0) -> None:
+        """`second_picker`: the port of another one beside the first; 0: there is none."""
         for i, envoy in enumerate(self.envoys):
             envoy.close()
-            self.envoys[i] = self._new_envoy(self.configs[i], envoy.port)
+            config = self.configs[i]
+            if second_picker:
+                config = config.replace(_PICKER, f"{_PICKER}, {_PICKER.replace('9002', str(second_picker))}")
+            self.envoys[i] = self._new_envoy(config, envoy.port)
         self.ready()
+
+    def second_picker(self) -> Picker:
+        """Another picker, which both Envoys ask in turn with the first one."""
+        picker = envoys.picker(self.folder / "fleet.yaml")
+        serving.all_up(picker, len(self.engines))
+        self.restart_envoys(picker.grpc_port)
+        return picker
 
     def idle(self) -> None:
         """Wait until the picker counts no request."""
@@ -134,6 +146,27 @@ def _rows(front: Front) -> list[str]:
     rows.append(row("the picker is killed (`kill -9`)", [end_of(each) for each in streams], front.envoys))
     front.restart_picker()
     rows.append(row("the picker is back", ["-", "-"], front.envoys))
+
+    close_gates(front)
+    streams = [begun(envoy) for envoy in front.envoys]
+    front.picker.process.send_signal(signal.SIGSTOP)
+    open_gates(front)
+    ends = [end_of(each) for each in streams]
+    rows.append(row("the picker hangs (`kill -STOP`)", ends, front.envoys))
+    front.picker.process.send_signal(signal.SIGCONT)
+    front.ready()
+    rows.append(row("the picker goes on (`kill -CONT`)", ["-", "-"], front.envoys))
+    front.idle()
+
+    second = front.second_picker()
+    try:
+        second.process.send_signal(signal.SIGSTOP)
+        for envoy in front.envoys:
+            until(lambda envoy=envoy: {asked(envoy) for _ in range(3)} == {"200"})  # type: ignore[misc]
+        rows.append(row("one of two pickers hangs, for a few seconds", ["-", "-"], front.envoys))
+    finally:
+        second.close()
+    front.restart_envoys()
 
     close_gates(front)
     streams = [begun(envoy) for envoy in front.envoys]

@@ -40,7 +40,7 @@ def fail_open(text: str) -> str:
 def with_ports(text: str, listener: int, picker: int, engines: list[int]) -> str:
     """The configuration for these ports in place of 8000, 9002, and 8001 to 8004."""
     ports = {"8000": listener, "9002": picker, **{str(8001 + i): port for i, port in enumerate(engines)}}
-    return re.sub(r"port_value: (\d+)", lambda found: f"port_value: {ports[found[1]]}", text)
+    return re.sub(r"port_value: (\d+)", lambda found: f"port_value: {ports.get(found[1], found[1])}", text)
 
 
 def picker(path: Path, *options: str) -> Picker:

@@ -22,8 +22,8 @@ class Member:
     """One replica of a service, as control knows it."""
 
     __slots__ = (
-        "deployment", "is_draining", "is_gone", "is_single_phase", "is_up", "loras", "max_num_waiting", "max_tokens",
-        "num_switches", "role", "view", "window",
+        "deployment", "is_draining", "is_gone", "is_single_phase", "is_unready", "is_up", "loras", "max_num_waiting",
+        "max_tokens", "num_switches", "role", "view", "window",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,8 @@ class Member:
         """Most requests at the replica, besides the service's own window."""
         self.is_up = True
         self.is_draining = False
+        self.is_unready = False
+        """Its cluster says that it is not ready: it gets no new requests while others are, and keeps its own."""
         self.is_gone = False
         """Given back for good."""
         self.num_switches = 0
@@ -62,7 +64,7 @@ class Member:
 
     def can_serve(self, tokens: int, lora: str = "") -> bool:
         """Whether the replica takes new requests of this length and adapter, with or without room at present."""
-        is_open = self.is_ready and not self.is_draining and tokens <= self.max_tokens
+        is_open = self.is_ready and not self.is_draining and not self.is_unready and tokens <= self.max_tokens
         return is_open and (not lora or lora in self.loras)
 
 
@@ -89,7 +91,8 @@ class SlowStart:
 
 
 class _OpenMembers:
-    """The members that may be given new requests: of those ready, the ones not draining, or all if all drain."""
+    """The members that may be given new requests: of those up, the ones that neither drain nor are unready; else the
+    ones that do not drain; else all."""
 
     __slots__ = ("all", "has_roles", "has_single_phase", "ids", "start", "views")
 
@@ -97,7 +100,8 @@ class _OpenMembers:
         ready = _complete([member for member in members if member.is_ready])
         self.has_roles = any(member.view.role != "mixed" for member in ready)
         self.has_single_phase = any(member.is_single_phase for member in ready)
-        self.all = _complete([member for member in ready if not member.is_draining]) or ready
+        staying = _complete([member for member in ready if not member.is_draining]) or ready
+        self.all = _complete([member for member in staying if not member.is_unready]) or staying
         self.start = self.all
         """Members at which a request can start: without those that only decode, unless the router names decoders."""
         if self.has_roles and not names_decoder:

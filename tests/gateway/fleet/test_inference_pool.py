@@ -41,6 +41,17 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+class _Ending(InFlightRequest):
+    """A request that ends when it is broken off."""
+
+    def __init__(self, gateway: Gateway, live: Live) -> None:
+        super().__init__(live)
+        self._gateway = gateway
+
+    def abort(self, why: str) -> None:
+        self._gateway.driver.release(self, ReleaseReason.REFUSED)
+
+
 def test_ready_pods_are_replicas_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pods are read again only because the watch says so: `poll_s` is longer than the test."""
     first = GatedEngine("127.0.0.2")
@@ -70,7 +81,29 @@ def test_ready_pods_are_replicas_until_they_are_gone(tmp_path: Path, monkeypatch
         gateway.driver.release(request, ReleaseReason.FINISHED)
         await until(lambda: replica.is_removed)
         cluster.remove_pod("a")
-        cluster.remove_pod("b")
+        other = gateway.replicas[1]
+        gateway.driver.arrived(_Ending(gateway, Live(1, gateway.clock.now, 10, 1, "qwen3-8b")))
+        assert other.num_in_flight == 1
+        cluster.set_pod("b", "127.0.0.3", is_ready=False)
+        await until(lambda: gateway.fleet.status(other) == "up" and not other.is_unready)
+        cluster.set_pod("d", "127.0.0.2")
+        await until(lambda: other.is_unready and gateway.fleet.status(other) == "unready")
+        newest = gateway.replicas[2]
+        await until(lambda: gateway.health.is_up(newest))
+        requests = [InFlightRequest(Live(i, gateway.clock.now, 10, 1, "qwen3-8b")) for i in (2, 3, 4)]
+        for each in requests:
+            gateway.driver.arrived(each)
+        assert (other.num_in_flight, newest.num_in_flight) == (1, 3)
+        cluster.set_pod("b", "127.0.0.3")
+        await until(lambda: gateway.fleet.status(other) == "up")
+        gateway.driver.arrived(_Ending(gateway, Live(5, gateway.clock.now, 10, 1, "qwen3-8b")))
+        assert (other.num_in_flight, newest.num_in_flight) == (2, 3)
+        cluster.remove_pod("b")  # its label is taken away
+        await until(lambda: other.is_draining)
+        assert other.num_in_flight == 2 and not other.is_removed
+        second.end()
+        await until(lambda: other.is_removed)
+        cluster.remove_pod("d")
         cluster.set_pod("c", "127.0.0.2")
         await until(lambda: urls() == [first.url])
         await gateway.stop()

@@ -39,8 +39,9 @@ class ActuatorHost(Protocol):
     def replica_created(self, pool: str, url: str) -> LiveReplica:
         """A replica exists, or soon will."""
 
-    def replica_lost(self, replica: LiveReplica) -> bool:
-        """A replica has ended by itself. Returns whether to start another one in its place."""
+    def replica_lost(self, replica: LiveReplica, at_once: bool = True) -> bool:
+        """A replica has ended by itself, or, unless `at_once`, will end: it gets no new requests and keeps its own.
+        Returns whether to start another one in its place."""
 
     def start_failed(self, pool: str, why: str) -> None:
         """A replica fails to start. Attempts go on."""
@@ -56,6 +57,9 @@ class ActuatorHost(Protocol):
 
     def pods_requested(self, pool: str, num: int, num_not_up: int) -> None:
         """So many pods were requested of a cluster in all, and so many of those that it has or will have are not up."""
+
+    def set_unready(self, replica: LiveReplica, on: bool) -> None:
+        """A replica is not ready: it gets no new requests while others are, and keeps its own. Or it is again."""
 
     def retire(self, replica: LiveReplica) -> None:
         """Drain a replica, then have it stopped."""

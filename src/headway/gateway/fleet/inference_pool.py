@@ -1,4 +1,4 @@
-"""Replicas as the ready pods of an InferencePool of the Kubernetes Gateway API Inference Extension.
+"""Replicas as the pods of an InferencePool of the Kubernetes Gateway API Inference Extension.
 
 The pool's selector and ports say which endpoints there are. Pods are watched from their list on, so a change is seen at
 once; then the list is read again, as it is after `poll_s` without a change.
@@ -18,7 +18,8 @@ from msgspec import Struct
 from urllib3.exceptions import HTTPError
 
 from headway.gateway.fleet.actuator import ActuatorHost
-from headway.gateway.fleet.kubernetes import configuration
+from headway.gateway.fleet.kubernetes import configuration, readiness
+from headway.gateway.fleet.pod_changes import Departures, Readiness
 from headway.gateway.fleet.specs import InferencePool, ServedPool
 from headway.gateway.scheduling.replica import LiveReplica
 
@@ -38,6 +39,7 @@ class Endpoint(Struct, frozen=True):
     url: str
     is_leaving: bool
     """The pod is being deleted."""
+    is_ready: bool = True
 
 
 class PoolApi:
@@ -52,7 +54,7 @@ class PoolApi:
         self._watch: Any = None
 
     def read(self) -> list[Endpoint]:
-        """The endpoints of pods that are ready, or were when they began to be deleted."""
+        """The endpoints of all pods that have an address."""
         spec = self._spec
         found = self._custom.get_namespaced_custom_object(
             _GROUP, _VERSION, spec.namespace, _PLURAL, spec.name, _request_timeout=_TIMEOUT_S
@@ -67,10 +69,11 @@ class PoolApi:
         endpoints: list[Endpoint] = []
         for pod in listed.items:
             is_leaving, ip = pod.metadata.deletion_timestamp is not None, pod.status.pod_ip
-            if not ip or not (is_leaving or _is_ready(pod)):
+            if not ip:
                 continue
             host = f"[{ip}]" if ":" in ip else ip
-            endpoints += [Endpoint(pod.metadata.uid, f"http://{host}:{port}", is_leaving) for port in ports]
+            is_ready = bool(readiness(pod))
+            endpoints += [Endpoint(pod.metadata.uid, f"http://{host}:{port}", is_leaving, is_ready) for port in ports]
         return endpoints
 
     def wait_for_change(self) -> None:
@@ -92,10 +95,6 @@ class PoolApi:
             self._watch.stop()
 
 
-def _is_ready(pod: Any) -> bool:
-    return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
-
-
 class InferencePoolPods:
     """Follows one pool's endpoints, whose number others set. Satisfies `Actuator`."""
 
@@ -105,6 +104,7 @@ class InferencePoolPods:
         self._used: dict[tuple[str, str], LiveReplica] = {}
         """By the pod's uid and the address."""
         self._retired: set[tuple[str, str]] = set()
+        self._readiness, self._departures = Readiness(self._name, host), Departures(host)
         self._is_closed = threading.Event()
 
     def start_initial(self) -> None:
@@ -132,27 +132,36 @@ class InferencePoolPods:
                 self._is_closed.wait(_PAUSE_S)
 
     def _use(self, endpoints: list[Endpoint]) -> None:
-        """Use new endpoints, empty those whose pods are being deleted, and give up those that are gone."""
+        """Use new endpoints that are ready, and place nothing more at those that are not, or leave.
+
+        A pod that is not listed any more may be gone, or have another label now: its requests go on while it answers.
+        """
         if self._is_closed.is_set():
             return
         present = {(each.uid, each.url): each for each in endpoints}
         for key in [key for key in self._used if key not in present]:
             replica = self._used.pop(key)
-            self._retired.discard(key)
-            if not replica.is_removed:
-                log.info("%s at %s is gone", replica.name, replica.url)
-                self._host.replica_lost(replica)
+            if key in self._retired:
+                self._retired.discard(key)
+            elif not replica.is_removed:
+                log.info("%s at %s is not of the pool any more", replica.name, replica.url)
+                self._host.retire(replica)
+            self._departures.watch(replica)
         for key, endpoint in present.items():
             if key not in self._used:
-                if not endpoint.is_leaving:
+                if endpoint.is_ready and not endpoint.is_leaving:
                     self._used[key] = self._host.replica_created(self._name, endpoint.url)
             elif endpoint.is_leaving and key not in self._retired:
                 self._retired.add(key)
                 self._host.retire(self._used[key])
+        staying = [(present[key].is_ready, each) for key, each in self._used.items() if key not in self._retired]
+        ready = [each for is_ready, each in staying if is_ready]
+        self._readiness.follow(ready, [each for is_ready, each in staying if not is_ready])
 
     async def close(self) -> None:
         """Stop following the pods, which stay as they are."""
         self._is_closed.set()
+        self._departures.close()
         self._api.stop()
 
     # The number of pods is not Headway's to set.

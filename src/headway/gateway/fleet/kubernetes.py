@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.actuator import ActuatorHost
+from headway.gateway.fleet.pod_changes import Departures, Readiness, answers
 from headway.gateway.fleet.specs import Kubernetes, ServedPool
 from headway.gateway.scheduling.replica import LiveReplica
 
@@ -27,7 +28,7 @@ _DELETE_FIRST = {"controller.kubernetes.io/pod-deletion-cost": "-1000"}
 
 
 class Pod(Struct, frozen=True):
-    """A pod that is not being deleted."""
+    """A pod of a workload."""
 
     uid: str
     name: str
@@ -38,6 +39,10 @@ class Pod(Struct, frozen=True):
     """Of its containers."""
     why: str = ""
     """Why the pod, or one of its containers, does not run."""
+    is_ready: bool = True
+    """By its readiness probes, or it has none."""
+    is_leaving: bool = False
+    """The pod is being deleted."""
 
     @property
     def number(self) -> int:
@@ -65,7 +70,7 @@ class WorkloadApi:
         listed = self._core.list_namespaced_pod(
             spec.namespace, label_selector=scale.status.selector, _request_timeout=_TIMEOUT_S
         )
-        pods = [_parse_pod(pod) for pod in listed.items if pod.metadata.deletion_timestamp is None]
+        pods = [_parse_pod(pod) for pod in listed.items]
         return scale.spec.replicas or 0, sorted(pods, key=lambda pod: (pod.number, pod.name))
 
     def scale(self, num: int, delete_first: list[Pod]) -> None:
@@ -88,7 +93,14 @@ def _parse_pod(pod: Any) -> Pod:
         pod.metadata.uid, pod.metadata.name, status.pod_ip or "",
         status.phase == "Running" and bool(status.pod_ip), sum(each.restart_count or 0 for each in containers),
         ", ".join(reasons) or ("" if status.phase == "Running" else str(status.phase)),
+        readiness(pod) is not False, pod.metadata.deletion_timestamp is not None,
     )  # fmt: skip
+
+
+def readiness(pod: Any) -> bool | None:
+    """Whether the cluster says that a pod is ready; None: it says nothing of it."""
+    conditions = [each.status for each in pod.status.conditions or () if each.type == "Ready"]
+    return conditions[0] == "True" if conditions else None
 
 
 def configuration(context: str) -> client.Configuration:
@@ -160,6 +172,7 @@ class Pods:
         self._num_more = 0
         """Pods to request in addition; negative: fewer."""
         self._failures = PodFailures(spec.ready_s, spec.tries)
+        self._readiness, self._departures = Readiness(self._pool.name, host), Departures(host)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -224,6 +237,7 @@ class Pods:
 
     async def close(self) -> None:
         """Stop following the pods, which stay as they are."""
+        self._departures.close()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -255,7 +269,8 @@ class Pods:
 
     async def _synchronize(self) -> None:
         """Send the request to the cluster, and take over the pods that exist."""
-        num_requested, pods = await asyncio.to_thread(self._api.read)
+        num_requested, listed = await asyncio.to_thread(self._api.read)
+        pods = [pod for pod in listed if not pod.is_leaving]
         if num_more := self._num_more:
             if self._host.leads:
                 num_requested = max(num_requested + num_more, 0)
@@ -266,17 +281,27 @@ class Pods:
         self._leaving = {uid: pod for uid, pod in self._leaving.items() if uid in existing}
         self._given_up &= existing
         running = [pod for pod in pods if pod.is_running]
-        running_uids = {pod.uid for pod in running}
-        for uid in [uid for uid in self._used if uid not in running_uids]:
-            _, replica = self._used.pop(uid)
-            if self._host.replica_lost(replica):
-                log.warning("%s is gone; its workload starts another one", replica.name)
-            else:
-                self._request_more(-1)
+        by_uid = {pod.uid: pod for pod in running}
+        for uid in [uid for uid in self._used if uid not in by_uid]:
+            await self._lose(*self._used.pop(uid), is_listed=any(pod.uid == uid for pod in listed))
+        used = [(by_uid[uid].is_ready, replica) for uid, (_, replica) in self._used.items()]
+        self._readiness.follow(
+            [each for is_ready, each in used if is_ready], [each for is_ready, each in used if not is_ready]
+        )
         num_requested += self._num_more
         self._use(running, num_requested)
         self._report_failures(pods, num_requested)
         self._report_requested()
+
+    async def _lose(self, pod: Pod, replica: LiveReplica, is_listed: bool) -> None:
+        """A pod is being deleted, has lost its label, or has ended. Its requests end there if its engine answers."""
+        lives = await answers(replica)
+        if self._host.replica_lost(replica, at_once=not lives):
+            what = "leaves" if is_listed or lives else "is gone"
+            log.warning("%s %s; its workload starts another one", replica.name, what)
+        else:
+            self._request_more(-1)
+        self._departures.watch(replica)
 
     def _use(self, pods: list[Pod], num_requested: int) -> None:
         """Use new pods, and those that were emptied but stay, as others were deleted in their place."""

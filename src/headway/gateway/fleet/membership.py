@@ -26,7 +26,7 @@ from headway.perf.engine_times import pool_times
 
 MAX_FAILED_STARTS = 16
 """Failed starts whose numbers are not used again: attempts go on for ever, and the logs of the last ones are clear."""
-Status = Literal["up", "starting", "down", "ejected", "draining", "leaving"]
+Status = Literal["up", "starting", "down", "ejected", "draining", "unready", "leaving"]
 
 
 class FleetHost(Protocol):
@@ -120,6 +120,8 @@ class LiveFleet:
             return "leaving"
         if replica.is_draining:
             return "draining"
+        if replica.is_unready:
+            return "unready"
         if self._host.health.is_up(replica):
             return "up"
         if self._host.health.is_ejected(replica):
@@ -205,6 +207,11 @@ class LiveFleet:
         if replica.id in self._leaving:
             raise ApiError(409, f"{replica.name} is being removed", "conflict")
         self._host.driver.drain(replica, on)
+
+    def set_unready(self, replica: LiveReplica, on: bool) -> None:
+        """Place no requests at a replica that is not ready while there are others; or undo it."""
+        if not replica.is_removed:
+            self._host.driver.set_unready(replica, on)
 
     def switch(self, replica: LiveReplica, role: Role) -> None:
         """Change a replica's role for requests to come. ApiError if its engine cannot serve the role."""

@@ -407,8 +407,8 @@ class LiveScaling:
         fleet.connect(replica)
         return replica
 
-    def replica_lost(self, replica: LiveReplica) -> bool:
-        """Its requests continue elsewhere if they can. It is replaced unless it drained."""
+    def replica_lost(self, replica: LiveReplica, at_once: bool = True) -> bool:
+        """Its requests continue elsewhere if they can, `at_once` or while it ends. It is replaced unless it drained."""
         state, is_replaced = self._states.get(replica.deployment), not replica.is_draining
         instance = self._fleet.combos.of(replica)
         if is_replaced:
@@ -417,9 +417,13 @@ class LiveScaling:
             _remove_member(state, replica)
             if is_replaced and instance.is_announced and not instance.members:
                 state.num_starting += 1  # the whole instance has ended, and starts anew
-        self._remove(replica, at_once=True)
+        self._remove(replica, at_once)
         self._recount(replica.deployment)
         return is_replaced
+
+    def set_unready(self, replica: LiveReplica, on: bool) -> None:
+        """A replica is not ready, or is again."""
+        self._fleet.set_unready(replica, on)
 
     def start_failed(self, pool: str, why: str) -> None:
         self._fleet.num_failed[pool] += 1

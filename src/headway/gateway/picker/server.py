@@ -52,7 +52,8 @@ class Picker:
         self._server = aio.server(options=(
             ("grpc.max_receive_message_length", gateway.settings.max_body_bytes + _MESSAGE_BYTES),
             ("grpc.so_reuseport", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 250),  # Envoy's keepalive finds a picker that hangs
+            ("grpc.keepalive_permit_without_calls", 1),
         ))  # fmt: skip
         process = grpc.stream_stream_rpc_method_handler(self._process, pb.ProcessingRequest.FromString)
         self._server.add_generic_rpc_handlers(

@@ -471,6 +471,16 @@ class Driver:
                 if target is not None and replica.id not in (target, request.live.decode_replica):
                     self.move(request.live, target, None, now)
 
+    def set_unready(self, replica: LiveReplica, on: bool) -> None:
+        """Place no requests at a replica while there are others; those that it has stay. Or undo it."""
+        service = self.services[replica.model]
+        member = service.member(replica.id)
+        if member is not None and member.is_unready != on:
+            member.is_unready = replica.is_unready = on
+            service.refresh()
+            if not on:
+                self.control.release_held(service, self.now)
+
     # Control's effects.
 
     def start(self, live: Live, replica: int, now: float, has_stored_kv: bool = False) -> None:

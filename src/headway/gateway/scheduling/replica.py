@@ -155,6 +155,8 @@ class LiveReplica(EngineEndpoint):
         self.latency_of: Callable[[str, str], float] = Network().latency_s
         """Seconds between two regions, each way."""
         self.is_draining = self.is_removed = False
+        self.is_unready = False
+        """Its cluster says that it is not ready."""
         self.has_served = False
         """The replica has been up."""
         self.is_starting = False

@@ -231,7 +231,7 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     pool: str
     model: str
     url: str
-    status: Literal["up", "starting", "down", "ejected", "draining", "leaving"]
+    status: Literal["up", "starting", "down", "ejected", "draining", "unready", "leaving"]
     combo: str | None
     role: Role
     in_flight: Num
