@@ -62,7 +62,7 @@ class Engine:
 
     async def start(self) -> None:
         self._stack = AsyncExitStack()
-        app = emulator(self._make, SurfaceConfig(MODEL))
+        app = emulator(self._make, SurfaceConfig(MODEL, reports_cached_tokens=True))
         await self._stack.enter_async_context(app.router.lifespan_context(app))
         server = uvicorn.Server(uvicorn.Config(app, port=self.port, lifespan="off", log_level="warning"))
         serving_task = asyncio.create_task(server.serve())
@@ -212,6 +212,11 @@ def test_the_index_has_the_blocks_of_the_engines(tmp_path: Path) -> None:
             assert max(len(engine.held()) for engine in engines) * 16 > KV_TOKENS / 2, "no cache was full"
             states = [each.why for each in told if each.what == "cache" and each.choice == 0]
             assert states[:4] == ["live", "degraded: the connection is lost", "connecting", "live"]
+            compared = [each.agreement for each in feeds.of.values()]
+            expected, reported = (
+                sum(getattr(each, name) for each in compared) for name in ("expected_tokens", "reported_tokens")
+            )
+            assert sum(each.num_compared for each in compared) > 0 and 0.7 < expected / reported < 1.4
             known = replica_state(gateway, gateway.replicas[0]).prefix_cache
             assert known is not None and (known.state, known.blocks) == ("live", len(engines[0].held()))
             assert known.gaps == counts[0].gaps and known.age_s is not None

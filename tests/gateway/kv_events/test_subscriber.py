@@ -143,6 +143,29 @@ def test_a_lost_last_batch_is_asked_for_once_events_pause(tmp_path: Path, monkey
     run(story, tmp_path)
 
 
+def test_events_that_are_doubted_are_read_anew_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(engine: Engine) -> None:
+        monkeypatch.setattr(subscriber, "FIRST_DOUBT_S", 0.3)
+        reader = Reader(engine)
+        await until(lambda: reader.subscriber.state == "live")
+        engine.work(20)
+        await until(lambda: reader.agrees(engine))
+        reader.subscriber.trust()
+        reader.subscriber.doubt("answers say otherwise")
+        assert (reader.subscriber.state, reader.subscriber.why) == ("guess", "answers say otherwise")
+        assert reader.index.guesses and not len(reader.index.gpu) and not len(reader.blocks)
+        engine.work(1)
+        await asyncio.sleep(0.1)
+        assert reader.subscriber.state == "guess" and not len(reader.blocks)
+        await asyncio.sleep(0.3)
+        engine.work(1)
+        await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
+        assert reader.states == ["live", "guess", "connecting", "live"] and not reader.subscriber.counts.lost
+        await reader.close()
+
+    run(story, tmp_path)
+
+
 def test_batches_that_no_replay_has_are_told(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
         reader = Reader(engine)

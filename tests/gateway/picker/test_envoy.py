@@ -57,6 +57,8 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     try:
         made = Front(engines, tmp_path_factory.mktemp("front"))
         yield made
+        made.picker.stop()
+        assert made.picker.process.returncode == 0, "SIGTERM asks for an end"
     finally:
         for process in (*engines, *(() if made is None else (made.picker, made.envoy))):
             process.close()

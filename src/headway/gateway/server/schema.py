@@ -210,7 +210,8 @@ class PrefixCacheState(Struct, forbid_unknown_fields=True):
     """What the gateway knows of a replica's prefix cache."""
 
     state: Literal["guess", "connecting", "live", "incomplete", "degraded"]
-    """`guess`: no events are read; prompts that were placed there are assumed to be cached."""
+    """`guess`: no events are read, or they do not agree with what answers report; prompts that were placed there are
+    assumed to be cached."""
     why: str
     """The reason of the state; empty while all is well."""
     blocks: Num
