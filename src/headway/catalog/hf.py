@@ -2,47 +2,114 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from headway.catalog.config_keys import ConfigKeys, family_defaults, read_json
+from headway.catalog.layer_kinds import window_tokens
+from headway.catalog.layer_shapes import Shapes, shapes_of
+from headway.catalog.quantization import Quantization, quantization_of
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Mla, Model, Moe, Sampling
+from headway.core.model import Layers, Model, Sampling
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
+_TEXT = ("text_config", "llm_config", "language_config", "text_model_config")
+"""Where configs of multimodal models keep the text part."""
+_AROUND = ("thinker_config", "talker_free_config")
 
 
-def model_from_config(path: str | Path, name: str | None = None) -> Model:
-    """Return the model that a Hugging Face config.json describes.
+def model_from_config(path: str | Path, name: str | None = None, assume: bool = False) -> Model:
+    """Return the model that a Hugging Face config.json, or one in the folder `path`, describes.
 
-    Supports dense transformers of the Llama kind (Llama, Mistral, Qwen, Yi, ...), Bloom, and the mixtures of experts of
-    Mixtral, Qwen, DeepSeek-V2/V3 (with latent attention), Llama 4 and GPT-OSS, with layers of sliding windows (Gemma)
-    or of linear attention (Qwen3-Next). Of a multimodal model only the text part counts. The sampling parameters come
-    from a `generation_config.json` in the same folder. `name` defaults to the config's `_name_or_path`, else to the
-    folder. HeadwayError names the file and the key that is missing or invalid, and refuses encoders and state-space
-    layers.
+    Reads all decoders of `transformers` with attention, sliding windows, latent attention, experts, linear attention,
+    state-space layers and convolutions, except those that it refuses by name. Of a multimodal model only the text part
+    counts. Types of weights come from `quantization_config`, or from a quantiser's file in the same folder, and the
+    sampling parameters from a `generation_config.json` there. `name` defaults to the config's `_name_or_path`, else to
+    the folder. HeadwayError names the file and the key that is missing or invalid, and refuses encoders and keys that
+    look as if sizes depended on them and that have no known meaning; `assume` takes such keys as without meaning.
     """
     file = Path(path)
-    config = _read(file)
-    sampling = _sampling(file.with_name("generation_config.json"))
-    text = config.get("text_config")
-    if isinstance(text, dict):
-        inherited = {k: v for k, v in config.items() if k not in text and k != "text_config"}
-        config = ConfigKeys(file, {**inherited, **text})
+    if file.is_dir():
+        file = file / "config.json"
+    outer = read_json(file)
+    config = _text_part(file, outer)
     _check_decoder(config)
-    config = ConfigKeys(file, {**_DEFAULTS.get(str(config.get("model_type")), {}), **config})
-    shown = name or str(config.get("_name_or_path") or "") or file.resolve().parent.name
-    model = _bloom(config, shown) if config.get("model_type") == "bloom" else _transformer(config, shown)
-    return replace(model, sampling=sampling)
+    shapes = shapes_of(config, assume)
+    quantization = quantization_of(config, outer)
+    dtype = quantization.dtype if quantization is not None else _dtype(config)
+    layers = shapes.layers if quantization is None else _quantised(shapes.layers, shapes, quantization)
+    model = _model(config, shapes, layers, dtype)
+    unknown = config.not_understood()
+    if unknown and not assume:
+        named = ", ".join(f"{key} ({_shown(config[key])})" for key in unknown)
+        raise HeadwayError(
+            f"{file}: not understood: {named}. Sizes may depend on it; --assume (`assume: true` beside `config:`) goes "
+            "on without it"
+        )
+    notes = (*shapes.unmodelled, *(f"{key} of the config passed over" for key in unknown))
+    shown = name or str(outer.get("_name_or_path") or config.get("_name_or_path") or "") or file.resolve().parent.name
+    hf_id = str(outer.get("_name_or_path") or config.get("_name_or_path") or "")
+    sampling = _sampling(file.with_name("generation_config.json"))
+    return replace(model, name=shown, hf_id=hf_id, unmodelled=notes, sampling=sampling)
+
+
+def local_config(name: str) -> Path | None:
+    """The config.json of a folder, or of a repository in the cache of Hugging Face's hub; None: there is none."""
+    if (folder := Path(name)).is_dir() and (folder / "config.json").is_file():
+        return folder / "config.json"
+    if folder.name.endswith(".json") and folder.is_file():
+        return folder
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        return None
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    repository = hub / f"models--{name.replace('/', '--')}"
+    found = [each for each in repository.glob("snapshots/*/config.json") if each.is_file()]
+    return max(found, key=lambda each: each.stat().st_mtime, default=None)
+
+
+def _text_part(file: Path, outer: dict[str, Any]) -> ConfigKeys:
+    """The keys of the text part, with those of the whole that it does not have itself."""
+    keys: dict[str, Any] = outer
+    for around in _AROUND:
+        if isinstance(keys.get(around), dict):
+            keys = {**{k: v for k, v in keys.items() if k != around and k != "model_type"}, **keys[around]}
+    for part in _TEXT:
+        text = keys.get(part)
+        if isinstance(text, dict):
+            inherited = {k: v for k, v in keys.items() if k not in text and k != part}
+            family = text.get("model_type") or family_defaults(str(keys.get("model_type"))).get("text")
+            keys = {**inherited, **text, "model_type": family or keys.get("model_type")}
+            keys["_parts"] = {k: True for k in inherited}
+            break
+    keys = {**keys, **_flat(keys)}
+    return ConfigKeys(file, keys)
+
+
+def _flat(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of DBRX's and MPT's parts `attn_config` and `ffn_config`."""
+    flat: dict[str, Any] = {}
+    for part in ("attn_config", "ffn_config"):
+        if isinstance(keys.get(part), dict):
+            flat |= {k: v for k, v in keys[part].items() if k not in keys and k != "model_type"}
+    return flat
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _sampling(file: Path) -> Sampling | None:
     """The sampling parameters that engines take from a `generation_config.json`; None: there is no such file."""
     if not file.exists():
         return None
-    keys = _read(file)
+    keys = read_json(file)
     given: dict[str, Any] = {name: keys[name] for name in SAMPLING if keys.get(name) is not None}
     try:
         return msgspec.convert({**given, "source": str(file)}, Sampling)
@@ -50,244 +117,181 @@ def _sampling(file: Path) -> Sampling | None:
         raise HeadwayError(f"{file}: {error}") from None
 
 
-_GEMMA_3: dict[str, Any] = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
-    "max_position_embeddings": 131_072, "sliding_window": 4096, "sliding_window_pattern": 6,
-    "tie_word_embeddings": True,
-}  # fmt: skip
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma": {"tie_word_embeddings": True},
-    "gemma2": {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 2},
-    "gemma3": _GEMMA_3, "gemma3_text": _GEMMA_3,
-    "gpt_oss": {"sliding_window_pattern": 2},
-    "cohere2": {"sliding_window_pattern": 4, "tie_word_embeddings": True},
-    "qwen3_next": {"full_attention_interval": 4},
-}  # fmt: skip
-"""Keys that published configs of a family leave out, with the values of `transformers`."""
 _ENCODERS = (
     "bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "deberta", "deberta-v2", "distilbert", "mpnet",
     "modernbert", "nomic_bert", "eurobert", "ernie", "clip", "siglip", "vit", "wav2vec2", "hubert",
 )  # fmt: skip
-_STATE_SPACE_KEYS = (
-    "mamba_d_state", "mamba_expand", "ssm_state_size", "ssm_cfg", "state_size", "hybrid_override_pattern",
-    "layers_block_type", "attn_layer_period", "attn_type_list", "linear_attn_config",
-)  # fmt: skip
+_REFUSED = {
+    "blt": "bytes in patches of varying length", "rwkv": "time mixing without attention (rwkv)",
+    "xlstm": "recurrent cells (xlstm)", "reformer": "hashed attention (reformer)", "xlnet": "two-stream attention",
+    "xlm": "encoder layers", "cpmant": "segments of a prompt", "ctrl": "positions of another kind",
+    "diffusion_gemma": "blocks that are denoised, not decoded", "doge": "experts retrieved by product keys",
+    "hrm_text": "stacks that run several times a token", "prophetnet": "n-gram streams", "mllama": "cross attention",
+    "moshi": "two models a token",
+    "zaya": "routers that are networks", "gemma4_assistant": "drafting for another model",
+    "gemma4_unified_assistant": "drafting for another model", "jetmoe": "experts in attention",
+    "qwen4_exp_text": "n-gram embeddings and compressed attention", "evolla": "cross attention to proteins",
+}  # fmt: skip
+"""Families of decoders whose memory or steps are of a kind that is not modelled, with that kind."""
 
 
 def _check_decoder(config: ConfigKeys) -> None:
-    """HeadwayError for a model that generates no tokens, or whose layers have no keys and values."""
-    kind, architectures = str(config.get("model_type") or ""), config.get("architectures") or []
+    """HeadwayError for a model that generates no tokens, or whose layers are of a kind that is not modelled."""
+    kind, architectures = config.family, config.get("architectures") or []
     what = ""
     if kind.lower() in _ENCODERS or any("MaskedLM" in str(name) for name in architectures):
         what = "an encoder, which generates no tokens"
     elif config.get("is_encoder_decoder"):
         what = "an encoder with a decoder"
-    elif state_space := [key for key in _STATE_SPACE_KEYS if config.get(key) is not None]:
-        what = f"with layers that Headway does not model ({state_space[0]})"
+    elif kind in _REFUSED:
+        what = f"whose layers Headway does not model: {_REFUSED[kind]}"
     if what:
         shown = kind or ", ".join(map(str, architectures))
         raise HeadwayError(f"{config.file}: model_type is {shown!r}, {what}; expected a decoder of the Llama kind")
 
 
-class ConfigKeys(dict[str, Any]):
-    """The keys of a config, with the file's name for error messages."""
-
-    def __init__(self, file: Path, keys: dict[str, Any]) -> None:
-        super().__init__(keys)
-        self.file = file
-
-    def count(self, *keys: str, default: int | None = None) -> int:
-        """The positive whole number under the first of `keys` that is present."""
-        for key in keys:
-            value = self.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise HeadwayError(f"{self.file}: {key} is {value!r}; expected a positive whole number")
-            return value
-        if default is None:
-            named = " or ".join(map(repr, keys))
-            raise HeadwayError(
-                f"{self.file}: key {named} is missing; expected a positive whole number, as in a "
-                "Hugging Face config.json of a transformer"
-            )
-        return default
-
-
-def _read(file: Path) -> ConfigKeys:
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise HeadwayError(f"{file}: {error.strerror or error}") from error
-    try:
-        keys = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
-        raise HeadwayError(f"{file}: not JSON: {error}") from error
-    if not isinstance(keys, dict):
-        raise HeadwayError(f"{file}: expected an object of keys, as in a Hugging Face config.json")
-    return ConfigKeys(file, keys)
-
-
-def _bloom(config: ConfigKeys, name: str) -> Model:
-    hidden = config.count("hidden_size", "n_embed")
-    heads = config.count("n_head", "num_attention_heads")
-    return Model(
-        name=name,
-        hf_id=str(config.get("_name_or_path") or ""),
-        num_layers=config.count("n_layer", "num_hidden_layers"),
+def _model(config: ConfigKeys, shapes: Shapes, layers: list[Layers], dtype: str) -> Model:
+    first = next((each for each in layers if each.num_heads and not each.is_windowed), None)
+    first = first or next((each for each in layers if each.num_heads), Layers(num=1))
+    hidden = config.count("hidden_size", "d_model")
+    windowed = any(each.is_windowed for each in layers)
+    model = Model(
+        name="",
+        hf_id="",
+        num_layers=len(layers),
         hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=_head_dim(config, hidden, heads),
+        intermediate_size=shapes.width or hidden,
+        num_heads=first.num_heads or 1,
+        num_kv_heads=first.num_kv_heads or 1,
+        head_dim=first.head_dim or hidden,
         vocab_size=config.count("vocab_size"),
-        max_context_tokens=config.count("seq_length", default=2048),
-        gated_mlp=False,
-        tie_embeddings=True,
-        dtype=_dtype(config),
+        max_context_tokens=_context_tokens(config),
+        gated_mlp=shapes.gated,
+        tie_embeddings=bool(config.value("tie_word_embeddings", default=False)),
+        dtype=dtype,
+        moe=shapes.moe,
+        mla=shapes.mla,
+        sliding_window_tokens=window_tokens(config) if windowed else None,
+        other_params=shapes.other_params,
         source=str(config.file),
     )
+    return _simplest(model, layers)
 
 
-def _transformer(config: ConfigKeys, name: str) -> Model:
-    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
-    mla = _mla(config)
-    window, every = _window(config)
-    is_state = False
-    if window is None and (state_every := _linear_layers(config)):
-        window, every, is_state = _state_tokens(config), state_every, True
-    return Model(
-        name=name,
-        hf_id=str(config.get("_name_or_path") or ""),
-        num_layers=config.count("num_hidden_layers"),
-        hidden_size=hidden,
-        intermediate_size=config.count("intermediate_size_mlp", "intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=config.count("num_key_value_heads", default=heads),
-        head_dim=mla.v_head_dim if mla else _head_dim(config, hidden, heads),
-        vocab_size=config.count("vocab_size"),
-        max_context_tokens=config.count("max_position_embeddings"),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        dtype=_dtype(config),
-        moe=_moe(config),
-        mla=mla,
-        sliding_window_tokens=window,
-        sliding_window_every=every,
-        window_is_state=is_state,
-        source=str(config.file),
-    )
+def _simplest(model: Model, layers: list[Layers]) -> Model:
+    """The model described without a list of layers, if its other fields can say the same; else with the list."""
+    num, moe = len(layers), model.moe
+    windowed, sparse = sum(each.is_windowed for each in layers), sum(each.has_experts for each in layers)
+    every = round(num / (num - windowed)) if windowed < num else 1
+    simple = replace(model, sliding_window_every=every if windowed else 1)
+    if moe is not None:
+        leading = next((i for i, each in enumerate(layers) if each.has_experts), 0)
+        step = max(round((num - leading) / sparse), 1) if sparse else 1
+        if leading == step - 1:
+            leading = 0
+        simple = replace(simple, moe=replace(moe, num_dense_layers=leading, moe_layer_every=step))
+    alike = simple.all_layers
+    if _sums(alike) == _sums(layers) and {_shape(each) for each in alike} == {_shape(each) for each in layers}:
+        return simple
+    grouped: dict[Layers, int] = {}
+    for each in layers:
+        grouped[each] = grouped.get(each, 0) + each.num
+    return replace(model, layers=tuple(replace(each, num=count) for each, count in grouped.items()))
 
 
-def _head_dim(config: ConfigKeys, hidden: int, heads: int) -> int:
-    if config.get("head_dim") is None and hidden % heads:
-        raise HeadwayError(
-            f"{config.file}: hidden_size {hidden} is not a multiple of {heads} heads, and head_dim is missing"
+def _sums(layers: tuple[Layers, ...] | list[Layers]) -> tuple[int, int]:
+    """(windowed layers, layers with experts): how they go together matters to no sum."""
+    windowed = sum(each.num for each in layers if each.is_windowed)
+    return windowed, sum(each.num for each in layers if each.has_experts)
+
+
+def _shape(layer: Layers) -> Layers:
+    """The layer without its number and its window; experts stay with the width that they replace."""
+    return replace(layer, num=1, is_windowed=False)
+
+
+# Types of weights.
+
+_MIXER_MODULES = {
+    "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    "latent": ("self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"),
+    "state": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj"),
+}  # fmt: skip
+
+
+def _quantised(layers: list[Layers], shapes: Shapes, quantization: Quantization) -> list[Layers]:
+    """The layers with the types of their weights where they differ from the model's."""
+    linear = "bf16" if shapes.moe is not None and quantization.dtype == "int4" else quantization.dtype
+    found = []
+    for i, (layer, kind) in enumerate(zip(layers, shapes.kinds, strict=True)):
+        at = f"model.layers.{i}"
+        mixer = "latent" if shapes.mla is not None else "attention"
+        names = [f"{at}.{name}" for name in _MIXER_MODULES["state" if kind == "state" else mixer]]
+        if kind == "state":
+            names += [f"{at}.mixer.in_proj", f"{at}.mamba.in_proj", f"{at}.conv.in_proj"]
+        own = quantization.of(names)
+        dense = quantization.of([f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj", f"{at}.mlp.down_proj"])
+        if layer.has_experts:
+            dense = quantization.of(
+                [f"{at}.mlp.shared_expert.up_proj", f"{at}.mlp.shared_experts.up_proj",
+                 f"{at}.mlp.shared_experts.down_proj"]
+            )  # fmt: skip
+        experts = quantization.of(
+            [f"{at}.mlp.experts.0.up_proj", f"{at}.mlp.experts.0.down_proj", f"{at}.block_sparse_moe.experts.0.w1"]
         )
-    return config.count("head_dim", default=hidden // heads)
-
-
-def _mla(config: ConfigKeys) -> Mla | None:
-    if config.get("kv_lora_rank") is None:
-        return None
-    return Mla(
-        kv_lora_rank=config.count("kv_lora_rank"),
-        q_lora_rank=config.count("q_lora_rank", default=0),
-        qk_nope_head_dim=config.count("qk_nope_head_dim"),
-        qk_rope_head_dim=config.count("qk_rope_head_dim"),
-        v_head_dim=config.count("v_head_dim"),
-    )
-
-
-def _moe(config: ConfigKeys) -> Moe | None:
-    experts = config.count("n_routed_experts", "num_local_experts", "num_experts", default=1)
-    if experts == 1:
-        return None
-    width = config.count("moe_intermediate_size", "intermediate_size")
-    shared = config.count("shared_expert_intermediate_size", default=0)
-    shared += width * config.count("n_shared_experts", default=0)
-    if config.get("model_type") in ("llama4", "llama4_text"):
-        shared = width
-    return Moe(
-        num_experts=experts,
-        experts_per_token=config.count("num_experts_per_tok", "experts_per_token"),
-        intermediate_size=width,
-        shared_intermediate_size=shared,
-        num_dense_layers=_zero_or(config, "first_k_dense_replace"),
-        moe_layer_every=config.count("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1),
-    )
-
-
-def _zero_or(config: ConfigKeys, key: str) -> int:
-    return 0 if config.get(key) == 0 else config.count(key, default=0)
-
-
-def _window(config: ConfigKeys) -> tuple[int | None, int]:
-    """(window in tokens, n), where every n-th layer has full attention; n = 1: none has."""
-    if config.get("use_sliding_window") is False:
-        return None, 1
-    if config.get("sliding_window") is None and config.get("attention_chunk_size") is None:
-        return None, 1
-    window = config.count("sliding_window", "attention_chunk_size")
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
-        full = kinds.count("full_attention")
-        return (None, 1) if full == len(kinds) else (window, round(len(kinds) / full) if full else 1)
-    if config.get("attention_chunk_size") is not None:
-        return window, config.count("no_rope_layer_interval", default=4)
-    return window, config.count("sliding_window_pattern", "_sliding_window_pattern", default=1)
-
-
-def _linear_layers(config: ConfigKeys) -> int:
-    """n, where every n-th layer has full attention and the others linear attention; 0: none is linear."""
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
-        full = kinds.count("full_attention")
-        return round(len(kinds) / full) if full and "linear_attention" in kinds else 0
-    return config.count("full_attention_interval") if config.get("full_attention_interval") is not None else 0
-
-
-def _state_tokens(config: ConfigKeys) -> int:
-    """The state of a layer of gated linear attention (Qwen3-Next), as tokens whose KV cache is as large.
-
-    The state is a matrix of key by value dimension for each value head, with 32 bits, and the last inputs of the
-    convolution.
-    """
-    heads, keys = config.count("linear_num_value_heads"), config.count("linear_key_head_dim")
-    values, key_heads = config.count("linear_value_head_dim"), config.count("linear_num_key_heads")
-    inputs = config.count("linear_conv_kernel_dim", default=4) - 1
-    state_bytes = 4 * heads * keys * values + 2 * inputs * (2 * key_heads * keys + heads * values)
-    hidden, query_heads = config.count("hidden_size"), config.count("num_attention_heads")
-    kv_heads = config.count("num_key_value_heads", default=query_heads)
-    return -(-state_bytes // (4 * kv_heads * _head_dim(config, hidden, query_heads)))
+        found.append(
+            replace(
+                layer,
+                mixer_dtype="" if own == linear or not layer.mixer_params else own,
+                mlp_dtype="" if dense == linear or not (layer.mlp_width or layer.has_experts) else dense,
+                expert_dtype="" if experts == quantization.dtype or not layer.has_experts else experts,
+            )
+        )
+    return found
 
 
 def _dtype(config: ConfigKeys) -> str:
-    quantization = config.get("quantization_config")
-    if isinstance(quantization, dict):
-        return _quantized(config, quantization)
     written = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
-    known = {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16", "float8_e4m3fn": "fp8"}
+    known = {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16", "float8_e4m3fn": "fp8", "auto": "bf16"}
+    written = written.removeprefix("torch.")
     if written not in known:
         raise HeadwayError(f"{config.file}: torch_dtype is {written!r}; expected one of {', '.join(known)}")
     return known[written]
 
 
-def _quantized(config: ConfigKeys, quantization: dict[str, Any]) -> str:
-    method = str(quantization.get("quant_method", ""))
-    if method == "fp8":
-        return "fp8"
-    if method in ("mxfp4", "awq", "gptq"):
-        if quantization.get("bits", 4) == 4:
-            return "int4"
-    elif method == "compressed-tensors":
-        groups = quantization.get("config_groups")
-        weights = [g.get("weights") or {} for g in groups.values()] if isinstance(groups, dict) else []
-        bits = {(w.get("num_bits"), w.get("type")) for w in weights}
-        if bits == {(8, "float")}:
-            return "fp8"
-        if bits and all(b == 4 for b, _ in bits):
-            return "int4"
-    raise HeadwayError(
-        f"{config.file}: quantization_config of method {method!r} is not supported; expected fp8, mxfp4, "
-        "4-bit awq or gptq, or compressed-tensors of 8-bit floats or 4 bits"
-    )
+# Context.
+
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length", "max_sequence_length",
+              "seq_length", "model_max_length", "n_ctx")  # fmt: skip
+_UNSTATED_CONTEXT_TOKENS = 2048
+"""What vLLM takes where the config states no length."""
+_INCLUDED = ("su", "longrope", "llama3", "default", "mrope", "proportional")
+"""Kinds of rotary scaling after which `max_position_embeddings` is the long context already."""
+
+
+def _context_tokens(config: ConfigKeys) -> int:
+    """The longest sequence as vLLM derives `max_model_len` from the positions and the rotary scaling."""
+    tokens = next((config.count(name) for name in _POSITIONS if config.value(name) is not None), None)
+    if tokens is None:
+        return _UNSTATED_CONTEXT_TOKENS
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, dict) or config.family.startswith("gemma3"):
+        return tokens
+    factor, own = 1.0, [each for each in scaling.values() if isinstance(each, dict)]
+    for each in own or [scaling]:
+        kind = str(each.get("rope_type") or each.get("type") or "default")
+        if kind in _INCLUDED:
+            continue
+        stated = each.get("factor", 1.0)
+        if isinstance(stated, bool) or not isinstance(stated, int | float) or not stated > 0:
+            raise config.error("rope_scaling.factor", stated, "a number above 0")
+        factor, original = float(stated), each.get("original_max_position_embeddings")
+        if kind == "yarn" and isinstance(original, int) and original > 0:
+            tokens = original
+    return int(tokens * factor)
+
+
+def described(model: Model) -> dict[str, Any]:
+    """The fields of a model as the catalog's files write them: those that differ from the defaults."""
+    fields = {name: value for name, value in asdict(model).items() if name != "source" or value}
+    return {name: msgspec.to_builtins(value) for name, value in fields.items()}

@@ -92,7 +92,7 @@ def _entries(
 
 _MAY_BE_0 = {
     "watermark", "host_memory_bytes", "kv_offload_bytes", "schedule_lag", "request_overhead_s", "tokenize_s_per_token",
-    "response_overhead_s", "usd_per_hour", "watts", "max_num_waiting",
+    "response_overhead_s", "usd_per_hour", "watts", "max_num_waiting", "other_params",
 }  # fmt: skip
 
 

@@ -109,8 +109,12 @@ def _draft(
                 found = own.model(spec.model)
             else:
                 found = model_from_config(base_dir / spec.model.config)
-        return replace(found, sampling=None, sliding_window_tokens=None)
-    layer = replace(target, num_layers=1, sampling=None, sliding_window_tokens=None, tie_embeddings=True)
+        unwindowed = tuple(replace(each, is_windowed=False) for each in found.layers)
+        return replace(found, sampling=None, sliding_window_tokens=None, layers=unwindowed)
+    layer = replace(
+        target, num_layers=1, sampling=None, sliding_window_tokens=None, tie_embeddings=True, layers=(),
+        other_params=0.0,
+    )  # fmt: skip
     if spec.method == "mtp":
         moe = None if target.moe is None else replace(target.moe, num_dense_layers=0, moe_layer_every=1)
         return replace(layer, moe=moe)

@@ -9,6 +9,13 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from headway.core.model import GREEDY as GREEDY
+from headway.core.model import Layers as Layers
+from headway.core.model import Mla as Mla
+from headway.core.model import Model as Model
+from headway.core.model import Moe as Moe
+from headway.core.model import Sampling as Sampling
+
 Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
 Preemption = Literal["recompute", "swap"]
 Role = Literal["mixed", "prefill", "decode"]
@@ -39,107 +46,6 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     """Size of the L2 cache; None: unknown."""
     aliases: tuple[str, ...] = ()
     source: str = ""
-
-
-class Moe(Struct, frozen=True, forbid_unknown_fields=True):
-    """Mixture-of-experts feed-forward: `num_experts` routed, `experts_per_token` of them chosen per token."""
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    shared_intermediate_size: int = 0
-    """Width of the always-on shared expert(s), 0 if none."""
-    num_dense_layers: int = 0
-    """Leading layers with an ordinary feed-forward (width `intermediate_size` of the model)."""
-    moe_layer_every: int = 1
-    """1: every layer past the dense ones is MoE; 2: every second."""
-
-
-class Mla(Struct, frozen=True, forbid_unknown_fields=True):
-    """Multi-head latent attention (DeepSeek-V2/V3): the cache holds one latent vector per token and layer."""
-
-    kv_lora_rank: int
-    q_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-
-class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
-    """How requests ask for the next token to be chosen."""
-
-    temperature: float = 1.0
-    """0: greedy, whatever the rest says."""
-    top_p: float = 1.0
-    """Least probability that the candidates have together; 1: all tokens are candidates."""
-    top_k: int = 0
-    """Most candidates; 0: no limit."""
-    repetition_penalty: float = 1.0
-    share: float = 1.0
-    """Share of the requests that ask for it; the others decode greedily."""
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature: {self.temperature}; expected 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: {self.top_p}; expected above 0, at most 1")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: {self.top_k}; expected 1 or more, or 0 for no limit")
-        if not self.repetition_penalty > 0:
-            raise ValueError(f"repetition_penalty: {self.repetition_penalty}; expected above 0")
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share: {self.share}; expected 0 to 1")
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether only some of the tokens are candidates."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
-
-    @property
-    def is_penalised(self) -> bool:
-        """Whether the tokens so far change the logits."""
-        return self.repetition_penalty != 1
-
-
-GREEDY = Sampling(temperature=0.0)
-
-
-class Model(Struct, frozen=True, forbid_unknown_fields=True):
-    """One transformer's shape."""
-
-    name: str
-    hf_id: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_context_tokens: int
-    gated_mlp: bool = True
-    tie_embeddings: bool = False
-    dtype: str = "bf16"
-    """Type of the weights: bf16, fp16, fp8, int4, w4a16. Activations and KV cache have 16 bits, unless the engine
-    differs."""
-    moe: Moe | None = None
-    mla: Mla | None = None
-    sliding_window_tokens: int | None = None
-    sliding_window_every: int = 1
-    """With a window: 1 = every layer is windowed, 2 = every second, 4 = three of four."""
-    window_is_state: bool = False
-    """The windowed layers have linear attention: a state as large as the KV of a window, whatever the length."""
-    sampling: Sampling | None = None
-    """What requests without sampling parameters get: the published `generation_config.json`, which engines apply, or
-    what the workload sets. None: unknown, and counted as greedy."""
-    aliases: tuple[str, ...] = ()
-    source: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name that requests may use for the model."""
-        return (self.name, self.hf_id, *self.aliases)
 
 
 class Speculative(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from headway.catalog.coefficients import Kernels
-from headway.core.fleet import Engine, Gpu, Model, Parallel
-from headway.perf.params import kv_bytes_per_token_layer, num_windowed_layers
+from headway.core.fleet import Engine, Gpu, Layers, Model, Parallel
+from headway.perf.params import layer_kv_bytes
 from headway.perf.roofline import peak_flops
 
 
@@ -31,25 +31,26 @@ def attention_costs(
     model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels, queries: int = 1
 ) -> AttentionCosts:
     """`queries`: tokens of each decoding sequence in an iteration, which share its reads of the KV cache."""
-    tp = parallel.tp
+    tp, decode = parallel.tp, kernels.decode(model)
     flops = peak_flops(gpu, "bf16")
-    copies = 1 if model.mla is not None else min(tp, model.num_kv_heads)
-    decode = kernels.decode(model)
-    read_s = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes) / copies
-    read_s /= gpu.bandwidth_bytes_per_s * decode.memory_efficiency
-    query_s = _decode_flops(model) / tp / (flops * decode.compute_efficiency)
-    decode_s = max(read_s, queries * query_s)
-    pair_s = pair_flops(model) / tp / (flops * kernels.prefill_attention.compute_efficiency)
-    up_s = _expansion_flops(model) / tp / (flops * kernels.gemm["bf16"].compute_efficiency)
-    windowed = num_windowed_layers(model)
-    full = model.num_layers - windowed
+    query_flops, prompt_flops = flops * decode.compute_efficiency, flops * kernels.prefill_attention.compute_efficiency
+    bandwidth = gpu.bandwidth_bytes_per_s * decode.memory_efficiency
+    decodes, pairs, reads, ups = [0.0, 0.0], [0.0, 0.0], 0.0, 0.0
+    for each in model.all_layers:
+        read_s = layer_kv_bytes(model, each, engine.kv_dtype_bytes, tp) / bandwidth
+        decode_s = max(read_s, queries * (_decode_flops(model, each) / tp / query_flops))
+        decodes[each.is_windowed] += each.num * decode_s
+        pairs[each.is_windowed] += each.num * (pair_flops(model, each) / tp / prompt_flops)
+        if not each.is_windowed and each.num_heads:
+            reads += each.num * read_s
+            ups += each.num * (_expansion_flops(model) / tp / (flops * kernels.gemm["bf16"].compute_efficiency))
     return AttentionCosts(
-        decode_s=full * decode_s,
-        decode_window_s=windowed * decode_s,
-        pair_s=full * pair_s,
-        pair_window_s=windowed * pair_s,
-        read_s=full * read_s,
-        up_s=full * up_s,
+        decode_s=decodes[0],
+        decode_window_s=decodes[1],
+        pair_s=pairs[0],
+        pair_window_s=pairs[1],
+        read_s=reads,
+        up_s=ups,
         half_tile=kernels.prefill_attention.tile_tokens / 2,
     )
 
@@ -60,19 +61,19 @@ def windowed_pairs(new: int, before: int, window: int) -> float:
     return rising * (before + rising / 2) + (new - rising) * window
 
 
-def pair_flops(model: Model) -> float:
+def pair_flops(model: Model, layer: Layers) -> float:
     """FLOPs of one query-key pair in one layer of a prompt, all heads."""
-    if model.mla is None:
-        return 4.0 * model.num_heads * model.head_dim
+    if model.mla is None or not layer.num_heads:
+        return 2.0 * layer.num_heads * (layer.head_dim + layer.v_head_dim)
     mla = model.mla
-    return 2.0 * model.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+    return 2.0 * layer.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
 
 
-def _decode_flops(model: Model) -> float:
+def _decode_flops(model: Model, layer: Layers) -> float:
     """FLOPs of one token's query with one cached token. MLA decodes in the latent space."""
-    if model.mla is None:
-        return 4.0 * model.num_heads * model.head_dim
-    return 2.0 * model.num_heads * (2 * model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
+    if model.mla is None or not layer.num_heads:
+        return 2.0 * layer.num_heads * (layer.head_dim + layer.v_head_dim)
+    return 2.0 * layer.num_heads * (2 * model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
 
 
 def _expansion_flops(model: Model) -> float:

@@ -14,7 +14,7 @@ from math import exp, log
 
 from headway.catalog.coefficients import Coefficients, ExpertCurve, ExpertTable
 from headway.core.fleet import Gpu, Model, Moe, Parallel
-from headway.perf.params import KERNELS, expert_params, weight_dtype_bytes
+from headway.perf.params import dtype_bytes, expert_dtype, expert_params, kernel_dtype
 from headway.perf.roofline import compute_dtype, peak_flops, roofline_s
 
 ROUTING_SKEW = 0.4
@@ -28,6 +28,7 @@ class Experts:
     def __init__(self, model: Model, gpu: Gpu, parallel: Parallel, coefficients: Coefficients) -> None:
         self._model, self._gpu, self._parallel = model, gpu, parallel
         self._kernels = coefficients.kernels
+        self._dtype = expert_dtype(model)
         self._chances = expert_chances(model)
         self._table = coefficients.experts
         curve = _curve(self._table, model, parallel) if self._table is not None else None
@@ -51,7 +52,7 @@ class Experts:
     def num_bytes(self, num_tokens: int) -> float:
         """Bytes of the weights that the GPU reads for a layer."""
         weights = expert_params(self._model) / (self._parallel.tp * self._parallel.dp)
-        return self._touched(num_tokens) * weights * weight_dtype_bytes(self._model)
+        return self._touched(num_tokens) * weights * dtype_bytes(self._dtype, self._model.name)
 
     def _touched(self, num_tokens: int) -> float:
         """Mean number of experts that the tokens choose."""
@@ -84,11 +85,11 @@ class Experts:
         holds and computes an equal share.
         """
         model = self._model
-        c = self._kernels.moe[KERNELS.get(model.dtype, model.dtype)]
+        c = self._kernels.moe[kernel_dtype(self._dtype)]
         chosen = float(num_tokens * moe.experts_per_token)
         weights = expert_params(model) / (self._parallel.tp * self._parallel.dp)
         memory_s = self.num_bytes(num_tokens) / self._gpu.bandwidth_bytes_per_s
-        flops = peak_flops(self._gpu, compute_dtype(model.dtype, self._gpu))
+        flops = peak_flops(self._gpu, compute_dtype(self._dtype, self._gpu))
         return roofline_s(c, memory_s, 2.0 * (chosen + touched * c.tile_tokens) * weights / flops)
 
 
@@ -113,7 +114,7 @@ def _curve(table: ExpertTable, model: Model, parallel: Parallel) -> ExpertCurve 
     moe = model.moe
     if moe is None:
         return None
-    dtype = KERNELS.get(model.dtype, model.dtype)
+    dtype = kernel_dtype(expert_dtype(model))
     tp, ep = (1, parallel.tp * parallel.dp) if parallel.ep else (parallel.tp * parallel.dp, 1)
     wanted = (
         dtype, model.hidden_size, moe.intermediate_size, moe.experts_per_token, moe.num_experts, tp, ep,

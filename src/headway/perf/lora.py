@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.core.fleet import LoraAdapter, Model, Pool
+from headway.perf.params import num_mlp_matrices
 
 _BYTES_PER_WEIGHT = 2.0
 
@@ -15,11 +16,15 @@ def adapter_bytes(model: Model, adapter: LoraAdapter) -> float:
     """
     if adapter.num_bytes is not None:
         return adapter.num_bytes
-    hidden, heads, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = 2 * (hidden + heads) + 2 * (hidden + kv)
-    dense = (3 if model.gated_mlp else 2) * (hidden + model.intermediate_size)
-    num_dense = model.num_layers if model.moe is None else model.moe.num_dense_layers
-    return _BYTES_PER_WEIGHT * adapter.rank * (model.num_layers * attention + num_dense * dense)
+    hidden, matrices = model.hidden_size, num_mlp_matrices(model)
+    total = 0
+    for each in model.all_layers:
+        sizes = (each.num_heads * each.head_dim, each.num_heads * each.v_head_dim, each.num_kv_heads * each.head_dim,
+                 each.num_kv_heads * each.v_head_dim)  # fmt: skip
+        attention = sum(hidden + size for size in sizes) if each.num_heads else 0
+        dense = matrices * (hidden + each.mlp_width) if each.mlp_width else 0
+        total += each.num * (attention + dense)
+    return _BYTES_PER_WEIGHT * adapter.rank * total
 
 
 def slots_bytes(pool: Pool) -> float:

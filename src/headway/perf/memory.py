@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel, Speculative
 from headway.perf.params import (
-    kv_bytes_per_token_layer,
+    kv_bytes,
     linear_bytes,
-    num_windowed_layers,
+    mixer_bytes,
     routed_bytes,
+    state_bytes,
     weights_bytes,
 )
 
@@ -57,15 +58,14 @@ def plan(
     """Plan the memory of one replica.
 
     Layers with a sliding window keep a window of each sequence, which is `mean_sequence_tokens` long; None: they count
-    as if they kept every token, as in engines that give all layers the same block table. `adapter_bytes` are reserved
-    on each GPU. HeadwayError if the shape is
+    as if they kept every token, as in engines that give all layers the same block table. States of linear attention
+    are spread over the tokens of a sequence. `adapter_bytes` are reserved on each GPU. HeadwayError if the shape is
     impossible or no memory is left for the cache.
     """
     check_shape(model, parallel)
     weights = _weights_bytes_gpu(model, parallel) + _draft_weights_bytes_gpu(engine, parallel)
     activations = _activation_bytes_gpu(model, engine, parallel)
-    kept = kept_share(model, mean_sequence_tokens)
-    per_token = _kv_bytes_per_token_gpu(model, engine, parallel) * kept + _draft_kv_bytes_gpu(engine, parallel)
+    per_token = _kept_bytes_gpu(model, engine, parallel, mean_sequence_tokens) + _draft_kv_bytes_gpu(engine, parallel)
     available = gpu.memory_bytes * engine.gpu_memory_utilization
     blocks = (
         int((available - weights - activations - adapter_bytes) // (per_token * engine.block_size_tokens)) * parallel.dp
@@ -77,11 +77,8 @@ def plan(
         activation_bytes=activations,
         kv_bytes_per_token=kv_bytes_per_token(model, engine.kv_dtype_bytes) + _draft_kv_bytes(engine),
         kv_bytes_per_token_gpu=per_token,
-        kv_bytes_per_token_replica=_kv_bytes_per_token_layer_gpu(model, engine, parallel.tp)
-        * parallel.tp
-        * model.num_layers
-        * kept
-        + _draft_kv_bytes_gpu(engine, parallel) * parallel.tp,
+        kv_bytes_per_token_replica=parallel.tp
+        * (_kept_bytes(model, engine, parallel.tp, mean_sequence_tokens) + _draft_kv_bytes_gpu(engine, parallel)),
         kv_capacity_tokens=blocks * engine.block_size_tokens,
         kv_blocks=blocks,
     )
@@ -89,26 +86,30 @@ def plan(
 
 def kv_bytes_per_token(model: Model, kv_dtype_bytes: float = 2.0) -> float:
     """Bytes of KV cache of one token over all layers, unreplicated."""
-    layers = model.num_layers - (num_windowed_layers(model) if model.window_is_state else 0)
-    return layers * kv_bytes_per_token_layer(model, kv_dtype_bytes)
+    return kv_bytes(model, kv_dtype_bytes)
 
 
 _STATE_SEQUENCE_TOKENS = 4096.0
 """Length of sequences, where it is unknown, over which the states of linear attention are spread."""
 
 
-def kept_share(model: Model, mean_sequence_tokens: float | None) -> float:
-    """The share of the KV cache of sequences this long that the model keeps: windowed layers keep a window."""
-    if model.sliding_window_tokens is None:
-        return 1.0
-    if mean_sequence_tokens is None:
-        if not model.window_is_state:
-            return 1.0
-        mean_sequence_tokens = _STATE_SEQUENCE_TOKENS
-    window = float(model.sliding_window_tokens)
-    held = window if model.window_is_state else min(window, mean_sequence_tokens)
-    share = num_windowed_layers(model) / model.num_layers
-    return 1.0 - share + share * held / max(mean_sequence_tokens, 1.0)
+def _kept_bytes(model: Model, engine: Engine, tp: int, mean_sequence_tokens: float | None) -> float:
+    """Bytes a token and GPU of all layers in sequences this long: windowed layers keep a window, states their size."""
+    full = kv_bytes(model, engine.kv_dtype_bytes, tp, windowed=False)
+    windowed = kv_bytes(model, engine.kv_dtype_bytes, tp, windowed=True)
+    if mean_sequence_tokens is not None and model.sliding_window_tokens is not None:
+        windowed *= min(model.sliding_window_tokens, mean_sequence_tokens) / max(mean_sequence_tokens, 1.0)
+    states = state_bytes(model) / tp
+    per_token = full + windowed + states / max(mean_sequence_tokens or _STATE_SEQUENCE_TOKENS, 1.0)
+    if not per_token:
+        raise HeadwayError(f"{model.name}: no layer keeps keys, values or a state")
+    return per_token
+
+
+def _kept_bytes_gpu(model: Model, engine: Engine, parallel: Parallel, mean_sequence_tokens: float | None) -> float:
+    """As `_kept_bytes`, of the layers of the fullest stage."""
+    stage = ceil(model.num_layers / parallel.pp) / model.num_layers
+    return stage * _kept_bytes(model, engine, parallel.tp, mean_sequence_tokens)
 
 
 def check_shape(model: Model, parallel: Parallel) -> None:
@@ -133,7 +134,9 @@ def check_shape(model: Model, parallel: Parallel) -> None:
 def _heads_divide(model: Model, tp: int) -> bool:
     if model.num_heads % tp:
         return False
-    return model.mla is not None or model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0
+    return model.mla is not None or all(
+        each.num_kv_heads % tp == 0 or tp % each.num_kv_heads == 0 for each in model.all_layers if each.num_kv_heads
+    )
 
 
 def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
@@ -147,12 +150,21 @@ def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
     in_layers -= routed_bytes(model) * (1.0 - 1.0 / parallel.dp)
     layers = ceil(model.num_layers / parallel.pp)
     sharded = (in_layers * layers / model.num_layers + embedding * num_embeddings) / parallel.tp
-    copies = max(1.0, parallel.tp / model.num_kv_heads) - 1.0
+    return sharded + layers / model.num_layers * _replicated_bytes(model, parallel.tp)
+
+
+def _replicated_bytes(model: Model, tp: int) -> float:
+    """Bytes on each GPU of `tp` beyond an equal share: projections into the latent space, and copies of KV heads."""
     if model.mla is not None:
         unsharded = model.hidden_size * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank)
-        return sharded + layers * unsharded * linear_bytes(model) * (1.0 - 1.0 / parallel.tp)
-    kv_projections = 2.0 * model.hidden_size * model.num_kv_heads * model.head_dim
-    return sharded + layers * kv_projections * linear_bytes(model) * copies / parallel.tp
+        num = sum(each.num for each in model.all_layers if each.num_heads)
+        return num * unsharded * linear_bytes(model) * (1.0 - 1.0 / tp)
+    total = 0.0
+    for each in model.all_layers:
+        if each.num_kv_heads and tp > each.num_kv_heads:
+            projections = model.hidden_size * each.num_kv_heads * (each.head_dim + each.v_head_dim)
+            total += each.num * projections * mixer_bytes(model, each) * (tp / each.num_kv_heads - 1.0) / tp
+    return total
 
 
 def _activation_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
@@ -197,21 +209,12 @@ def _draft_kv_bytes_gpu(engine: Engine, parallel: Parallel) -> float:
     setting = engine.drafts
     if setting is None or setting.draft is None:
         return 0.0
-    return _kv_bytes_per_token_gpu(setting.draft, engine, draft_parallel(setting, parallel))
+    return _kept_bytes_gpu(setting.draft, engine, draft_parallel(setting, parallel), None)
 
 
 def _expert_width(model: Model) -> int:
     assert model.moe is not None
     return model.moe.intermediate_size * model.moe.experts_per_token + model.moe.shared_intermediate_size
-
-
-def _kv_bytes_per_token_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
-    return ceil(model.num_layers / parallel.pp) * _kv_bytes_per_token_layer_gpu(model, engine, parallel.tp)
-
-
-def _kv_bytes_per_token_layer_gpu(model: Model, engine: Engine, tp: int) -> float:
-    unreplicated = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes)
-    return unreplicated if model.mla is not None else unreplicated / min(tp, model.num_kv_heads)
 
 
 def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> HeadwayError:
@@ -228,6 +231,6 @@ def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) ->
 
 
 def _needed_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
-    per_token = _kv_bytes_per_token_gpu(model, engine, parallel) + _draft_kv_bytes_gpu(engine, parallel)
+    per_token = _kept_bytes_gpu(model, engine, parallel, None) + _draft_kv_bytes_gpu(engine, parallel)
     weights = _weights_bytes_gpu(model, parallel) + _draft_weights_bytes_gpu(engine, parallel)
     return weights + _activation_bytes_gpu(model, engine, parallel) + per_token * engine.block_size_tokens

@@ -11,13 +11,18 @@ from __future__ import annotations
 from math import ceil, inf, sqrt
 
 from headway.catalog.coefficients import AllReduce, Coefficients, Roofline
-from headway.core.fleet import Gpu, Model, Parallel
+from headway.core.fleet import Gpu, Layers, Model, Parallel
 from headway.perf.experts import Experts
 from headway.perf.params import (
+    base_dtype,
+    dtype_bytes,
     linear_bytes,
-    num_dense_layers,
+    linear_dtype,
+    mixer_bytes,
+    mlp_bytes,
     num_mlp_matrices,
     num_moe_layers,
+    state_bytes,
 )
 from headway.perf.roofline import compute_dtype, peak_flops, roofline_s
 
@@ -35,8 +40,12 @@ TILES: dict[str, tuple[Tile, ...]] = {
 }
 """By the dtype of the product. bf16: vLLM 0.25 on an H100 takes 21.0 ms for 380 sequences and 24.2 ms for 392."""
 
-Matrix = tuple[float, float, float]
-"""(number in the model, rows out, columns in) of a weight matrix on one GPU."""
+STATE_FLOPS_PER_NUMBER = 8.0
+"""FLOPs of a prompt's token for each number of a state: decay, read, write and output of a chunked scan, at two FLOPs
+each. Not measured."""
+
+Matrix = tuple[float, float, float, float, str]
+"""(number in the model, rows out, columns in, bytes per weight, dtype of the products) of a matrix on one GPU."""
 
 
 class Operators:
@@ -55,18 +64,30 @@ class Operators:
         self._model, self._gpu, self._parallel = model, gpu, parallel
         self._experts = Experts(model, gpu, parallel, coefficients)
         self._kernels, self._overhead = coefficients.kernels, coefficients.overhead
-        dtype = compute_dtype(model.dtype, gpu)
+        matrices = _attention_matrices(model, gpu, parallel.tp) + _mlp_matrices(model, gpu, parallel.tp)
+        self._matrices = [
+            (count, out, into, width, self._kernels.gemm[dtype], peak_flops(gpu, dtype))
+            for count, out, into, width, dtype in matrices
+        ]
+        dtype = compute_dtype(_shared_dtype(model), gpu)
         self._gemm, self._gemm_flops = self._kernels.gemm[dtype], peak_flops(gpu, dtype)
-        self._matrices = _attention_matrices(model, parallel.tp) + _mlp_matrices(model, parallel.tp)
         self._shared = _shared_matrices(model, parallel.tp)
+        self._num_moe_layers = num_moe_layers(model)
+        self._shared_bytes = dtype_bytes(_shared_dtype(model), model.name)
+        self._elementwise_bytes = _elementwise_bytes(model, parallel.tp)
+        states = state_bytes(model) / parallel.tp
+        prompt_flops = peak_flops(gpu, "bf16") * self._kernels.prefill_attention.compute_efficiency
+        self._state_token_s = STATE_FLOPS_PER_NUMBER * states / 4.0 / prompt_flops
+        self._state_row_s = (
+            2.0 * states / (gpu.bandwidth_bytes_per_s * self._kernels.decode_attention.memory_efficiency)
+        )
 
     def tokens_s(self, num_tokens: int) -> float:
         """Operators whose time depends on the number of tokens. With 0 tokens, the step and its weights still count."""
         model = self._model
-        width = linear_bytes(model)
         gemm_s = sum(
-            count * self._product_s(num_tokens, out, into, width, self._gemm, self._gemm_flops)
-            for count, out, into in self._matrices
+            count * self._product_s(num_tokens, out, into, width, gemm, flops)
+            for count, out, into, width, gemm, flops in self._matrices
         )
         return (
             gemm_s
@@ -76,11 +97,12 @@ class Operators:
             + self._sends_s(2.0 * num_tokens * model.hidden_size)
             + model.num_layers * (self._overhead.layer_s + self._kernels.decode(model).latency_s)
             + self._overhead.step_s
+            + num_tokens * self._state_token_s
         )
 
     def joint_s(self, num_tokens: int) -> float:
         """Experts, and the exchange of tokens with them, for the tokens of all ranks."""
-        return num_moe_layers(self._model) * (self._experts.seconds(num_tokens) + self._exchange_s(num_tokens))
+        return self._num_moe_layers * (self._experts.seconds(num_tokens) + self._exchange_s(num_tokens))
 
     def _mixtures_s(self, num_tokens: int) -> float:
         """Shared experts of all layers, and with one data parallel rank the routed ones.
@@ -88,11 +110,11 @@ class Operators:
         For small batches, engines run the shared expert beside the routed ones, on a second stream. Together they take
         as long as the slower one, or as the bytes of both.
         """
-        width = linear_bytes(self._model)
+        width = self._shared_bytes
         shared_s = sum(
             self._product_s(num_tokens, out, into, width, self._gemm, self._gemm_flops) for out, into in self._shared
         )
-        num_layers = num_moe_layers(self._model)
+        num_layers = self._num_moe_layers
         if self._parallel.dp > 1 or not num_layers:
             return num_layers * shared_s
         routed_s = self._experts.seconds(num_tokens)
@@ -110,7 +132,7 @@ class Operators:
         gather_s = 0.0
         if tp > 1:
             gather_s = 2.0 * num_rows * model.vocab_size * (tp - 1) / tp / self._link_bytes_per_s(tp)
-        return head_s + gather_s + num_rows * self._overhead.sequence_s
+        return head_s + gather_s + num_rows * (self._overhead.sequence_s + self._state_row_s)
 
     def _product_s(self, rows: float, out: float, into: float, width: float, c: Roofline, flops: float) -> float:
         per_s = self._gpu.bandwidth_bytes_per_s
@@ -123,12 +145,8 @@ class Operators:
 
     def _elementwise_s(self, num_tokens: int) -> float:
         """Norms, residuals, rotary embedding, activations, cache writes: bytes through memory."""
-        model, tp = self._model, self._parallel.tp
-        heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim
-        width = model.intermediate_size if model.moe is None else model.moe.shared_intermediate_size
-        num_bytes = 2.0 * num_tokens * (8 * model.hidden_size + (heads + 3 * width) / tp)
         per_s = self._gpu.bandwidth_bytes_per_s * self._kernels.elementwise_efficiency
-        return model.num_layers * num_bytes / per_s
+        return num_tokens * self._elementwise_bytes / per_s
 
     def _all_reduce_s(self, num_bytes: float) -> float:
         tp = self._parallel.tp
@@ -189,33 +207,70 @@ def _nearest(table: dict[str, AllReduce], num_gpus: int) -> AllReduce:
     return table[str(next((size for size in sizes if size >= num_gpus), sizes[-1]))]
 
 
-def _attention_matrices(model: Model, tp: int) -> list[Matrix]:
-    layers, h = model.num_layers, model.hidden_size
-    heads = model.num_heads / tp
+def _elementwise_bytes(model: Model, tp: int) -> float:
+    """Bytes of one token's norms, activations and cache writes in all layers."""
+    shared = 0 if model.moe is None else model.moe.shared_intermediate_size
+    total = 0.0
+    for each in model.all_layers:
+        heads = 2 * each.num_heads * each.v_head_dim + 3 * each.num_kv_heads * each.head_dim
+        width = shared if each.has_experts else each.mlp_width if model.moe is None else shared
+        total += each.num * 2.0 * (8 * model.hidden_size + (heads + 3 * width) / tp)
+    return total
+
+
+def _shared_dtype(model: Model) -> str:
+    """Type of the weights of shared experts."""
+    return next((each.mlp_dtype for each in model.all_layers if each.has_experts and each.mlp_dtype), "") or (
+        linear_dtype(model)
+    )
+
+
+def _product_dtype(dtype: str, model: Model, gpu: Gpu) -> str:
+    return compute_dtype(base_dtype(dtype or linear_dtype(model)), gpu)
+
+
+def _attention_matrices(model: Model, gpu: Gpu, tp: int) -> list[Matrix]:
+    matrices: list[Matrix] = []
+    for each in model.all_layers:
+        width, dtype = mixer_bytes(model, each), _product_dtype(each.mixer_dtype, model, gpu)
+        matrices += [(each.num, out, into, width, dtype) for out, into in _mixer_shapes(model, each, tp)]
+    return matrices
+
+
+def _mixer_shapes(model: Model, layer: Layers, tp: int) -> list[tuple[float, float]]:
+    """(rows out, columns in) of the matrices of one layer's attention or state, on one GPU."""
+    h, heads = model.hidden_size, layer.num_heads / tp
+    if not layer.num_heads:
+        return [(layer.mixer_params / tp / h, h)] if layer.mixer_params else []
     if model.mla is None:
-        kv_heads = max(model.num_kv_heads / tp, 1.0)
-        return [(layers, (heads + 2 * kv_heads) * model.head_dim, h), (layers, h, heads * model.head_dim)]
+        kv_heads = max(layer.num_kv_heads / tp, 1.0) if layer.num_kv_heads else 0.0
+        queries, values = heads * layer.head_dim, heads * layer.v_head_dim
+        own = h * (layer.num_heads * (layer.head_dim + layer.v_head_dim))
+        own += h * layer.num_kv_heads * (layer.head_dim + layer.v_head_dim)
+        rest = (layer.mixer_params - own) / tp / h
+        shapes = [(queries + kv_heads * (layer.head_dim + layer.v_head_dim), float(h)), (float(h), values)]
+        return shapes if abs(rest) < 1 else [(max(shapes[0][0] + rest, 1.0), float(h)), shapes[1]]
     mla = model.mla
     q_dim = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     latent = mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim
     return [
-        (layers, latent, h),
-        (layers, q_dim, mla.q_lora_rank or h),
-        (layers, heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
-        (layers, h, heads * mla.v_head_dim),
+        (latent, h),
+        (q_dim, mla.q_lora_rank or h),
+        (heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
+        (h, heads * mla.v_head_dim),
     ]
 
 
-def _mlp_matrices(model: Model, tp: int) -> list[Matrix]:
+def _mlp_matrices(model: Model, gpu: Gpu, tp: int) -> list[Matrix]:
     h, up = model.hidden_size, num_mlp_matrices(model) - 1
     matrices: list[Matrix] = []
-    dense = num_dense_layers(model)
-    if dense:
-        width = model.intermediate_size / tp
-        matrices += [(dense, up * width, h), (dense, h, width)]
-    if model.moe is not None:
-        sparse = num_moe_layers(model)
-        matrices.append((sparse, model.moe.num_experts, h))
+    for each in model.all_layers:
+        dtype = _product_dtype(each.mlp_dtype, model, gpu)
+        if each.mlp_width:
+            width, num_bytes = each.mlp_width / tp, mlp_bytes(model, each)
+            matrices += [(each.num, up * width, h, num_bytes, dtype), (each.num, h, width, num_bytes, dtype)]
+        if each.has_experts and model.moe is not None:
+            matrices.append((each.num, model.moe.num_experts, h, linear_bytes(model), dtype))
     return matrices
 
 

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 from headway.core.errors import unknown
-from headway.core.fleet import Model
+from headway.core.model import Layers, Model
 
-WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.25 / 8, "w4a16": 4.15625 / 8}
-"""Bytes per quantised parameter. int4 has an 8-bit scale for each group of 32, as in MXFP4; w4a16 a 16-bit scale and a
-zero of 4 bits for each group of 128, as in AWQ and GPTQ."""
-KERNELS = {"fp16": "bf16", "w4a16": "int4"}
-"""Types of weights whose kernels are listed under another one."""
+WEIGHT_BYTES = {
+    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "w8a16": 8.15625 / 8, "int4": 4.25 / 8, "w4a16": 4.15625 / 8,
+    "nvfp4": 4.5 / 8, "nf4": 4.127 / 8,
+}  # fmt: skip
+"""Bytes per quantised parameter. int4 has an 8-bit scale for each group of 32, as in MXFP4; nvfp4 one for each 16;
+w4a16 and w8a16 a 16-bit scale and a zero of the weights' bits for each group of 128, as in AWQ and GPTQ; nf4 the
+doubly quantised scales of bitsandbytes for each 64."""
+_GROUPED_BITS = {"w4a16": 4, "w8a16": 8}
+KERNELS = {
+    "fp16": "bf16", "w4a16": "int4", "nvfp4": "int4", "nf4": "int4", "int8": "fp8", "w8a16": "bf16",
+}  # fmt: skip
+"""Types of weights whose kernels are listed under another one: the measured type of the nearest number of bytes."""
+
+
+def base_dtype(dtype: str) -> str:
+    """A type of weights without the size of its groups: `w4a16` of `w4a16-g32`."""
+    return dtype.partition("-g")[0]
+
+
+def dtype_bytes(dtype: str, model_name: str = "") -> float:
+    """Bytes per parameter of a type of weights, with the scales. HeadwayError for an unknown type."""
+    base, _, group = dtype.partition("-g")
+    if base in _GROUPED_BITS and group.isdecimal() and int(group):
+        return (_GROUPED_BITS[base] * (1 + 1 / int(group)) + 16 / int(group)) / 8
+    if group or base not in WEIGHT_BYTES:
+        raise unknown("weight dtype", dtype, WEIGHT_BYTES, f"model {model_name}")
+    return WEIGHT_BYTES[base]
+
+
+def kernel_dtype(dtype: str) -> str:
+    """The type under which kernels of these weights are listed."""
+    base = base_dtype(dtype)
+    return KERNELS.get(base, base)
 
 
 def num_params(model: Model) -> float:
     """All parameters except biases."""
-    return _layer_params(model, _num_experts(model)) + _embeddings(model) + model.hidden_size
+    return _layer_params(model, _num_experts(model)) + _embeddings(model) + model.other_params + model.hidden_size
 
 
 def active_params(model: Model) -> float:
@@ -25,65 +53,84 @@ def active_params(model: Model) -> float:
 
 def _layer_params(model: Model, num_experts: int) -> float:
     """Parameters of all layers with `num_experts` routed experts in each mixture."""
-    per_layers = model.num_layers * (attention_params(model) + 2 * model.hidden_size)
-    dense = num_dense_layers(model) * dense_mlp_params(model)
-    moe = num_moe_layers(model) * (num_experts * expert_params(model) + moe_shared_params(model))
-    return per_layers + dense + moe
+    experts = num_experts * expert_params(model) + moe_shared_params(model)
+    total = 2.0 * model.num_layers * model.hidden_size
+    for each in model.all_layers:
+        total += each.num * (each.mixer_params + mlp_params(model, each) + (experts if each.has_experts else 0.0))
+    return total
 
 
 def weights_bytes(model: Model) -> float:
     """Bytes of all weights in an engine. See `linear_bytes` for the quantised ones."""
-    layers = model.num_layers * attention_params(model) * linear_bytes(model)
-    layers += num_dense_layers(model) * dense_mlp_params(model) * linear_bytes(model)
-    layers += num_moe_layers(model) * moe_layer_bytes(model)
-    return layers + 2.0 * (_embeddings(model) + (2 * model.num_layers + 1) * model.hidden_size)
+    layers = sum(each.num * layer_bytes(model, each) for each in model.all_layers)
+    norms = (2 * model.num_layers + 1) * model.hidden_size
+    return layers + 2.0 * (_embeddings(model) + model.other_params + norms)
+
+
+def layer_bytes(model: Model, layer: Layers) -> float:
+    """Bytes of the matrices of one layer, with all experts."""
+    total = layer.mixer_params * mixer_bytes(model, layer) + mlp_params(model, layer) * mlp_bytes(model, layer)
+    if layer.has_experts:
+        total += moe_shared_params(model) * mlp_bytes(model, layer)
+        total += _num_experts(model) * expert_params(model) * expert_bytes(model, layer)
+    return total
+
+
+def mixer_bytes(model: Model, layer: Layers) -> float:
+    """Bytes per parameter of a layer's attention or state."""
+    return dtype_bytes(layer.mixer_dtype, model.name) if layer.mixer_dtype else linear_bytes(model)
+
+
+def mlp_bytes(model: Model, layer: Layers) -> float:
+    """Bytes per parameter of a layer's dense feed-forward and shared experts."""
+    return dtype_bytes(layer.mlp_dtype, model.name) if layer.mlp_dtype else linear_bytes(model)
+
+
+def expert_bytes(model: Model, layer: Layers) -> float:
+    """Bytes per parameter of a layer's routed experts."""
+    return dtype_bytes(layer.expert_dtype or model.dtype, model.name)
+
+
+def expert_dtype(model: Model) -> str:
+    """Type of the weights of the routed experts, of most layers that have them."""
+    found = [each for each in model.all_layers if each.has_experts]
+    return (max(found, key=lambda each: each.num).expert_dtype if found else "") or model.dtype
 
 
 def linear_bytes(model: Model) -> float:
-    """Bytes per parameter of attention and dense feed-forward layers.
+    """Bytes per parameter of attention and dense feed-forward layers that name no type of their own.
 
     Embeddings and norms are always 16 bit. In an int4 mixture of experts only the experts are quantised, as in GPT-OSS.
     """
-    return 2.0 if model.moe and model.dtype == "int4" else weight_dtype_bytes(model)
+    return dtype_bytes(linear_dtype(model), model.name)
+
+
+def linear_dtype(model: Model) -> str:
+    """Type of the weights of layers that name no type of their own: see `linear_bytes`."""
+    return "bf16" if model.moe and model.dtype == "int4" else model.dtype
 
 
 def weight_dtype_bytes(model: Model) -> float:
     """Bytes per quantised parameter. HeadwayError for an unknown dtype."""
-    if model.dtype not in WEIGHT_BYTES:
-        raise unknown("weight dtype", model.dtype, WEIGHT_BYTES, f"model {model.name}")
-    return WEIGHT_BYTES[model.dtype]
-
-
-def moe_layer_bytes(model: Model) -> float:
-    experts = _num_experts(model) * expert_params(model) * weight_dtype_bytes(model)
-    return experts + moe_shared_params(model) * linear_bytes(model)
+    return dtype_bytes(model.dtype, model.name)
 
 
 def routed_bytes(model: Model) -> float:
     """Bytes of all routed experts; 0 without experts."""
-    return num_moe_layers(model) * _num_experts(model) * expert_params(model) * weight_dtype_bytes(model)
+    experts = _num_experts(model) * expert_params(model)
+    return sum(each.num * experts * expert_bytes(model, each) for each in model.all_layers if each.has_experts)
 
 
-def attention_params(model: Model) -> float:
-    """Parameters of one layer's query, key, value and output projections."""
-    h, heads = model.hidden_size, model.num_heads
-    if model.mla is None:
-        return h * model.head_dim * (2.0 * heads + 2 * model.num_kv_heads)
-    mla = model.mla
-    q_dim = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-    query = mla.q_lora_rank * (h + q_dim) if mla.q_lora_rank else h * q_dim
-    latent = h * (mla.kv_lora_rank + mla.qk_rope_head_dim)
-    up = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    return float(query + latent + up + heads * mla.v_head_dim * h)
-
-
-def dense_mlp_params(model: Model) -> float:
-    return num_mlp_matrices(model) * float(model.hidden_size) * model.intermediate_size
+def mlp_params(model: Model, layer: Layers) -> float:
+    """Parameters of one layer's dense feed-forward."""
+    return num_mlp_matrices(model) * float(model.hidden_size) * layer.mlp_width
 
 
 def expert_params(model: Model) -> float:
     """Parameters of one routed expert; 0 without experts."""
-    return num_mlp_matrices(model) * float(model.hidden_size) * model.moe.intermediate_size if model.moe else 0.0
+    if model.moe is None:
+        return 0.0
+    return num_mlp_matrices(model) * float(model.moe.hidden_size or model.hidden_size) * model.moe.intermediate_size
 
 
 def moe_shared_params(model: Model) -> float:
@@ -100,27 +147,40 @@ def num_mlp_matrices(model: Model) -> int:
 
 
 def num_moe_layers(model: Model) -> int:
-    if model.moe is None:
-        return 0
-    return (model.num_layers - model.moe.num_dense_layers) // model.moe.moe_layer_every
+    return sum(each.num for each in model.all_layers if each.has_experts)
 
 
 def num_dense_layers(model: Model) -> int:
-    return model.num_layers - num_moe_layers(model)
+    """Layers with a dense feed-forward alone."""
+    return sum(each.num for each in model.all_layers if each.mlp_width and not each.has_experts)
 
 
 def num_windowed_layers(model: Model) -> int:
-    if model.sliding_window_tokens is None:
-        return 0
-    every = model.sliding_window_every
-    return model.num_layers if every == 1 else model.num_layers - model.num_layers // every
+    return sum(each.num for each in model.all_layers if each.is_windowed)
 
 
-def kv_bytes_per_token_layer(model: Model, kv_dtype_bytes: float = 2.0) -> float:
-    """Bytes of KV cache of one token in one layer, unreplicated: keys and values, or one latent vector with MLA."""
+def state_bytes(model: Model) -> float:
+    """Bytes of one sequence's states in all layers, unsharded; 0 for models whose layers all have a KV cache."""
+    return sum(each.num * each.state_bytes for each in model.all_layers)
+
+
+def layer_kv_bytes(model: Model, layer: Layers, kv_dtype_bytes: float, tp: int = 1) -> float:
+    """Bytes a token that one GPU of `tp` reads in the cache of one layer: heads of it, or the whole latent vector."""
+    if not layer.num_heads:
+        return 0.0
     if model.mla is not None:
-        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * kv_dtype_bytes
-    return 2.0 * model.num_kv_heads * model.head_dim * kv_dtype_bytes
+        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * kv_dtype_bytes + layer.index_bytes
+    heads = layer.num_kv_heads / min(tp, layer.num_kv_heads)
+    return heads * (layer.head_dim + layer.v_head_dim) * kv_dtype_bytes + layer.index_bytes
+
+
+def kv_bytes(model: Model, kv_dtype_bytes: float = 2.0, tp: int = 1, windowed: bool | None = None) -> float:
+    """Bytes of KV cache of one token over all layers, on one GPU of `tp`. `windowed`: of such layers, or others."""
+    return sum(
+        each.num * layer_kv_bytes(model, each, kv_dtype_bytes, tp)
+        for each in model.all_layers
+        if each.has_cache and (windowed is None or each.is_windowed == windowed)
+    )
 
 
 def _num_experts(model: Model) -> int:

@@ -17,8 +17,8 @@ def roofline_s(c: Roofline, memory_s: float, compute_s: float) -> float:
 
 
 def compute_dtype(dtype: str, gpu: Gpu) -> str:
-    """The dtype in which weights of `dtype` are multiplied: fp8 if the GPU supports it, else bf16."""
-    return "fp8" if dtype == "fp8" and "fp8" in gpu.peak_flops else "bf16"
+    """The kernels in which weights of `dtype` are multiplied: fp8 for 8 bits if the GPU supports it, else bf16."""
+    return "fp8" if dtype in ("fp8", "int8") and "fp8" in gpu.peak_flops else "bf16"
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:

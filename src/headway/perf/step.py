@@ -28,7 +28,7 @@ from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.attention import AttentionCosts, attention_costs, windowed_pairs
 from headway.perf.memory import check_shape
 from headway.perf.operators import Operators
-from headway.perf.params import num_dense_layers, num_moe_layers
+from headway.perf.params import expert_dtype, num_dense_layers, num_moe_layers
 from headway.perf.sampler import Sampler, is_before
 
 MOST_GRAPH_TOKENS = 512
@@ -239,7 +239,7 @@ class StepModel:
 def _launch_s(model: Model, overhead: Overhead) -> float:
     """Host time to launch the kernels of an iteration one by one."""
     expert_s = overhead.launch_expert_layer_s
-    if model.dtype == "fp8":
+    if expert_dtype(model) == "fp8":
         expert_s += overhead.launch_fp8_expert_s
     if model.moe is not None and model.moe.shared_intermediate_size:
         expert_s += overhead.launch_shared_expert_s

@@ -248,7 +248,7 @@ def _source(scenario: Scenario) -> RequestSource:
 def _with_sequence_lengths(scenario: Scenario) -> Scenario:
     """The scenario, in which pools of models with windowed layers know how long the workload's sequences are."""
     fleet = scenario.fleet
-    if all(pool.model.sliding_window_tokens is None for pool in fleet.all_pools):
+    if not any(pool.model.memory_varies_with_length for pool in fleet.all_pools):
         return scenario
     with scenario.places.at("workload"):
         rows = generate(scenario.spec.workload, scenario.spec.seed, scenario.base_dir)
@@ -258,7 +258,7 @@ def _with_sequence_lengths(scenario: Scenario) -> Scenario:
     mean = float((output * (prompt + output / 2)).sum() / steps) if steps else None
 
     def known(pool: Pool) -> Pool:
-        is_known = pool.mean_sequence_tokens is not None or pool.model.sliding_window_tokens is None
+        is_known = pool.mean_sequence_tokens is not None or not pool.model.memory_varies_with_length
         return pool if is_known else replace(pool, mean_sequence_tokens=mean)
 
     combos = tuple(replace(combo, parts=tuple(map(known, combo.parts))) for combo in fleet.combos)

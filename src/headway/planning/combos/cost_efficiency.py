@@ -18,8 +18,7 @@ from msgspec import Struct
 from headway.core.fleet import Model
 from headway.perf.attention import pair_flops
 from headway.perf.experts import expert_chances
-from headway.perf.memory import kv_bytes_per_token
-from headway.perf.params import active_params, routed_bytes, weight_dtype_bytes, weights_bytes
+from headway.perf.params import active_params, kv_bytes, routed_bytes, weight_dtype_bytes, weights_bytes
 
 HOUR_S = 3600.0
 
@@ -63,12 +62,11 @@ def of_shape(model: Model, tp: int = 1, batch: int = 1, kv_dtype_bytes: float = 
     if model.moe is not None:
         touched = sum(count * (1.0 - (1.0 - chance) ** batch) for count, chance in expert_chances(model))
         untouched = routed_bytes(model) * (1.0 - touched / model.moe.num_experts)
-    copies = tp if model.mla is not None else max(1.0, tp / model.num_kv_heads)
     return PhaseCosts(
-        c1=model.num_layers * pair_flops(model) / 2,
+        c1=sum(each.num * pair_flops(model, each) for each in model.all_layers) / 2,
         c2=2.0 * in_layers,
         c3=weights_bytes(model) - embedding - untouched,
-        c4=kv_bytes_per_token(model, kv_dtype_bytes) * copies,
+        c4=tp * kv_bytes(model, kv_dtype_bytes, tp),
     )
 
 
