@@ -61,12 +61,11 @@ class ConfigKeys(dict[str, Any]):
 
     def value(self, *names: str, default: Any = None) -> Any:
         """The value under the first of `names` that is present and not null, else the family's default for it."""
-        for name in names:
-            own = self._aliases.get(name, name)
-            for each in dict.fromkeys((own, name)):
-                self.read.add(each)
-                if (found := self.get(each)) is not None:
-                    return found
+        synonyms = list(dict.fromkeys(each for name in names for each in (self._aliases.get(name, name), name)))
+        found = next((self[each] for each in synonyms if self.get(each) is not None), None)
+        self.read.update(each for each in synonyms if found is None or self.get(each) in (found, None))
+        if found is not None:
+            return found
         for name in names:
             own = self._aliases.get(name, name)
             if (found := self._defaults.get(own, self._defaults.get(name))) is not None:

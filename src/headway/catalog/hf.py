@@ -42,7 +42,7 @@ def model_from_config(path: str | Path, name: str | None = None, assume: bool = 
     shapes = shapes_of(config, assume)
     quantization = quantization_of(config, outer)
     dtype = quantization.dtype if quantization is not None else _dtype(config)
-    layers = shapes.layers if quantization is None else _quantised(shapes.layers, shapes, quantization)
+    layers = shapes.layers if quantization is None else _quantised(shapes.layers, shapes, quantization, config.family)
     model = _model(config, shapes, layers, dtype)
     unknown = config.not_understood()
     if unknown and not assume:
@@ -212,42 +212,63 @@ def _shape(layer: Layers) -> Layers:
 
 # Types of weights.
 
-_MIXER_MODULES = {
-    "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    "latent": ("self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"),
-    "state": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj"),
+_MIXERS = {
+    "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "latent": ("q_b_proj", "kv_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+    "state": ("in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj", "out_proj"),
 }  # fmt: skip
+_STATES = {"mamba": "mamba", "conv": "conv"}
+_FEED_FORWARD = {
+    "mixtral": "block_sparse_moe", "minimax": "block_sparse_moe", "minimax_m2": "block_sparse_moe",
+    "minimax_m3_vl_text": "block_sparse_moe", "nemotron_h": "mixer", "llama4_text": "feed_forward",
+    "lfm2": "feed_forward", "lfm2_moe": "feed_forward", "jamba": "feed_forward", "step3p7": "moe",
+}  # fmt: skip
+"""Names of the module that has the experts in checkpoints, where it is not `mlp`."""
 
 
-def _quantised(layers: list[Layers], shapes: Shapes, quantization: Quantization) -> list[Layers]:
+def _quantised(layers: list[Layers], shapes: Shapes, quantization: Quantization, family: str) -> list[Layers]:
     """The layers with the types of their weights where they differ from the model's."""
     linear = "bf16" if shapes.moe is not None and quantization.dtype == "int4" else quantization.dtype
     found = []
     for i, (layer, kind) in enumerate(zip(layers, shapes.kinds, strict=True)):
-        at = f"model.layers.{i}"
-        mixer = "latent" if shapes.mla is not None else "attention"
-        names = [f"{at}.{name}" for name in _MIXER_MODULES["state" if kind == "state" else mixer]]
-        if kind == "state":
-            names += [f"{at}.mixer.in_proj", f"{at}.mamba.in_proj", f"{at}.conv.in_proj"]
-        own = quantization.of(names)
-        dense = quantization.of([f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj", f"{at}.mlp.down_proj"])
-        if layer.has_experts:
-            dense = quantization.of(
-                [f"{at}.mlp.shared_expert.up_proj", f"{at}.mlp.shared_experts.up_proj",
-                 f"{at}.mlp.shared_experts.down_proj"]
-            )  # fmt: skip
-        experts = quantization.of(
-            [f"{at}.mlp.experts.0.up_proj", f"{at}.mlp.experts.0.down_proj", f"{at}.block_sparse_moe.experts.0.w1"]
-        )
+        own = quantization.of(_mixer_modules(i, kind, shapes.mla is not None, family))
+        mlp, experts = _mlp_modules(i, layer.has_experts, family)
+        shared, routed = quantization.of(mlp), quantization.of(experts)
         found.append(
             replace(
                 layer,
                 mixer_dtype="" if own == linear or not layer.mixer_params else own,
-                mlp_dtype="" if dense == linear or not (layer.mlp_width or layer.has_experts) else dense,
-                expert_dtype="" if experts == quantization.dtype or not layer.has_experts else experts,
+                mlp_dtype="" if shared == linear or not (layer.mlp_width or layer.has_experts) else shared,
+                expert_dtype="" if routed == quantization.dtype or not layer.has_experts else routed,
             )
         )
     return found
+
+
+def _mixer_modules(i: int, kind: str, is_latent: bool, family: str) -> list[str]:
+    if family == "nemotron_h":
+        around, names = "mixer", _MIXERS["state" if kind == "state" else "attention"]
+    elif kind == "state":
+        state = next((name for part, name in _STATES.items() if part in family), "linear_attn")
+        around, names = ("conv" if family.startswith("lfm2") else state), _MIXERS["state"]
+    else:
+        around, names = "self_attn", _MIXERS["latent" if is_latent else "attention"]
+    return [f"layers.{i}.{around}.{name}" for name in names]
+
+
+def _mlp_modules(i: int, has_experts: bool, family: str) -> tuple[list[str], list[str]]:
+    """(modules of the dense feed-forward or of shared experts, modules of a routed expert)."""
+    around = f"layers.{i}.{_FEED_FORWARD.get(family, 'mlp') if has_experts or family == 'nemotron_h' else 'mlp'}"
+    dense = [f"{around}.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+    if family.startswith("gemma4"):
+        around = f"layers.{i}"
+    elif has_experts:
+        dense = [
+            f"{around}.{shared}.{name}"
+            for shared in ("shared_experts", "shared_expert")
+            for name in ("up_proj", "down_proj")
+        ]
+    return dense, [f"{around}.experts.0.{name}" for name in ("up_proj", "down_proj", "w1", "w2")]
 
 
 def _dtype(config: ConfigKeys) -> str:

@@ -165,6 +165,7 @@ def window_tokens(keys: ConfigKeys) -> int | None:
 
 def mlps_of(keys: ConfigKeys, num_layers: int, kinds: list[Kind]) -> list[Mlp]:
     """The feed-forward of each layer of a model with experts."""
+    keys.read |= {"moe_layer_freq", "first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"}
     names = names_of(keys, num_layers)
     if names is not None and "none" in kinds:  # Nemotron-H: a layer is either a mixer or a feed-forward
         experts = {"moe", "e", "E"}

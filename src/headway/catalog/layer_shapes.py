@@ -65,7 +65,7 @@ class Shapes(NamedTuple):
 
 def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     """The shapes of the config's layers. HeadwayError for keys that are missing or have no known meaning."""
-    num_layers, hidden = keys.count("num_hidden_layers", "n_layers", "num_layers"), keys.count("hidden_size", "d_model")
+    num_layers, hidden = num_layers_of(keys), keys.count("hidden_size", "d_model")
     heads = keys.count("num_attention_heads", "n_heads", default=0 if _is_attention_free(keys) else None, least=0)
     kinds = ["state" if not heads else kind for kind in kinds_of(keys, num_layers)]
     mla, gated = _mla(keys), _is_gated(keys, assume)
@@ -73,7 +73,8 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     mlps: list[Mlp] = ["dense"] * num_layers if moe is None else mlps_of(keys, num_layers, kinds)
     if moe is None and "none" in kinds:
         mlps = ["dense" if kind == "none" else "none" for kind in kinds]
-    width = _dense_width(keys, hidden, needed="dense" in mlps) or (moe.intermediate_size if moe else 0)
+    both = keys.family.startswith("gemma4")  # a dense feed-forward beside the experts of each layer
+    width = _dense_width(keys, hidden, needed=both or "dense" in mlps) or (moe.intermediate_size if moe else 0)
     if _has_no_mlp(keys):
         mlps = ["none"] * num_layers
     layers = []
@@ -82,7 +83,7 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
         layers.append(
             replace(
                 mixer,
-                mlp_width=_width_of_layer(keys, i, num_layers, width) if mlp == "dense" else 0,
+                mlp_width=_width_of_layer(keys, i, num_layers, width) if mlp == "dense" or both else 0,
                 has_experts=mlp == "experts",
             )
         )
@@ -90,6 +91,13 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     if all(not each.has_experts for each in layers):
         moe = None
     return Shapes(layers, kinds, moe, mla, gated, width, other + more, unmodelled)
+
+
+def num_layers_of(keys: ConfigKeys) -> int:
+    """The number of layers, which some configs give only as a list of kinds."""
+    kinds = keys.get("layers_block_type")
+    default = len(kinds) if isinstance(kinds, list) and kinds else None
+    return keys.count("num_hidden_layers", "n_layers", "num_layers", default=default)
 
 
 def _is_attention_free(keys: ConfigKeys) -> bool:
@@ -309,6 +317,7 @@ def _kv_heads(keys: ConfigKeys, heads: int) -> int:
 
 
 def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
+    keys.read |= {"attention_head_dim", "kv_channels"}
     given = keys.value("head_dim", "attention_head_dim", "kv_channels")
     if given is None and (not heads or hidden % heads):
         raise keys.error("hidden_size", hidden, f"a multiple of {heads} heads, or the key head_dim")
@@ -342,7 +351,7 @@ def _state(keys: ConfigKeys, hidden: int, heads: int) -> Layers:
         return _mamba_2(keys, hidden)
     if any(keys.value(name) is not None for name in ("mamba_d_state", "state_size")):
         return _mamba_1(keys, hidden)
-    named = sorted(set(names_of(keys, keys.count("num_hidden_layers")) or []))
+    named = sorted(set(names_of(keys, num_layers_of(keys)) or []))
     raise keys.error(
         "model_type", keys.family, f"a model of which a key gives the shape of layers with a state ({named})"
     )

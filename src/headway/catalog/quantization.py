@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +32,88 @@ EXPECTED = (
 )
 
 
+class ModuleNames:
+    """Names of modules as quantisers write them: whole or part between dots, prefixes, patterns, `re:` expressions."""
+
+    def __init__(self, written: Iterable[str]) -> None:
+        self._whole: set[str] = set()
+        self._parts: list[str] = []
+        expressions = []
+        for name in written:
+            if name.startswith("re:"):
+                expressions.append(rf"(?:.*\.)?(?:{name[3:].lstrip('^')})")
+            elif "*" in name:
+                expressions.append(translate(_bare(name)))
+            elif (own := _bare(name)).startswith("layers."):
+                self._whole.add(own)
+            else:
+                self._parts.append(f".{own}.")
+        self._expressions = [found for each in expressions if (found := _compiled(each)) is not None]
+
+    def has(self, module: str) -> bool:
+        """Whether one of the names means the module, `layers.0.self_attn.q_proj` say."""
+        parents = module
+        while parents:
+            if parents in self._whole:
+                return True
+            parents = parents.rpartition(".")[0]
+        if any(part in f".{module}." for part in self._parts):
+            return True
+        return any(each.match(module) or each.match(f"model.{module}") for each in self._expressions)
+
+
+def _compiled(expression: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(expression)
+    except re.error:
+        return None
+
+
 @dataclass(frozen=True)
 class Quantization:
     """Types of the weights of linear layers, by the name of their module."""
 
     dtype: str
     ignored: tuple[str, ...] = ()
-    """Modules whose weights have 16 bits: names, prefixes, patterns, or regular expressions after `re:`."""
+    """Modules whose weights have 16 bits."""
     by_module: Mapping[str, str] = field(default_factory=dict)
     """Types of some modules, where a quantiser has mixed them; all others have 16 bits."""
+    by_target: tuple[tuple[str, str], ...] = ()
+    """Types of groups of modules, by a name or pattern, or `Linear` for all; the last that names a module counts."""
     only_experts: bool = False
 
     def of(self, modules: Sequence[str]) -> str:
-        """The type of most of these modules of one layer."""
-        found = [self._of(each) for each in modules]
+        """The type of most of these modules of one layer, some of which it may not have."""
+        found = [dtype for each in modules if (dtype := self._of(each))] or ["bf16"]
         return max(dict.fromkeys(found), key=found.count)
 
     def _of(self, module: str) -> str:
+        """Empty: the checkpoint's list of modules does not have this one."""
         if self.by_module:
-            names = {_bare(name): dtype for name, dtype in self.by_module.items()}
-            own = _bare(module)
-            found = names.get(own) or next((d for n, d in names.items() if own.startswith(f"{n}.")), None)
-            return found or "bf16"
-        if self.only_experts and ".experts" not in module:
+            parents = module
+            while parents:
+                if (dtype := self._listed.get(parents)) is not None:
+                    return dtype
+                parents = parents.rpartition(".")[0]
+            return ""
+        if (self.only_experts and ".experts" not in module) or self._ignored.has(module):
             return "bf16"
-        return "bf16" if any(_matches(pattern, module) for pattern in self.ignored) else self.dtype
+        if self.by_target:
+            named = [dtype for target, dtype in self._targets if target is None or target.has(module)]
+            return named[-1] if named else "bf16"
+        return self.dtype
+
+    @cached_property
+    def _listed(self) -> dict[str, str]:
+        return {_bare(name): dtype for name, dtype in self.by_module.items()}
+
+    @cached_property
+    def _ignored(self) -> ModuleNames:
+        return ModuleNames(self.ignored)
+
+    @cached_property
+    def _targets(self) -> list[tuple[ModuleNames | None, str]]:
+        return [(None if name == "Linear" else ModuleNames([name]), dtype) for name, dtype in self.by_target]
 
 
 def quantization_of(config: ConfigKeys, outer: Mapping[str, Any]) -> Quantization | None:
@@ -183,19 +241,10 @@ def _groups(file: Path, name: str, stated: dict[str, Any], ignored: tuple[str, .
     return _mixed(dtypes, ignored)
 
 
-class _Mixed(Quantization):
-    """Groups of different types: the last target that names a module decides."""
-
-    def _of(self, module: str) -> str:
-        if any(_matches(pattern, module) for pattern in self.ignored):
-            return "bf16"
-        named = [dtype for target, dtype in self.by_module.items() if _matches(target, module)]
-        return named[-1] if named else self.by_module.get("Linear", "bf16")
-
-
 def _mixed(dtypes: dict[str, str], ignored: tuple[str, ...]) -> Quantization:
     most = dtypes.get("Linear") or max(set(dtypes.values()), key=list(dtypes.values()).count)
-    return _Mixed(most, ignored, dtypes)
+    ordered = sorted(dtypes.items(), key=lambda each: each[0] != "Linear")
+    return Quantization(most, ignored, by_target=tuple(ordered))
 
 
 def _group_dtype(weights: Mapping[str, Any]) -> str | None:
@@ -233,23 +282,6 @@ def _names(stated: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
 def _bare(name: str) -> str:
     """A module's name without the names of the models around its layers."""
     return re.sub(r"^.*?(?=layers\.)", "", name)
-
-
-def _matches(pattern: str, module: str) -> bool:
-    """Whether a name of a quantiser means a module: all of it, a part between dots, a prefix, a pattern."""
-    if pattern.startswith("re:"):
-        try:
-            expression = re.compile(pattern[3:].lstrip("^"))
-        except re.error:
-            return False
-        starts = (module, *(f"{prefix}.{module}" for prefix in ("model", "language_model", "model.language_model")))
-        return any(expression.match(each) for each in starts)
-    own, bare = _bare(pattern), _bare(module)
-    if "*" in own:
-        return fnmatchcase(bare, own) or fnmatchcase(bare, f"{own}.*") or fnmatchcase(f"model.{bare}", own)
-    if own.startswith("layers."):
-        return bare == own or bare.startswith(f"{own}.")
-    return f".{own}." in f".{bare}."
 
 
 def _unknown(file: Path, name: str, what: str) -> HeadwayError:
