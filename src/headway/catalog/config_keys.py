@@ -64,8 +64,8 @@ class ConfigKeys(dict[str, Any]):
         synonyms = list(dict.fromkeys(each for name in names for each in (self._aliases.get(name, name), name)))
         found = next((self[each] for each in synonyms if self.get(each) is not None), None)
         self.read.update(each for each in synonyms if found is None or self.get(each) in (found, None))
-        if found is not None:
-            return found
+        if found is not None or any(each in self for each in synonyms):  # an explicit null is no default
+            return default if found is None else found
         for name in names:
             own = self._aliases.get(name, name)
             if (found := self._defaults.get(own, self._defaults.get(name))) is not None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from headway.catalog.config_keys import ConfigKeys, family_defaults, read_json
 from headway.catalog.layer_kinds import window_tokens
 from headway.catalog.layer_shapes import Shapes, shapes_of
-from headway.catalog.quantization import Quantization, quantization_of
+from headway.catalog.quantization import BESIDE, Quantization, quantization_of
 from headway.core.errors import HeadwayError
 from headway.core.model import Layers, Model, Sampling
 
@@ -58,9 +59,9 @@ def model_from_config(path: str | Path, name: str | None = None, assume: bool = 
     return replace(model, name=shown, hf_id=hf_id, unmodelled=notes, sampling=sampling)
 
 
-def local_config(name: str) -> Path | None:
+def local_config(name: str, base_dir: Path = Path()) -> Path | None:
     """The config.json of a folder, or of a repository in the cache of Hugging Face's hub; None: there is none."""
-    if (folder := Path(name)).is_dir() and (folder / "config.json").is_file():
+    if (folder := base_dir / name).is_dir() and (folder / "config.json").is_file():
         return folder / "config.json"
     if folder.name.endswith(".json") and folder.is_file():
         return folder
@@ -130,6 +131,8 @@ _REFUSED = {
     "moshi": "two models a token",
     "zaya": "routers that are networks", "gemma4_assistant": "drafting for another model",
     "gemma4_unified_assistant": "drafting for another model", "jetmoe": "experts in attention",
+    "longcat_flash": "experts without weights, so that the work of a token varies",
+    "deepseek_v4": "a cache of tokens that are compressed into one",
     "qwen4_exp_text": "n-gram embeddings and compressed attention", "evolla": "cross attention to proteins",
 }  # fmt: skip
 """Families of decoders whose memory or steps are of a kind that is not modelled, with that kind."""
@@ -312,7 +315,17 @@ def _context_tokens(config: ConfigKeys) -> int:
     return int(tokens * factor)
 
 
-def described(model: Model) -> dict[str, Any]:
-    """The fields of a model as the catalog's files write them: those that differ from the defaults."""
-    fields = {name: value for name, value in asdict(model).items() if name != "source" or value}
-    return {name: msgspec.to_builtins(value) for name, value in fields.items()}
+def whole_config(path: str | Path) -> str:
+    """The text of a config.json, with the quantisation that a file beside it states: all that is read, in one file."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    keys = read_json(file)
+    if any(keys.get(name) for name in ("quantization_config", "compression_config")):
+        return file.read_text(encoding="utf-8-sig")
+    for name in BESIDE:
+        if file.name == "config.json" and (beside := file.with_name(name)).exists():
+            stated = read_json(beside)
+            method = "modelopt" if name == BESIDE[0] else "gptq"
+            keys["quantization_config"] = {"quant_method": method, **(stated.get("quantization") or stated)}
+            return json.dumps(keys, indent=1)
+    return file.read_text(encoding="utf-8-sig")

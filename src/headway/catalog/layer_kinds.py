@@ -85,6 +85,9 @@ def _by_index(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
     if keys.given("local_layer_ids"):
         local = _indices(keys, keys["local_layer_ids"], "local_layer_ids")
         return ["window" if i in local else "full" for i in every]
+    if keys.family == "bamba":
+        return ["state"] * num_layers
+    keys.read.add("attention_layers")
     if keys.given("attention_types"):  # GPT-Neo: [[["global", "local"], 12]]
         names = [name for group, times in keys["attention_types"] for _ in range(times) for name in group]
         return [_KINDS[str(name)] for name in names[:num_layers]]
@@ -148,7 +151,7 @@ _PATTERN_OF = {
 
 def window_tokens(keys: ConfigKeys) -> int | None:
     """The window of windowed layers; None: the model has none. HeadwayError for several windows."""
-    if keys.value("use_sliding_window") is False and keys.given("use_sliding_window"):
+    if keys.value("use_sliding_window") is False:
         keys.read |= {"sliding_window", "max_window_layers"}
         return None
     names = ("sliding_window", "sliding_window_size", "attention_chunk_size", "attention_window_size", "window_size")

@@ -21,7 +21,7 @@ UNGATED = {
 }  # fmt: skip
 """Families whose feed-forward has two matrices, up and down, not three."""
 GATED_ATTENTION = {
-    "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe",
+    "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "hy_v4", "axk2",
 }  # fmt: skip
 """Families whose attention has a gate as large as the queries."""
 _UNGATED_ACTIVATIONS = {"relu", "relu2", "xielu", "gelu_new", "gelu_fast", "squared_relu"}
@@ -185,7 +185,7 @@ def _dense_width(keys: ConfigKeys, hidden: int, needed: bool) -> int:
     value = keys.value(*DENSE_WIDTH)
     if isinstance(value, list):
         return int(value[0])
-    if value is None and (keys.family in _FOUR_TIMES or not needed):
+    if value is None and (keys.family in _FOUR_TIMES or not needed or _has_no_mlp(keys)):
         expansion = keys.value("expansion_ratio", default=4)
         return int(expansion * hidden) if needed else 0
     width = keys.count(*DENSE_WIDTH) if needed else int(value)
@@ -220,6 +220,8 @@ def _mixer(
         return _state(keys, hidden, heads)
     if mla is not None:
         params = _latent_params(hidden, heads, mla)
+        if keys.family in GATED_ATTENTION:
+            params += float(hidden * heads * mla.v_head_dim)
         index_bytes, index_params = _indexer(keys, i, num_layers, hidden, mla)
         return Layers(
             num=1, num_heads=heads, num_kv_heads=heads, head_dim=mla.v_head_dim, v_head_dim=mla.v_head_dim,
@@ -240,7 +242,7 @@ def _indexer(keys: ConfigKeys, i: int, num_layers: int, hidden: int, mla: Mla) -
     """(bytes a token, parameters) of a layer's indexer, which keeps 8-bit keys with a scale for each 128."""
     if keys.value("index_head_dim") is None:
         return 0, 0.0
-    kinds = keys.per_layer("indexer_types", num_layers) if keys.given("indexer_types") else None
+    kinds = keys.per_layer("indexer_types", num_layers)
     if kinds is not None and str(kinds[i]) not in ("full", "own", "compute"):
         return 0, 0.0
     dim, num = keys.count("index_head_dim"), keys.count("index_n_heads")
@@ -263,7 +265,7 @@ def _attention(keys: ConfigKeys, i: int, num_layers: int, kind: Kind, hidden: in
     if not shares and not (keys.value("attention_k_eq_v") and not windowed):
         projections += hidden * kv_heads * v_head_dim
     gate = values if keys.family in GATED_ATTENTION or keys.value("attn_output_gate", "use_attn_gate") is True else 0
-    state = _beside_attention(keys, hidden, heads)
+    state = _beside_attention(keys, hidden, kv_heads * (head_dim + v_head_dim))
     return Layers(
         num=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, is_windowed=windowed,
         has_cache=not shares, mixer_params=float(queries + projections + values + gate) + state.mixer_params,
@@ -324,10 +326,13 @@ def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
     return keys.count("head_dim", "attention_head_dim", "kv_channels", default=hidden // heads)
 
 
-def _beside_attention(keys: ConfigKeys, hidden: int, heads: int) -> Layers:
+def _beside_attention(keys: ConfigKeys, hidden: int, kv_width: int) -> Layers:
     """The state that layers with attention have beside it."""
     if keys.family == "falcon_h1":
         return _mamba_2(keys, hidden)
+    if keys.family == "inkling_text":  # short convolutions of keys, values and both outputs of a layer
+        size = keys.count("conv_kernel_size", "sconv_kernel_size", default=4)
+        return Layers(num=1, state_bytes=4.0 * size * (2 * hidden + kv_width))
     return Layers(num=1)
 
 
@@ -339,7 +344,7 @@ def _state(keys: ConfigKeys, hidden: int, heads: int) -> Layers:
         return _kimi_delta(keys, hidden)
     if keys.value("conv_L_cache") is not None:
         size = keys.count("conv_L_cache")
-        return Layers(num=1, mixer_params=4.0 * hidden * hidden + hidden * size, state_bytes=2.0 * hidden * (size - 1))
+        return Layers(num=1, mixer_params=4.0 * hidden * hidden + hidden * size, state_bytes=2.0 * hidden * size)
     if keys.family == "recurrent_gemma" or keys.value("lru_width") is not None:
         return _linear_recurrent(keys, hidden, heads)
     if keys.family.startswith("minimax") or keys.given("attn_type_list"):
@@ -365,7 +370,7 @@ def _gated_delta(keys: ConfigKeys, hidden: int) -> Layers:
     all_keys, all_values = key_heads * key_dim, num * value_dim
     convolved = 2 * all_keys + all_values
     params = hidden * (2 * all_keys + 3 * all_values + 2 * num) + inputs * convolved
-    state = 4.0 * num * key_dim * value_dim + 2.0 * (inputs - 1) * convolved
+    state = 4.0 * num * key_dim * value_dim + 2.0 * inputs * convolved
     return Layers(num=1, mixer_params=float(params), state_bytes=state)
 
 
@@ -378,7 +383,7 @@ def _kimi_delta(keys: ConfigKeys, hidden: int) -> Layers:
     inner = num * dim
     params = hidden * (4 * inner + num) + 2 * dim * (hidden + inner) + 3 * inputs * inner
     return Layers(
-        num=1, mixer_params=float(params), state_bytes=4.0 * inner * dim + 2.0 * (inputs - 1) * 3 * inner
+        num=1, mixer_params=float(params), state_bytes=4.0 * inner * dim + 2.0 * inputs * 3 * inner
     )  # fmt: skip
 
 
@@ -386,7 +391,7 @@ def _linear_recurrent(keys: ConfigKeys, hidden: int, heads: int) -> Layers:
     """RG-LRU (Griffin, De et al., 2024): a vector, with block-diagonal gates."""
     width, inputs = keys.count("lru_width", default=hidden), keys.count("conv1d_width", default=4)
     params = 3.0 * hidden * width + inputs * width + 2.0 * width * width / heads
-    return Layers(num=1, mixer_params=params, state_bytes=4.0 * width + 2.0 * (inputs - 1) * width)
+    return Layers(num=1, mixer_params=params, state_bytes=4.0 * width + 2.0 * inputs * width)
 
 
 def _mamba_2(keys: ConfigKeys, hidden: int) -> Layers:
@@ -403,7 +408,7 @@ def _mamba_2(keys: ConfigKeys, hidden: int) -> Layers:
     params = hidden * (inner + convolved + num) + inputs * convolved + inner * hidden
     number = _state_number_bytes(keys)
     return Layers(
-        num=1, mixer_params=float(params), state_bytes=number * inner * states + 2.0 * (inputs - 1) * convolved
+        num=1, mixer_params=float(params), state_bytes=number * inner * states + 2.0 * inputs * convolved
     )  # fmt: skip
 
 
@@ -425,7 +430,7 @@ def _mamba_1(keys: ConfigKeys, hidden: int) -> Layers:
     params += inner * hidden
     return Layers(
         num=1, mixer_params=float(params) if num >= 1 else 0.0,
-        state_bytes=_state_number_bytes(keys) * inner * states + 2.0 * (inputs - 1) * inner,
+        state_bytes=_state_number_bytes(keys) * inner * states + 2.0 * inputs * inner,
     )  # fmt: skip
 
 
@@ -442,6 +447,10 @@ def _special(
         unmodelled.append("sparse attention counted as full attention")
     if any(each.state_bytes for each in layers):
         unmodelled.append("states of layers without a KV cache by their bytes and FLOPs")
+    if (streams := keys.value("hc_mult")) is not None:  # hyper-connections: several residual streams
+        added = 2.0 * (2 * streams) * streams * hidden
+        layers = [replace(each, mixer_params=each.mixer_params + added) for each in layers]
+        unmodelled.append("hyper-connections by their parameters alone")
     per_layer = keys.value("hidden_size_per_layer_input", default=0)
     if isinstance(per_layer, int) and per_layer > 0:  # Gemma 3n and 4: an embedding for each layer
         other = float(keys.count("vocab_size_per_layer_input", "vocab_size") * num_layers * per_layer)

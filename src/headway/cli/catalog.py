@@ -10,11 +10,12 @@ import click
 import msgspec
 
 from headway import catalog
+from headway.cli.flags import assume_option
 from headway.cli.output import ABOVE_0, PATH, POSITIVE, SubCommands, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.memory import plan
-from headway.perf.params import num_params
+from headway.perf.params import active_params, num_params, state_bytes
 
 GIB = 2**30
 
@@ -66,7 +67,7 @@ class Listing(NamedTuple):
 
 KINDS = {
     "gpus": Listing(catalog.gpus, catalog.gpu, _gpu_row),
-    "models": Listing(catalog.models, catalog.model, _model_row),
+    "models": Listing(catalog.models, catalog.find_model, _model_row),
     "engines": Listing(catalog.engines, catalog.engine, _engine_row),
 }
 
@@ -143,16 +144,17 @@ def coefficients(gpu: str, engine: str, version: str | None, as_json: bool) -> N
 @click.option("--pp", type=POSITIVE, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--engine", default="simulated", show_default=True, help="An engine profile of the catalog.")
 @click.option("--sequence-tokens", type=ABOVE_0, help="Mean length of sequences, of which windowed layers keep a part.")
+@assume_option
 @json_option
 def memory(
     model: str | None, model_config: Path | None, gpu: str, tp: int, pp: int, engine: str,
-    sequence_tokens: float | None, as_json: bool,
+    sequence_tokens: float | None, assume: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan the GPU memory of one replica: weights, activations, and how many tokens the KV cache holds."""
     if model_config is not None and model is None:
-        shape = catalog.model_from_config(model_config)
+        shape = catalog.model_from_config(model_config, assume=assume)
     elif model is not None and model_config is None:
-        shape = catalog.model(model)
+        shape = catalog.find_model(model, assume=assume)
     else:
         raise HeadwayError("--model, --model-config: expected one of them")
     planned = plan(shape, catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp, pp=pp), sequence_tokens)
@@ -166,5 +168,10 @@ def memory(
             ("activations and runtime, GiB a GPU", f"{planned.activation_bytes / GIB:.1f}"),
             ("KV cache, KiB a token and GPU", f"{planned.kv_bytes_per_token_gpu / 1024:.1f}"),
             ("KV cache of the replica, tokens", f"{planned.kv_capacity_tokens:,}"),
+            ("parameters, 10^9", f"{num_params(shape) / 1e9:.2f}"),
+            ("parameters for one token, 10^9", f"{active_params(shape) / 1e9:.2f}"),
+            *([("state of a sequence, MiB", f"{states / 2**20:.1f}")] if (states := state_bytes(shape)) else []),
         ],
     )
+    for note in shape.unmodelled:
+        click.echo(f"* {note}")

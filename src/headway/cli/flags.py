@@ -69,9 +69,14 @@ gpu_file_option = click.option(
     "--gpu-file", type=PATH, help="A YAML file of GPUs of your own, each with `name` and `like`, or with all keys."
 )
 
+assume_option = click.option(
+    "--assume", is_flag=True, default=None, help="Go on where a config.json has keys that are not understood."
+)
+
 fleet_options = together((
-    click.option("--model", help="A model of the catalog."),
-    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead."),
+    click.option("--model", help="A model of the catalog, of a local folder, or of the hub's cache."),
+    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder."),
+    assume_option,
     click.option("--gpu", help="A GPU of the catalog, or of --gpu-file."),
     gpu_file_option,
     click.option("--tp", type=POSITIVE, help="Tensor parallel ranks of a replica."),
@@ -171,7 +176,8 @@ def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple
         for name, key in _POOL.items():
             if name in used:
                 value = str(used[name].absolute()) if name in _PATHS else used[name]
-                value = {"config": value} if name == "model_config" else value
+                if name == "model_config":
+                    value = {"config": value, **({"assume": True} if used.get("assume") else {})}
                 yield ("fleet", i, key), (flag(name), value)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if name in used:

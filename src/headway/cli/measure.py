@@ -83,7 +83,7 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
 def _model(name: str | None, config: Path | None) -> Any:
     if (name is None) == (config is None):
         raise HeadwayError("--model, --model-config: expected one of them")
-    return catalog.model_from_config(config) if config is not None else catalog.model(str(name))
+    return catalog.model_from_config(config) if config is not None else catalog.find_model(str(name))
 
 
 def _catalog_gpu(name: str) -> Any:

@@ -23,6 +23,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Gpu, Model, Parallel, Pool, Role, Sampling
 from headway.perf import memory
 from headway.perf.lora import slots_bytes
+from headway.perf.params import kernel_dtype
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 """A Hugging Face repository: organisation and name."""
@@ -128,17 +129,28 @@ def _coefficients(
     else:
         with places.at(*at, "coefficients"):
             found = coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
-    return with_unmeasured(found, spec)
+    return with_unmeasured(found, spec, pool.model)
 
 
-def with_unmeasured(found: Coefficients, spec: PoolSpec) -> Coefficients:
+def with_unmeasured(found: Coefficients, spec: PoolSpec, shape: Model | None = None) -> Coefficients:
     """The coefficients; not calibrated where the pool has what was not measured on any GPU."""
     unmeasured = [UNMEASURED_WEIGHTS[spec.quantization]] if spec.quantization in UNMEASURED_WEIGHTS else []
+    if shape is not None:
+        unmeasured += [note for note in unmeasured_of(shape) if spec.quantization is None or note != _LIKE_16_BITS]
     if spec.speculative is not None:
         unmeasured.append(f"drafts by {spec.speculative.method}")
     if not unmeasured:
         return found
     return replace(found, calibrated=False, estimated=(*found.estimated, *unmeasured))
+
+
+def unmeasured_of(shape: Model) -> list[str]:
+    """What the step times of a model rest on beside measurements: its layers, and the types of its weights."""
+    notes = list(shape.unmodelled)
+    dtypes = {shape.dtype, *(part for each in shape.layers for part in (each.mixer_dtype, each.mlp_dtype) if part)}
+    if any(kernel_dtype(each) == "int4" for each in dtypes) and (shape.moe is None or shape.dtype != "int4"):
+        notes.append(_LIKE_16_BITS)
+    return notes
 
 
 def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Combo:
@@ -267,10 +279,10 @@ def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHa
     """The shape in the catalog or in a config, with the names under which the model is deployed and requested."""
     with places.at(*at, "model"):
         if isinstance(spec.model, str):
-            shape = own.model(spec.model)
+            shape = own.model(spec.model, base_dir)
             deployed = repository_of(shape, spec.model)
         else:
-            shape = model_from_config(base_dir / spec.model.config)
+            shape = model_from_config(base_dir / spec.model.config, assume=spec.model.assume)
             deployed = shape.hf_id if _REPOSITORY.fullmatch(shape.hf_id) else ""
     deployed = spec.hf_id or deployed
     aliases = dict.fromkeys((shape.hf_id, *shape.aliases, spec.served_name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,8 +33,9 @@ class OwnHardware:
     def gpu(self, name: str) -> Gpu:
         return _look_up(name, self.gpus, catalog.gpu, catalog.gpus(), "GPU")
 
-    def model(self, name: str) -> Model:
-        return _look_up(name, self.models, catalog.model, catalog.models(), "model")
+    def model(self, name: str, base_dir: Path = Path()) -> Model:
+        """Also by the path of a folder with a config.json, relative to `base_dir`, or from the hub's cache."""
+        return _look_up(name, self.models, lambda each: catalog.find_model(each, base_dir), catalog.models(), "model")
 
     def engine(self, name: str) -> Engine:
         return _look_up(name, self.engines, catalog.engine, catalog.engines(), "engine")
@@ -79,6 +81,8 @@ def _entries(
             if kind is Engine:
                 values.pop("aliases")
         made = strict_yaml.convert(values, kind, places, at)
+        if isinstance(made, Model) and made.layers and "layers" not in entry:
+            _check_layers_kept(entry, at, places)
         if not made.name or (base is not None and "name" not in entry):
             raise places.error((*at, "name"), "missing; expected a name of your own")
         if made.name in found:
@@ -88,6 +92,21 @@ def _entries(
             like[made.name] = known.name
         found[made.name] = made
     return found
+
+
+_OF_LAYERS = (
+    "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "moe", "mla",
+    "sliding_window_every",
+)  # fmt: skip
+
+
+def _check_layers_kept(entry: Mapping[str, Any], at: Key, places: Places) -> None:
+    """HeadwayError for a change that the list of layers of the model that an entry is like would hide."""
+    for name in _OF_LAYERS:
+        if name in entry:
+            raise places.error(
+                (*at, name), f"{entry['like']} has layers of several shapes; expected `layers` beside it"
+            )
 
 
 _MAY_BE_0 = {

@@ -106,9 +106,9 @@ def _draft(
             raise places.error((*at, "model"), "missing; expected the draft model")
         with places.at(*at, "model"):
             if isinstance(spec.model, str):
-                found = own.model(spec.model)
+                found = own.model(spec.model, base_dir)
             else:
-                found = model_from_config(base_dir / spec.model.config)
+                found = model_from_config(base_dir / spec.model.config, assume=spec.model.assume)
         unwindowed = tuple(replace(each, is_windowed=False) for each in found.layers)
         return replace(found, sampling=None, sliding_window_tokens=None, layers=unwindowed)
     layer = replace(

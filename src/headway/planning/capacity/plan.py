@@ -181,9 +181,9 @@ def _checked(
     first = spec.fleet[0]
     with places.at("fleet", 0, "model"):
         if isinstance(first.model, str):
-            own_of(spec, places).model(first.model)
+            own_of(spec, places).model(first.model, base_dir)
         else:
-            catalog.model_from_config(base_dir / first.model.config)
+            catalog.model_from_config(base_dir / first.model.config, assume=first.model.assume)
     completed["workload"] = strict_yaml.plain(resolved(spec.workload))
     return completed, spec, notes
 

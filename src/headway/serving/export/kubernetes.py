@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway import catalog
+from headway.catalog.hf import whole_config
 from headway.config.placeholders import variables_of
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
@@ -153,7 +154,11 @@ def deployed_models(scenario: Scenario) -> list[str]:
     lines = []
     for each in _pools(scenario):
         model, shown = each.pool.model, each.spec.model
-        shape = f"the shape of {shown.config}" if not isinstance(shown, str) else catalog.model(shown).name
+        shape = (
+            f"the shape of {shown.config}"
+            if not isinstance(shown, str)
+            else catalog.find_model(shown, scenario.base_dir).name
+        )
         served = f" (asked for as {each.spec.served_name})" if each.spec.served_name else ""
         lines.append(f"{each.pool.name}: deploys {model.hf_id}{served}; simulated as {shape}")
         engine = CONTAINERS[api_of(each.pool.engine.name)]
@@ -405,7 +410,7 @@ def _config_name(pool: Pool) -> str:
 def _model_configs(scenario: Scenario) -> dict[str, str]:
     """The files of models that are not in the catalog, by their names beside the fleet file."""
     return {
-        _config_name(each.pool): (scenario.base_dir / each.spec.model.config).read_text(encoding="utf-8")
+        _config_name(each.pool): whole_config(scenario.base_dir / each.spec.model.config)
         for each in declared_pools(scenario) if not isinstance(each.spec.model, str)
     }  # fmt: skip
 
