@@ -54,8 +54,8 @@ IRRELEVANT = re.compile(
     r"|dtype|loss|aux|theta|token|task|scal|multiplier|softcap|jitter|limit|alpha|beta|kernels|generation|prefix"
 )
 SIZES = (
-    "hidden_size num_hidden_layers num_attention_heads vocab_size intermediate_size n_embd n_layer n_head d_model n_layers"
-    " n_heads moe_intermediate_size num_layers num_heads attention_heads layers embed_dim ffn_dim emb_dim"
+    "hidden_size num_hidden_layers num_attention_heads vocab_size intermediate_size n_embd n_layer n_head d_model"
+    " n_layers n_heads moe_intermediate_size num_layers num_heads attention_heads layers embed_dim ffn_dim emb_dim"
 ).split()
 """Keys that a config must have itself: a default would make it another model."""
 PUBLISHED_WITHOUT = {
@@ -144,7 +144,7 @@ def defaults(family: str, matters: re.Pattern[str]) -> dict[str, Any]:
 
 def write_families(path: Path) -> None:
     matters = re.compile(
-        r"expert|moe|layer(?!_?norm)|(^|_)kv|window|mamba|ssm|intermediate|ffn|head_dim|latent|lora_rank|swa_|sliding"
+        r"expert|moe|layer(?!_?norm)|(^|_)kv|key_value|window|mamba|ssm|intermediate|ffn|head_dim|latent|lora_rank|swa_|sliding"
         r"|index|shared|state_size|d_state|conv|block_type|tie_word|multi_query|new_decoder|k_eq_v|expand|n_groups"
         r"|max_position|hidden_act|activation|output_gate|lru|attention_chunk|attn_|positions|seq_len|block_|expansion"
         r"|linear_|per_layer|sparse_step|n_mamba|double_wide"

@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from headway import catalog
+from headway.catalog.hf import whole_config
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
-from headway.perf.memory import kept_share, kv_bytes_per_token, plan
-from headway.perf.params import num_windowed_layers, weights_bytes
+from headway.perf.memory import kv_bytes_per_token, plan
+from headway.perf.params import (
+    num_dense_layers,
+    num_moe_layers,
+    num_params,
+    num_windowed_layers,
+    state_bytes,
+    weights_bytes,
+)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -142,12 +150,22 @@ def test_invalid_configs_are_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantization", "dtype"),
     [
-        ({"quant_method": "awq", "bits": 4}, "int4"),
-        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        ({"quant_method": "awq", "bits": 4}, "w4a16"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "w4a16-g32"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "w8a16"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}, "nf4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}, "targets": ["Linear"]}}}, "int8"),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, "nvfp4"),
         ({"quant_method": "compressed-tensors",
           "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
         ({"quant_method": "compressed-tensors",
-          "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}, "int4"),
+          "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}}, "w4a16"),
     ],
 )  # fmt: skip
 def test_quantised_weights_are_recognised(quantization: object, dtype: str, tmp_path: Path) -> None:
@@ -215,12 +233,15 @@ def test_gemma_3_keeps_windows(tmp_path: Path) -> None:
 def test_linear_attention_keeps_a_state(tmp_path: Path) -> None:
     """One layer of four has a KV cache, and the others 2 MiB of state for each sequence."""
     model = catalog.model_from_config(written(tmp_path, QWEN_3_NEXT))
-    assert model.window_is_state and model.num_layers - num_windowed_layers(model) == 12
-    state_bytes = 4 * 32 * 128 * 128 + 2 * 3 * (2 * 16 * 128 + 32 * 128)
-    assert model.sliding_window_tokens == pytest.approx(state_bytes / (2 * 2 * 2 * 256), abs=1)
+    assert [(each.num, each.num_heads > 0) for each in model.layers] == [(36, False), (12, True)]
+    assert state_bytes(model) == 36 * (4 * 32 * 128 * 128 + 2 * 4 * (2 * 16 * 128 + 32 * 128))
     assert kv_bytes_per_token(model) == 12 * 2 * 2 * 256 * 2
     assert weights_bytes(model) / 2e9 == pytest.approx(80, rel=0.03)
-    assert kept_share(model, 262_144) == pytest.approx(0.25, abs=0.01)
+    h200, vllm = catalog.gpu("h200"), catalog.engine("vllm-v1")
+    for tokens in (1000.0, 100_000.0):
+        planned = plan(model, h200, vllm, Parallel(tp=2), mean_sequence_tokens=tokens)
+        own = 12 * 2 * 256 * 2 + state_bytes(model) / 2 / tokens
+        assert planned.kv_bytes_per_token_gpu == pytest.approx(own)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +257,8 @@ def test_linear_attention_keeps_a_state(tmp_path: Path) -> None:
         ),
         ({"architectures": ["XLMRobertaForMaskedLM"], "model_type": ""}, "an encoder"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
-        ({"model_type": "jamba", "mamba_d_state": 16}, r"layers that Headway does not model \(mamba_d_state\)"),
+        ({"model_type": "rwkv"}, "layers Headway does not model: time mixing without attention"),
+        ({"model_type": "blt"}, "layers Headway does not model: bytes in patches"),
     ],
 )
 def test_what_is_no_decoder_is_refused(config: dict[str, Any], what: str, tmp_path: Path) -> None:
@@ -255,3 +277,176 @@ def test_sampling_parameters_come_from_the_file_beside(tmp_path: Path) -> None:
     beside.write_text('{"top_p": 2}')
     with pytest.raises(HeadwayError, match=r"generation_config\.json: top_p: 2"):
         catalog.model_from_config(config)
+
+
+MIXTURE = {
+    "model_type": "of_my_own", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 4096,
+    "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("experts", ["n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"])
+@pytest.mark.parametrize("chosen", ["num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"])
+def test_every_name_of_experts_means_the_same(experts: str, chosen: str, tmp_path: Path) -> None:
+    plain = catalog.model_from_config(written(tmp_path, MIXTURE), "m")
+    named = {k: v for k, v in MIXTURE.items() if k not in ("num_experts", "num_experts_per_tok")}
+    assert catalog.model_from_config(written(tmp_path, {**named, experts: 32, chosen: 4}), "m") == plain
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"first_k_dense_replace": 2},
+        {"moe_layer_freq": [0, 0, 1, 1, 1, 1, 1, 1]},
+        {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6},
+        {"mlp_only_layers": [0, 1]},
+        {"num_dense_layers": 2},
+        {"moe_layer_start_index": 2, "moe_layer_interval": 1, "moe_layer_end_index": -1},
+        {"moe_layers": [2, 3, 4, 5, 6, 7]},
+        {"moe_layers_enum": "2,3,4,5,6,7"},
+    ],
+    ids=str,
+)
+def test_every_way_to_name_dense_layers_means_the_same(keys: dict[str, Any], tmp_path: Path) -> None:
+    model = catalog.model_from_config(written(tmp_path, {**MIXTURE, **keys}))
+    assert num_moe_layers(model) == 6 and num_dense_layers(model) == 2
+    assert not model.layers and model.moe is not None and model.moe.num_dense_layers == 2
+
+
+def test_a_mixture_needs_no_dense_width(tmp_path: Path) -> None:
+    without = {k: v for k, v in MIXTURE.items() if k != "intermediate_size"}
+    model = catalog.model_from_config(written(tmp_path, without))
+    assert num_params(model) == num_params(catalog.model_from_config(written(tmp_path, MIXTURE)))
+    with pytest.raises(HeadwayError, match=r"intermediate_size.* is missing"):
+        catalog.model_from_config(written(tmp_path, {**without, "first_k_dense_replace": 1}))
+
+
+def test_no_shared_expert_may_be_written_as_0(tmp_path: Path) -> None:
+    none = written(tmp_path, MIXTURE | {"shared_expert_intermediate_size": 0, "n_shared_experts": 0})
+    assert num_params(catalog.model_from_config(none)) == num_params(
+        catalog.model_from_config(written(tmp_path, MIXTURE))
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["num_meta_experts", "kv_compression", "layer_repeat", "window_stride", "quantized_dim", "n_ssm_heads",
+     "expert_width_ratio"],
+)  # fmt: skip
+def test_a_key_that_may_matter_is_an_error_that_names_it(key: str, tmp_path: Path) -> None:
+    config = written(tmp_path, LLAMA | {key: 3})
+    with pytest.raises(HeadwayError, match=rf"config.json: not understood: {key} \(3\).*--assume"):
+        catalog.model_from_config(config)
+    model = catalog.model_from_config(config, assume=True)
+    assert model.unmodelled == (f"{key} of the config passed over",)
+    for value in (None, False, 0, []):
+        assert not catalog.model_from_config(written(tmp_path, LLAMA | {key: value})).unmodelled
+
+
+def test_kinds_of_layers_must_be_known(tmp_path: Path) -> None:
+    kinds = ["full_attention", "telepathy"] * 16
+    with pytest.raises(HeadwayError, match="layer_types is 'telepathy'; expected a kind of layer"):
+        catalog.model_from_config(written(tmp_path, LLAMA | {"layer_types": kinds}))
+    with pytest.raises(HeadwayError, match="a kind for each of 32 layers"):
+        catalog.model_from_config(written(tmp_path, LLAMA | {"layer_types": ["full_attention"] * 3}))
+
+
+def test_an_unknown_activation_does_not_say_how_many_matrices(tmp_path: Path) -> None:
+    own = LLAMA | {"model_type": "of_my_own"}
+    gated, two = (
+        num_params(catalog.model_from_config(written(tmp_path, own | {"hidden_act": act}))) for act in ("silu", "relu2")
+    )
+    assert gated - two == 32 * 4096 * 14336
+    with pytest.raises(HeadwayError, match="hidden_act is 'gelu'"):
+        catalog.model_from_config(written(tmp_path, own | {"hidden_act": "gelu"}))
+
+
+@pytest.mark.parametrize("text", ["text_config", "llm_config", "language_config"])
+def test_the_text_part_of_a_multimodal_config_counts(text: str, tmp_path: Path) -> None:
+    wrapped = {"model_type": "of_my_own", "vision_config": {"num_hidden_layers": 3}, text: LLAMA}
+    assert catalog.model_from_config(written(tmp_path, wrapped), "m") == replace(
+        catalog.model_from_config(written(tmp_path, LLAMA), "m")
+    )
+
+
+def test_json_is_read_as_python_writes_it(tmp_path: Path) -> None:
+    plain = catalog.model_from_config(written(tmp_path, LLAMA), "m")
+    assert catalog.model_from_config(written(tmp_path, LLAMA | {"time_step_limit": [0.0, float("inf")]}), "m") == plain
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
+    assert catalog.model_from_config(path, "m") == plain
+    assert catalog.model_from_config(tmp_path, "m") == plain
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 81920),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 81920),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}}, 327680),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 40960),
+        ({"rope_scaling": {"type": "longrope", "factor": 32.0}}, 40960),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, 40960),
+        ({"rope_scaling": None}, 40960),
+    ],
+    ids=str,
+)
+def test_context_is_what_vllm_derives(keys: dict[str, Any], tokens: int, tmp_path: Path) -> None:
+    config = LLAMA | {"max_position_embeddings": 40960, **keys}
+    assert catalog.model_from_config(written(tmp_path, config)).max_context_tokens == tokens
+
+
+def test_quantisation_may_lie_beside_the_config(tmp_path: Path) -> None:
+    path = written(tmp_path, LLAMA)
+    in_16_bits = weights_bytes(catalog.model_from_config(path))
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}))
+    assert weights_bytes(catalog.model_from_config(path)) == pytest.approx(
+        in_16_bits - 32 * 4096 * (128 * 80 + 3 * 14336)
+    )
+    assert catalog.model_from_config(path).dtype == "fp8"
+    (tmp_path / "moved").mkdir()
+    alone = tmp_path / "moved" / "config.json"
+    alone.write_text(whole_config(path))
+    assert catalog.model_from_config(alone, "m") == replace(
+        catalog.model_from_config(path, "m"), source=str(alone), sampling=None
+    )
+    beside.unlink()
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "desc_act": false}')
+    assert catalog.model_from_config(path).dtype == "w4a16"
+
+
+def test_modules_that_a_quantiser_leaves_out_have_16_bits(tmp_path: Path) -> None:
+    """However the quantiser names them."""
+
+    def num_bytes(keys: dict[str, Any]) -> float:
+        return weights_bytes(catalog.model_from_config(written(tmp_path, LLAMA | {"quantization_config": keys})))
+
+    modelopt: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    attention = 32 * 4096 * 128 * (2 * 32 + 2 * 8)
+    wanted = num_bytes(modelopt) + attention
+    assert num_bytes({**modelopt, "ignore": ["*self_attn*"]}) == wanted
+    assert num_bytes({**modelopt, "exclude_modules": [f"model.layers.{i}.self_attn*" for i in range(32)]}) == wanted
+    every = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(32) for name in "qkvo"]
+    assert num_bytes({"quant_method": "fp8", "modules_to_not_convert": every}) == wanted
+    groups = {"g": {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}}
+    tensors = {"quant_method": "compressed-tensors", "config_groups": groups}
+    assert num_bytes({**tensors, "ignore": ["re:.*self_attn.*", "lm_head"]}) == wanted
+    mixed = {f"model.layers.{i}.mlp": {"quant_algo": "FP8"} for i in range(32)}
+    assert num_bytes({"quant_algo": "MIXED_PRECISION", "quantized_layers": mixed}) == wanted
+
+
+def test_a_model_is_found_by_folder_and_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "mine").mkdir()
+    written(tmp_path / "mine", LLAMA)
+    assert catalog.find_model("mine", tmp_path).num_layers == 32
+    with pytest.raises(HeadwayError, match=r"unknown model 'me/mine'.*hf download me/mine .*--model-config DIR"):
+        catalog.find_model("me/mine", tmp_path)
+    snapshot = tmp_path / "hub" / "models--me--mine" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    written(snapshot, LLAMA)
+    assert catalog.find_model("me/mine", tmp_path).name == "me/mine"

@@ -81,9 +81,9 @@ class ConfigKeys(dict[str, Any]):
         """The whole number, at least `least`, under the first of `names` that is present."""
         value = self.value(*names, default=default)
         if value is None:
-            named = " or ".join(map(repr, names))
+            named = "intermediate_size" if "intermediate_size" in names else names[0]
             raise HeadwayError(
-                f"{self.file}: key {named} is missing; expected a positive whole number, as in a "
+                f"{self.file}: key {named!r} is missing; expected a positive whole number, as in a "
                 "Hugging Face config.json of a transformer"
             )
         if isinstance(value, float) and value.is_integer():

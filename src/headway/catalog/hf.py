@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headway.catalog.config_keys import ConfigKeys, family_defaults, read_json
 from headway.catalog.layer_kinds import window_tokens
-from headway.catalog.layer_shapes import Shapes, shapes_of
+from headway.catalog.layer_shapes import Shapes, hidden_size_of, shapes_of
 from headway.catalog.quantization import BESIDE, Quantization, quantization_of
 from headway.core.errors import HeadwayError
 from headway.core.model import Layers, Model, Sampling
@@ -156,7 +156,7 @@ def _check_decoder(config: ConfigKeys) -> None:
 def _model(config: ConfigKeys, shapes: Shapes, layers: list[Layers], dtype: str) -> Model:
     first = next((each for each in layers if each.num_heads and not each.is_windowed), None)
     first = first or next((each for each in layers if each.num_heads), Layers(num=1))
-    hidden = config.count("hidden_size", "d_model")
+    hidden = hidden_size_of(config)
     windowed = any(each.is_windowed for each in layers)
     model = Model(
         name="",

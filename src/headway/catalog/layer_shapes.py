@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from headway.catalog.config_keys import ConfigKeys
 from headway.catalog.layer_kinds import Kind, Mlp, kinds_of, mlps_of, names_of
+from headway.core.errors import HeadwayError
 from headway.core.model import Layers, Mla, Moe
 
 UNGATED = {
@@ -65,7 +66,7 @@ class Shapes(NamedTuple):
 
 def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     """The shapes of the config's layers. HeadwayError for keys that are missing or have no known meaning."""
-    num_layers, hidden = num_layers_of(keys), keys.count("hidden_size", "d_model")
+    num_layers, hidden = num_layers_of(keys), hidden_size_of(keys)
     heads = keys.count("num_attention_heads", "n_heads", default=0 if _is_attention_free(keys) else None, least=0)
     kinds = ["state" if not heads else kind for kind in kinds_of(keys, num_layers)]
     mla, gated = _mla(keys), _is_gated(keys, assume)
@@ -91,6 +92,11 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     if all(not each.has_experts for each in layers):
         moe = None
     return Shapes(layers, kinds, moe, mla, gated, width, other + more, unmodelled)
+
+
+def hidden_size_of(keys: ConfigKeys) -> int:
+    """The width of the residual stream."""
+    return keys.count("hidden_size", "d_model", "n_embed", "n_embd")
 
 
 def num_layers_of(keys: ConfigKeys) -> int:
@@ -148,7 +154,7 @@ def _moe(keys: ConfigKeys) -> tuple[Moe | None, float]:
     shared = shared * num_shared if shared and num_shared else shared or width * num_shared
     if keys.family.startswith("llama4"):
         shared = width
-    hidden = keys.count("hidden_size", "d_model")
+    hidden = hidden_size_of(keys)
     latent = keys.value("moe_latent_size", "expert_hidden_size", default=0)
     rest = 0.0
     if others and isinstance(widths, list):
@@ -322,7 +328,9 @@ def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
     keys.read |= {"attention_head_dim", "kv_channels"}
     given = keys.value("head_dim", "attention_head_dim", "kv_channels")
     if given is None and (not heads or hidden % heads):
-        raise keys.error("hidden_size", hidden, f"a multiple of {heads} heads, or the key head_dim")
+        raise HeadwayError(
+            f"{keys.file}: hidden_size {hidden} is not a multiple of {heads} heads, and head_dim is missing"
+        )
     return keys.count("head_dim", "attention_head_dim", "kv_channels", default=hidden // heads)
 
 
