@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-SECONDS_OF_A_FAMILY = 90
+SECONDS_OF_A_FAMILY = 240
 SHORT, LONG = 4, 8
 """Tokens of the two runs whose caches are compared."""
 ENCODERS = re.compile(
@@ -51,7 +51,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 """Keys of configs whose defaults build no model, or none of the kind that the family is known for."""
 IRRELEVANT = re.compile(
     r"norm|drop|_id$|_ids$|label|^_|return_|output_|init|rope|chunk_size|problem_type|use_cache|architectures|transformers"
-    r"|dtype|loss|aux|theta|token|task|scal|multiplier|softcap|jitter|limit|alpha|beta|kernels|generation|prefix"
+    r"|dtype|loss|aux|theta|(?<!per_)token|task|scal|multiplier|softcap|jitter|limit|alpha|beta|kernels|generation|prefix"
 )
 SIZES = (
     "hidden_size num_hidden_layers num_attention_heads vocab_size intermediate_size n_embd n_layer n_head d_model"

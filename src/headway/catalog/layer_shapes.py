@@ -459,6 +459,11 @@ def _special(
         added = 2.0 * (2 * streams) * streams * hidden
         layers = [replace(each, mixer_params=each.mixer_params + added) for each in layers]
         unmodelled.append("hyper-connections by their parameters alone")
+    if (rank := keys.value("laurel_rank")) is not None:  # Gemma 3n: a low-rank bypass, and projections of its streams
+        keys.read |= {"altup_active_idx", "altup_coef_clip", "altup_num_inputs", "altup_correct_scale"}
+        streams = keys.count("altup_num_inputs", default=4)
+        added = 2.0 * rank * hidden + 2.0 * (streams - 1) * hidden * hidden / num_layers
+        layers = [replace(each, mixer_params=each.mixer_params + added) for each in layers]
     per_layer = keys.value("hidden_size_per_layer_input", default=0)
     if isinstance(per_layer, int) and per_layer > 0:  # Gemma 3n and 4: an embedding for each layer
         other = float(keys.count("vocab_size_per_layer_input", "vocab_size") * num_layers * per_layer)
