@@ -131,6 +131,8 @@ _REFUSED = {
     "moshi": "two models a token",
     "zaya": "routers that are networks", "gemma4_assistant": "drafting for another model",
     "gemma4_unified_assistant": "drafting for another model", "jetmoe": "experts in attention",
+    "zamba": "a block of attention that several layers share",
+    "zamba2": "blocks of attention that several layers share",
     "longcat_flash": "experts without weights, so that the work of a token varies",
     "deepseek_v4": "a cache of tokens that are compressed into one",
     "qwen4_exp_text": "n-gram embeddings and compressed attention", "evolla": "cross attention to proteins",

@@ -25,6 +25,8 @@ GATED_ATTENTION = {
     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "hy_v4", "axk2",
 }  # fmt: skip
 """Families whose attention has a gate as large as the queries."""
+LEARNED_POSITIONS = {"opt", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neo", "biogpt"}
+"""Families with an embedding for each position."""
 _UNGATED_ACTIVATIONS = {"relu", "relu2", "xielu", "gelu_new", "gelu_fast", "squared_relu"}
 _GATED_ACTIVATIONS = {"silu", "swish", "swiglu", "geglu", "swigluoai"}
 EXPERTS = (
@@ -195,6 +197,8 @@ def _dense_width(keys: ConfigKeys, hidden: int, needed: bool) -> int:
         expansion = keys.value("expansion_ratio", default=4)
         return int(expansion * hidden) if needed else 0
     width = keys.count(*DENSE_WIDTH) if needed else int(value)
+    if keys.family == "recurrent_gemma":  # its width is that of gate and up together
+        width //= 2
     if keys.value("block_auto_adjust_ff_dim"):  # LFM2
         width = int(2 * width / 3)
         if (factor := keys.value("block_ffn_dim_multiplier")) is not None:
@@ -256,6 +260,17 @@ def _indexer(keys: ConfigKeys, i: int, num_layers: int, hidden: int, mla: Mla) -
     return dim + 4 * -(-dim // 128), float(params)
 
 
+def _block_index(keys: ConfigKeys, i: int, num_layers: int, hidden: int) -> tuple[int, float]:
+    """(bytes a token, parameters) of the index by which a layer of MiniMax-M3 chooses blocks, in 16 bits."""
+    if keys.value("index_topk_blocks", "sparse_attention_config") is None:
+        return 0, 0.0
+    names = names_of(keys, num_layers)
+    if names is None or "sparse" not in names[i]:
+        return 0, 0.0
+    dim, num = keys.count("index_head_dim"), keys.count("index_n_heads")
+    return 2 * dim, float(hidden * dim * (num + 1))
+
+
 def _attention(keys: ConfigKeys, i: int, num_layers: int, kind: Kind, hidden: int, all_heads: int) -> Layers:
     own = _own_of_layer(keys, i)
     windowed = kind == "window"
@@ -272,9 +287,12 @@ def _attention(keys: ConfigKeys, i: int, num_layers: int, kind: Kind, hidden: in
         projections += hidden * kv_heads * v_head_dim
     gate = values if keys.family in GATED_ATTENTION or keys.value("attn_output_gate", "use_attn_gate") is True else 0
     state = _beside_attention(keys, hidden, kv_heads * (head_dim + v_head_dim))
+    index_bytes, index_params = _block_index(keys, i, num_layers, hidden)
+    params = float(queries + projections + values + gate) + state.mixer_params + index_params
     return Layers(
         num=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, is_windowed=windowed,
-        has_cache=not shares, mixer_params=float(queries + projections + values + gate) + state.mixer_params,
+        has_cache=not shares, mixer_params=params,
+        index_bytes=index_bytes,
         state_bytes=state.state_bytes,
     )  # fmt: skip
 
@@ -451,6 +469,8 @@ def _special(
     """(layers, parameters that a token does not go through, what step times lack)."""
     unmodelled = []
     other = 0.0
+    if keys.family in LEARNED_POSITIONS:
+        other += float(keys.count("max_position_embeddings", "n_positions", default=1024) * hidden)
     if any(each.index_bytes for each in layers):
         unmodelled.append("sparse attention counted as full attention")
     if any(each.state_bytes for each in layers):
@@ -466,7 +486,7 @@ def _special(
         layers = [replace(each, mixer_params=each.mixer_params + added) for each in layers]
     per_layer = keys.value("hidden_size_per_layer_input", default=0)
     if isinstance(per_layer, int) and per_layer > 0:  # Gemma 3n and 4: an embedding for each layer
-        other = float(keys.count("vocab_size_per_layer_input", "vocab_size") * num_layers * per_layer)
+        other += float(keys.count("vocab_size_per_layer_input", "vocab_size") * num_layers * per_layer)
         added = 3.0 * hidden * per_layer
         layers = [replace(each, mixer_params=each.mixer_params + added) for each in layers]
     return layers, other, tuple(unmodelled)
