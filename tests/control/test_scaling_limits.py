@@ -32,7 +32,7 @@ EAGER: dict[str, Mapping[str, Any]] = {
     "lt-i": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}},
     "lt-u": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}, "cooldown_s": 5.0},
     "lt-ua": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}, "cooldown_s": 5.0},
-    "timetable": {"counts": {"east-llama-3.1-8b": [1, 6, 2], "west-llama-3.2-3b": [5, 1]}, "step_s": 300.0},
+    "timetable": {"counts": {"east-llama-3.1-8b": [1, 4, 2], "west-llama-3.2-3b": [4, 1]}, "step_s": 300.0},
     "freeness": {}, "target-utilization": {},
 }  # fmt: skip
 

@@ -536,12 +536,36 @@ def test_each_step_has_its_number() -> None:
     assert numbers == [2, 2, 5, 5, 5, 5, 3, 3]
 
 
-def test_a_timetable_keeps_to_the_bounds_and_to_the_pools_it_names() -> None:
-    scaler = TimetableScaler({"main": [0, 50]}, step_s=100.0)
-    assert wanted(scaler, pool(min_replicas=2)) == 2
-    assert wanted(scaler, pool(), 100.0) == 20
+def test_a_timetable_beyond_the_bounds_is_refused_before_it_begins() -> None:
+    scaler = TimetableScaler({"main": [2, 50]}, step_s=100.0)
+    with pytest.raises(HeadwayError, match="counts: main: step 1 has 50; expected 1 to 20"):
+        wanted(scaler, pool())
+    with pytest.raises(HeadwayError, match="counts: main: step 0 has 2; expected 3 to 20"):
+        wanted(TimetableScaler({"main": [2]}), pool(min_replicas=3))
+    assert wanted(TimetableScaler({"main": [0, 5]}), pool(min_replicas=0)) == 0
+
+
+def test_a_timetable_scales_the_pools_that_it_names() -> None:
+    scaler = TimetableScaler({"main": [1, 5]}, step_s=100.0)
     assert scaler.scale(FakePools([pool(), pool(name="b")], 0.0)) == {"main": 1}
     with pytest.raises(HeadwayError, match="counts: unknown pool 'main'"):
-        scaler.scale(FakePools([pool(name="b")], 0.0))
+        TimetableScaler({"main": [1]}).scale(FakePools([pool(name="b")], 0.0))
     with pytest.raises(HeadwayError, match="counts"):
         TimetableScaler({"main": []})
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [({"main": 9}, "plans 9 of main; expected 2 to 8"), ({"main": 1}, "plans 1 of main; expected 2 to 8"),
+     ({"mian": 3}, "unknown pool 'mian'")],
+)  # fmt: skip
+def test_a_plan_beyond_the_bounds_is_refused_and_not_cut(plan: dict[str, int], says: str) -> None:
+    class Planner:
+        def instances(self, demand_tps: Any, pools: Any) -> dict[str, int]:
+            return plan
+
+    scaler = LongTermImmediateScaler(Planning(tps={"m": 1.0}, step_s=60.0), planner=Planner())
+    with pytest.raises(HeadwayError, match=says):
+        for now, tokens in ((0.0, 0), (60.0, 600)):
+            one = pool(model="m", min_replicas=2, max_replicas=8)
+            scaler.scale(FakePools([one], now, {("m", "", 0): (1, tokens)}))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from fakes import FakePool, FakeReplica
+from fakes import FakePool, FakePools, FakeReplica
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.policy import Floats
 from headway.forecast.naive import LastValue
+from headway.policies.endpoints import fewest_and_most
 from headway.policies.scaling.hourly_plan import Planning
+from headway.policies.scaling.long_term import LongTermImmediateScaler
 from headway.scenario import long_term as long_term_module
 from headway.workload.generate import generate
 
@@ -174,12 +180,14 @@ def test_what_cannot_be_is_refused(scaling: Any, words: tuple[str, ...]) -> None
     assert all(word in message for word in words), message
 
 
-def test_silos_are_for_the_greedy_planner() -> None:
+def test_one_number_for_a_model_and_a_gpu_type() -> None:
     made = document(long_term())
-    made["fleet"].append({**made["fleet"][0], "name": "us-east-batch"})
-    assert "greedy" in refused(made)
+    made["fleet"].append({**made["fleet"][0], "name": "us-east-2", "tp": 8})
+    assert "4 GPUs a replica in us-east, 8 GPUs a replica in us-east-2; expected the same" in refused(made)
     made["policies"]["scaling"]["planner"] = "greedy"
     assembled(made)
+    made = document(long_term(plan={"step_s": STEP_S, "tps": {"us-east": 500.0, "us-west": 400.0}}))
+    assert "500 tokens/s a replica in us-east, no tps in us-central" in refused(made)
 
 
 def views(chosen: scenario.Scenario) -> list[FakePool]:
@@ -254,3 +262,102 @@ def test_ilp_is_for_pools_alone() -> None:
     made = combo_pool(tps={"llama-2-70b": 100.0})
     made["policies"]["scaling"]["planner"] = "ilp"
     assert "pair has GPUs of several replicas" in refused(made)
+
+
+# Bounds.
+
+
+class Planned:
+    """A fleet and its pools, as `ScenarioPlanner` and `GreedyCover` see them."""
+
+    def __init__(self, pools: list[FakePool], limits: tuple[tuple[str, str, int], ...] = ()) -> None:
+        self.pools = pools
+        kind = SimpleNamespace(num_gpus=2)
+        fleet = [
+            SimpleNamespace(name=p.name, model=SimpleNamespace(name=p.model), gpu=SimpleNamespace(name=p.gpu),
+                            region=p.region, parallel=kind) for p in pools
+        ]  # fmt: skip
+        whole = SimpleNamespace(pools=tuple(fleet), combos=(), gpu_limits=limits)
+        self.demand: Any = SimpleNamespace(scenario=SimpleNamespace(fleet=whole))
+
+    def plan(self, planner: str, demand: Any, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+        monkeypatch.setattr(long_term_module, "unit_of", lambda unit: (unit,))
+        config = Planning(tps={"m": 100.0, "n": 50.0}, epsilon=epsilon)
+        made = long_term_module.ScenarioPlanner(planner, config, self.demand)
+        return dict(made.instances(demand, self.pools))
+
+
+def endpoint(name: str, region: str, fewest: int, most: int, num: int = 0, model: str = "m") -> FakePool:
+    return FakePool(name, [FakeReplica(i, combo=i) for i in range(num)], min_replicas=fewest, max_replicas=most,
+                    model=model, region=region, gpu="a100", gpus={"a100": 2})  # fmt: skip
+
+
+@pytest.mark.parametrize("planner", ["ilp", "greedy"])
+def test_what_one_region_may_not_have_another_one_gets(planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: demand 400 + 100, 100 of it an instance: 5 are needed. A may have 2, its epsilon of a half; B the rest.
+
+    A plan of {4, 1} that is cut to {2, 1} afterwards serves 300 of the 500.
+    """
+    planned = Planned([endpoint("A", "a", 1, 2, 1), endpoint("B", "b", 1, 8, 1)])
+    demand = {("m", "a"): (400.0,), ("m", "b"): (100.0,)}
+    assert planned.plan(planner, demand, 0.5, monkeypatch) == {"A": 2, "B": 3}
+
+
+def test_deployments_of_two_to_three_instances_share_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the paper's fleet (7.1): in each deployment 2 to 3. By hand: 750 tokens/s need 8 of the 9 in the east."""
+    pools = [endpoint(f"e{i}", "e", 2, 3, num) for i, num in enumerate((3, 3, 2))] + [endpoint("w0", "w", 2, 3, 2)]
+    demand = {("m", "e"): (750.0,), ("m", "w"): (10.0,)}
+    planned = Planned(pools)
+    assert planned.plan("ilp", demand, 1.0, monkeypatch) == {"e0": 3, "e1": 3, "e2": 2, "w0": 2}
+    none = {("m", "e"): (0.0,)}
+    assert planned.plan("ilp", none, 1.0, monkeypatch) == {"e0": 2, "e1": 2, "e2": 2, "w0": 2}
+    most = {("m", "e"): (5000.0,)}
+    assert planned.plan("ilp", most, 1.0, monkeypatch) == {"e0": 3, "e1": 3, "e2": 3, "w0": 3}
+
+
+pools_of = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from("mn"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pools_of, st.lists(st.integers(0, 12), min_size=4, max_size=4), st.sampled_from([0.5, 1.0]), st.booleans())
+def test_every_plan_keeps_to_bounds_and_limits_and_none_is_cut(
+    monkeypatch: pytest.MonkeyPatch, given_: Any, demand: list[int], epsilon: float, is_limited: bool
+) -> None:
+    """ILP and greedy, and LT-I, which follows them: what they return is within bounds, and covers what can be covered.
+
+    The oracle is the capacity that bounds leave: without GPU limits, a model gets the instances that its demand needs,
+    or all that it may have.
+    """
+    pools = [
+        endpoint(f"p{i}", region, fewest, max(fewest, 1) + more, num, model)
+        for i, (region, model, fewest, more, num) in enumerate(given_)
+    ]
+    limits = (("a", "a100", 8),) if is_limited else ()
+    tps = {"m": 100.0, "n": 50.0}
+    cells = {cell: (50.0 * value,) for cell, value in zip(product("mn", "ab"), demand, strict=True)}
+    held = sum(2 * fewest_and_most(p)[0] for p in pools if p.region == "a")
+    for planner in ("ilp", "greedy"):
+        found = Planned(pools, limits).plan(planner, cells, epsilon, monkeypatch)
+        for pool in pools:
+            fewest, most = fewest_and_most(pool)
+            assert fewest <= found[pool.name] <= most
+        if planner == "ilp" and is_limited:
+            assert sum(2 * found[p.name] for p in pools if p.region == "a") <= max(8, held)
+            continue
+        for model in {pool.model for pool in pools}:
+            own = [pool for pool in pools if pool.model == model]
+            needed = cells[model, "a"][0] + cells[model, "b"][0]
+            served = sum(tps[model] * found[pool.name] for pool in own)
+            assert served >= needed or all(found[pool.name] == pool.max_replicas for pool in own)
+
+        class Fixed:
+            def instances(self, demand_tps: Any, pools: Any, found: dict[str, int] = found) -> dict[str, int]:
+                return found
+
+        scaler = LongTermImmediateScaler(Planning(tps=tps, step_s=60.0), planner=Fixed())
+        for now, tokens in ((0.0, 0), (60.0, 60)):
+            wanted = scaler.scale(FakePools(pools, now, {("m", "a", 0): (1, tokens)}))
+        assert wanted == found

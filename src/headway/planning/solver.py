@@ -54,11 +54,12 @@ def new_model() -> Model:
     return model
 
 
-def integers(model: Model, upper: Floats) -> Any:
-    """New variables: whole numbers from 0 to `upper`."""
+def integers(model: Model, upper: Floats, lower: Floats | None = None) -> Any:
+    """New variables: whole numbers from `lower` (None: 0) to `upper`."""
     import highspy
 
-    return model.addVariables(len(upper), ub=upper.tolist(), type=highspy.HighsVarType.kInteger)
+    least = [0.0] * len(upper) if lower is None else lower.tolist()
+    return model.addVariables(len(upper), lb=least, ub=upper.tolist(), type=highspy.HighsVarType.kInteger)
 
 
 def reals(model: Model, upper: Floats) -> Any:

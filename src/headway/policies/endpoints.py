@@ -90,6 +90,12 @@ class Silos:
         return [replica for replica in replicas if self.serves(replica.pool, is_batch)]
 
 
+def fewest_and_most(pool: PoolCounts) -> tuple[int, int]:
+    """The pool's bounds, and at least 1: an empty pool shows no load to scale by."""
+    return min(max(pool.min_replicas, 1), pool.max_replicas), pool.max_replicas
+
+
 def within_bounds(pool: PoolCounts, number: int) -> int:
-    """The number limited to the pool's bounds, and at least 1: an empty pool shows no load to scale by."""
-    return min(max(number, pool.min_replicas, 1), pool.max_replicas)
+    """A step's number limited to the pool's bounds. Plans are not limited afterwards: their problem has the bounds."""
+    fewest, most = fewest_and_most(pool)
+    return min(max(number, fewest), most)

@@ -5,7 +5,7 @@ Nothing is generated, fitted or simulated before a run needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from inspect import signature
@@ -26,9 +26,10 @@ from headway.core.view import PoolCounts
 from headway.forecast.methods import LEAK, make
 from headway.forecast.naive import LastValue
 from headway.metrics.columns import floats, ints
-from headway.planning.regions.problem import InstanceKind, PresentInstances, RegionProblem
+from headway.planning.regions.problem import InstanceBounds, InstanceKind, PresentInstances, RegionProblem
 from headway.planning.regions.search import plan
 from headway.policies import resolve
+from headway.policies.endpoints import fewest_and_most, grouped, within_bounds
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.resolve import PolicyChoice
 from headway.policies.routing.jsq_tokens import JsqTokensRouter
@@ -51,7 +52,7 @@ DEFAULT_TTFT_S = 1.0
 PRECISION = 1.05
 """The search for the highest rate in time ends when its ends differ by at most this factor."""
 _OTHER_SEED = 1 << 20
-_NO_TIER = 1 << 30
+_NO_TIER = _UNLIMITED = 1 << 30
 Cell = tuple[str, str]
 """A model and a region."""
 
@@ -292,8 +293,9 @@ class ScenarioPlanner:
     """Plans instances for what a replica of each pool, or a combo, serves: `plan.tps`, or if that is empty, a simulated
     rate.
 
-    `ilp` solves SageServe's program, with each pool's least replicas and the fleet's GPU limits less the GPUs of pools
-    that are not planned; `greedy` ignores GPU limits.
+    `ilp` solves SageServe's program, with the pools' bounds and the fleet's GPU limits less the GPUs of pools that are
+    not planned. Pools of one model, GPU type and region are an endpoint's deployments, and share its instances.
+    `greedy` ignores GPU limits.
     """
 
     def __init__(self, name: str, config: Planning, demand: ScenarioDemand) -> None:
@@ -301,22 +303,22 @@ class ScenarioPlanner:
         fleet = demand.scenario.fleet
         self._units: dict[str, Pool | Combo] = {pool.name: pool for pool in fleet.pools}
         self._units |= {combo.name: combo for combo in fleet.combos}
-        if name == "ilp" and fleet.combos:
-            what = f"{fleet.combos[0].name} has GPUs of several replicas, and may have them of several types"
-            raise HeadwayError(f"planner: ilp: {what}; expected pools alone; greedy takes any fleet")
-        places = {(pool.model.name, pool.gpu.name, pool.region) for pool in fleet.pools}
-        kinds = {place[:2] for place in places}
-        grid = len(kinds) * len({pool.region for pool in fleet.pools})
-        if name == "ilp" and not len(fleet.pools) == len(places) == grid:
-            raise HeadwayError(
-                "planner: ilp: expected one pool of each model and type of GPU in every region; greedy takes any fleet"
-            )
+        if name == "ilp":
+            if fleet.combos:
+                what = f"{fleet.combos[0].name} has GPUs of several replicas, and may have them of several types"
+                raise HeadwayError(f"planner: ilp: {what}; expected pools alone; greedy takes any fleet")
+            _same_of_each_kind(fleet.pools, lambda pool: f"{pool.parallel.num_gpus} GPUs a replica")
+            if config.tps:
+                _same_of_each_kind(fleet.pools, lambda pool: _served(self._tps.get(pool.name)))
 
     @cached_property
     def _tps(self) -> dict[str, float]:
         by_name = self._config.tps
         if not by_name:
-            return {name: self._demand.served_tps(unit) for name, unit in self._units.items()}
+            measured = {name: self._demand.served_tps(unit) for name, unit in self._units.items()}
+            if self._name == "ilp":
+                _same_of_each_kind(self._demand.scenario.fleet.pools, lambda pool: _served(measured[pool.name]))
+            return measured
         models = {name: unit_of(unit)[0].model.name for name, unit in self._units.items()}
         tps = {name: by_name.get(name, by_name.get(model)) for name, model in models.items()}
         return {name: each for name, each in tps.items() if each is not None}
@@ -325,53 +327,113 @@ class ScenarioPlanner:
         planned = [pool for pool in pools if pool.name in self._tps]
         if self._name == "greedy":
             return GreedyCover(self._tps, self._config.epsilon, self._config.startup_s).instances(demand_tps, planned)
-        problem = self._problem(demand_tps, planned, [pool for pool in pools if pool.name not in self._tps])
-        counts = plan(problem).after()
-        return {pool.name: counts.get((pool.model, pool.region, pool.gpu), 0) for pool in planned}
+        if not planned:
+            return {}
+        found = plan(self._problem(demand_tps, planned, [pool for pool in pools if pool.name not in self._tps])).after()
+        counts: dict[str, int] = {}
+        for place, deployments in grouped(planned, _place).items():
+            counts |= _shared(found.get(place, 0), deployments)
+        return counts
 
     def _problem(
         self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]
     ) -> RegionProblem:
-        kinds: dict[tuple[str, str], InstanceKind] = {}
-        least: dict[str, dict[str, int]] = {}
-        for pool in pools:
-            kinds[pool.model, pool.gpu] = InstanceKind(
+        kinds = {
+            (pool.model, pool.gpu): InstanceKind(
                 pool.model, pool.gpu, self._tps[pool.name], pool.usd_per_hour, self._config.startup_s,
                 pool.gpus[pool.gpu],
-            )  # fmt: skip
-            by_region = least.setdefault(pool.model, {})
-            by_region[pool.region] = by_region.get(pool.region, 0) + max(pool.min_replicas, 1)
+            )
+            for pool in pools
+        }  # fmt: skip
         regions = tuple(dict.fromkeys(pool.region for pool in pools))
-        have = tuple(PresentInstances(p.model, p.region, p.gpu, p.num_serving + p.num_starting) for p in pools)
+        endpoints = grouped(pools, _place)
+        have = tuple(PresentInstances(*place, sum(map(_number, own))) for place, own in endpoints.items())
+        bounds = [_endpoint_bounds(place, own) for place, own in endpoints.items()]
+        bounds += [
+            InstanceBounds(model, region, gpu, 0, 0)
+            for model, gpu in kinds for region in regions if (model, region, gpu) not in endpoints
+        ]  # fmt: skip
         return RegionProblem(
-            tuple(kinds.values()), regions, (_demand_by_model(demand_tps, pools, regions),), have,
-            self._gpu_limits(regions, pools, unplanned), self._config.epsilon, least_at=least,
+            tuple(kinds.values()), regions, (_demand_by_model(demand_tps, pools),), have,
+            self._gpu_limits(regions, pools, unplanned), self._config.epsilon, bounds=tuple(bounds),
         )  # fmt: skip
 
     def _gpu_limits(
         self, regions: Sequence[str], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]
     ) -> dict[str, dict[str, int]]:
-        """By region and GPU: the fleet's limit less what unplanned pools and failed replicas hold."""
+        """By region and GPU: the fleet's limit less what unplanned pools and failed replicas hold, and at least what
+        the planned pools' fewest replicas need."""
         limits: dict[str, dict[str, int]] = {}
         for region, gpu, count in self._demand.scenario.fleet.gpu_limits:
             if region in regions:
-                held = [(p, p.num_serving + p.num_starting) for p in unplanned]
+                held = [(p, _number(p)) for p in unplanned]
                 held += [(p, p.num_down) for p in (*pools, *unplanned)]
                 taken = sum(p.gpus.get(gpu, 0) * num for p, num in held if p.region == region)
-                limits.setdefault(region, {})[gpu] = max(count - taken, 0)
+                fewest = sum(p.gpus.get(gpu, 0) * fewest_and_most(p)[0] for p in pools if p.region == region)
+                limits.setdefault(region, {})[gpu] = max(count - taken, fewest)
         return limits
 
     def __str__(self) -> str:
         return self._name
 
 
+def _place(pool: PoolCounts) -> tuple[str, str, str]:
+    return pool.model, pool.region, pool.gpu
+
+
+def _number(pool: PoolCounts) -> int:
+    return pool.num_serving + pool.num_starting
+
+
+def _served(tps: float | None) -> str:
+    return "no tps" if tps is None else f"{tps:g} tokens/s a replica"
+
+
+def _same_of_each_kind(pools: Iterable[Pool], what: Callable[[Pool], str]) -> None:
+    """HeadwayError where pools of one model and GPU type differ in what the program has one number for."""
+    for (model, gpu), own in grouped(pools, lambda pool: (pool.model.name, pool.gpu.name)).items():
+        first = own[0]
+        for other in own[1:]:
+            if what(other) != what(first):
+                raise HeadwayError(
+                    f"planner: ilp: {model} on {gpu} has {what(first)} in {first.name}, {what(other)} in {other.name};"
+                    " expected the same of each model and GPU type; greedy takes any fleet"
+                )
+
+
+def _endpoint_bounds(place: tuple[str, str, str], deployments: Sequence[PoolCounts]) -> InstanceBounds:
+    fewest, most = zip(*map(fewest_and_most, deployments), strict=True)
+    return InstanceBounds(*place, sum(fewest), sum(most) if max(most) < _UNLIMITED else None)
+
+
+def _shared(number: int, deployments: Sequence[PoolCounts]) -> dict[str, int]:
+    """An endpoint's instances by deployment, each within its bounds. As few as possible start and stop.
+
+    An instance is added to the smallest deployment with room, or taken from the largest that may lose one.
+    """
+    bounds = {pool.name: fewest_and_most(pool) for pool in deployments}
+    counts = {pool.name: within_bounds(pool, _number(pool)) for pool in deployments}
+    while sum(counts.values()) < number:
+        able = [name for name, count in counts.items() if count < bounds[name][1]]
+        smallest = min(able, key=lambda name: counts[name])
+        counts[smallest] += 1
+    while sum(counts.values()) > number:
+        able = [name for name, count in counts.items() if count > bounds[name][0]]
+        counts[max(able, key=lambda name: counts[name])] -= 1
+    return counts
+
+
 def _demand_by_model(
-    demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], regions: Sequence[str]
+    demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """By model and region. The first region serves demand from regions without a pool."""
+    """By model and region. The model's first region serves demand from regions without a pool of it."""
+    regions: dict[str, list[str]] = {}
+    for pool in pools:
+        regions.setdefault(pool.model, []).append(pool.region)
     demand: dict[str, dict[str, tuple[float, ...]]] = {}
     for (model, region), windows in demand_tps.items():
-        if any(pool.model == model for pool in pools):
-            at, by_region = region if region in regions else regions[0], demand.setdefault(model, {})
+        if model in regions:
+            at = region if region in regions[model] else regions[model][0]
+            by_region = demand.setdefault(model, {})
             by_region[at] = tuple(map(sum, zip(by_region.get(at, (0.0,) * len(windows)), windows, strict=True)))
     return demand

@@ -1,7 +1,7 @@
 """A timetable of replicas planned with the whole trace known: close to the most that a forecast could gain.
 
-Demand is known by quarters of an hour, for every model and region. SageServe's program (or its greedy form, if the
-models and regions are no grid) turns it into numbers of instances, from what each serves in time; batch work that is
+Demand is known by quarters of an hour, for every model and region. SageServe's program (or its greedy form, where the
+program does not take the pools) turns it into numbers of instances, from what each serves in time; batch work that is
 due within the run fills the valleys of demand. The resulting timetable is simulated with real start-up times, and the
 search finds the least headroom with which it serves the trace in time, as `planning.gpu_hours_bound` defines. The
 timetable is not proved optimal: its GPU-hours lie between those of real scalers and the lower bound.
@@ -23,7 +23,6 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Pool
 from headway.core.policy import Floats
 from headway.planning.gpu_hours_bound import serves
-from headway.policies.endpoints import within_bounds
 from headway.policies.scaling.hourly_plan import Planning
 from headway.scenario.long_term import Cell, ScenarioDemand, ScenarioPlanner
 from headway.scenario.run import run
@@ -156,7 +155,7 @@ def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], 
     demand = ScenarioDemand(scenario, StepTimes(scenario))
     try:
         planner = ScenarioPlanner("ilp", config, demand)
-    except HeadwayError:  # no grid of models and regions
+    except HeadwayError:  # pools that its program has no words for
         planner = ScenarioPlanner("greedy", config, demand)
     rates = _rates(demand, config, spec.simulation.until_s)
     num_steps = max(map(len, rates.values()))
@@ -168,7 +167,7 @@ def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], 
             demand_tps = {cell: (headroom * float(rate[k]),) for cell, rate in rates.items()}
             instances = planner.instances(demand_tps, pools)
             for pool in pools:
-                counts[pool.name].append(within_bounds(pool, instances.get(pool.name, pool.num_serving)))
+                counts[pool.name].append(instances.get(pool.name, pool.num_serving))
         return counts
 
     return timetable

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
 from headway.planning.regions.problem import (
+    InstanceBounds,
     InstanceKind,
     PresentInstances,
     RegionPlan,
@@ -27,10 +28,6 @@ REGIONS = ("east", "west")
 SMALL = InstanceKind("m", "a100", 100.0, 4.0, 600.0)
 LARGE = InstanceKind("m", "h100", 180.0, 7.0, 900.0)
 OTHER = InstanceKind("n", "a100", 50.0, 4.0, 600.0)
-
-
-def least(problem: RegionProblem, model: str, region: str) -> int:
-    return problem.least_at.get(model, {}).get(region, problem.least)
 
 
 def faults(problem: RegionProblem, found: RegionPlan) -> list[str]:
@@ -52,11 +49,14 @@ def faults(problem: RegionProblem, found: RegionPlan) -> list[str]:
             for r in problem.regions:
                 if tps[r] < problem.epsilon * max(by_region.get(r, (0.0,))) - 1e-3:
                     wrong.append(f"{model} in {r}: {tps[r]}")
-                if sum(n for (m, at, _), n in after.items() if (m, at) == (model, r)) < least(problem, model, r):
+                if sum(n for (m, at, _), n in after.items() if (m, at) == (model, r)) < problem.least:
                     wrong.append(f"{model} in {r}: too few")
             windows = range(max((len(w) for w in by_region.values()), default=0))
             if windows and sum(tps.values()) < max(sum(by_region[r][w] for r in by_region) for w in windows) - 1e-3:
                 wrong.append(f"{model}: {sum(tps.values())}")
+        for each in problem.bounds:
+            now = after.get((each.model, each.region, each.gpu), 0)
+            wrong += [f"{each}: {now}"] if not each.least <= now <= (inf if each.most is None else each.most) else []
         for r, by_gpu in problem.limits.items():
             for gpu, limit in by_gpu.items():
                 used = sum(n * kinds[m, g].gpus for (m, at, g), n in after.items() if (at, g) == (r, gpu))
@@ -72,7 +72,13 @@ def brute_force(problem: RegionProblem) -> float:
     places = list(product(problem.kinds, problem.regions))
     n = {(h.model, h.region, h.gpu): h.count for h in problem.have}
     (demand,), best = problem.demand, inf
-    for x in product(range(MOST + 1), repeat=len(places)):
+    bounds = {(each.model, each.region, each.gpu): (each.least, each.most) for each in problem.bounds}
+    choices = []
+    for k, r in places:
+        fewest, most = bounds.get((k.model, r, k.gpu), (0, None))
+        tried = MOST + 2 if problem.bounds else MOST  # what one place may not have, another one must
+        choices.append(range(fewest, (tried if most is None else min(most, tried)) + 1))
+    for x in product(*choices):
 
         def served(model: str, regions: tuple[str, ...], x: tuple[int, ...] = x) -> float:
             return sum(c * k.tps for c, (k, r) in zip(x, places, strict=True) if k.model == model and r in regions)
@@ -105,7 +111,12 @@ def problems(draw: st.DrawFn) -> RegionProblem:
     demand = {k.model: {r: (draw(rho), draw(rho)) for r in REGIONS} for k in kinds}
     have = tuple(PresentInstances(k.model, r, k.gpu, draw(st.integers(0, MOST))) for k in kinds for r in REGIONS)
     limits = {"east": {"a100": draw(st.integers(2, 6))}} if draw(st.booleans()) else {}
-    return RegionProblem(kinds, REGIONS, (demand,), have, limits, draw(st.sampled_from([0.3, 0.7, 1.0])))
+    bounds = tuple(
+        InstanceBounds(k.model, r, k.gpu, fewest := draw(st.integers(0, 1)), draw(st.integers(fewest, 3) | st.none()))
+        for k in kinds for r in REGIONS if draw(st.booleans()) and not (limits and r == "east")
+    )  # fmt: skip
+    epsilon = draw(st.sampled_from([0.3, 0.7, 1.0]))
+    return RegionProblem(kinds, REGIONS, (demand,), have, limits, epsilon, bounds=bounds)
 
 
 @given(problems())
@@ -113,6 +124,7 @@ def problems(draw: st.DrawFn) -> RegionProblem:
 def test_as_cheap_as_brute_force(problem: RegionProblem) -> None:
     found, best = plan(problem, gap=0.0), brute_force(problem)
     assert not faults(problem, found) or found.status == "short"
+    assert not faults(replace(problem, demand=({},)), found), "short plans, too, keep to limits and bounds"
     if best == inf:
         assert found.status == "short" and found.why
     else:
@@ -262,18 +274,41 @@ def test_invalid_values_are_refused(changes: dict[str, float]) -> None:
         one(1.0, **changes)
 
 
-def test_each_region_has_its_own_least() -> None:
-    """Brute force: the cheapest numbers that cover demand and each minimum, written out."""
-    kinds = (InstanceKind("m", "a100", 100.0, 4.0, 600.0),)
+def test_a_bound_moves_instances_to_the_region_that_may_have_them() -> None:
+    """By hand: east may have 2 of the 4 that its 400 tokens/s need, just its epsilon of a half; all need 5: west 3."""
+    demand = ({"m": {"east": (400.0,), "west": (100.0,)}},)
+    bounds = (InstanceBounds("m", "east", "a100", 0, 2), InstanceBounds("m", "west", "a100", 0, 8))
+    problem = RegionProblem((SMALL,), REGIONS, demand, epsilon=0.5, bounds=bounds)
+    found = plan(problem)
+    assert found.after() == {("m", "east", "a100"): 2, ("m", "west", "a100"): 3}
+    assert plan(replace(problem, epsilon=1.0)).status == "short"
+    above = replace(problem, have=(PresentInstances("m", "east", "a100", 6),))
+    assert plan(above).after() == found.after(), "instances beyond the bound are stopped"
+
+
+def test_each_place_has_its_own_bounds() -> None:
+    """Brute force: the cheapest numbers that cover demand within the bounds, written out."""
     demand = {"m": {"e": (150.0,), "w": (50.0,)}}
-    own = {"m": {"e": 0, "w": 4}}
-    found = plan(RegionProblem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own))
-    cheapest = min(
-        (e + c + w, (e, c, w))
-        for e, c, w in product(range(7), repeat=3)
-        if e >= 2 and c >= 1 and w >= 4 and 100 * (e + c + w) >= 200
-    )
-    assert tuple(found.after()["m", r, "a100"] for r in ("e", "c", "w")) == cheapest[1]
-    assert not faults(RegionProblem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own), found)
-    with pytest.raises(HeadwayError, match="least_at: m: unknown region 'x'"):
-        plan(RegionProblem(kinds, ("e",), (demand,), least_at={"m": {"x": 1}}))
+    own = (InstanceBounds("m", "e", "a100", 0, 2), InstanceBounds("m", "w", "a100", 4))
+    problem = RegionProblem((SMALL,), ("e", "c", "w"), (demand,), bounds=own)
+    found = plan(problem)
+    cheapest = min((e + c + w, (e, c, w)) for e, c, w in product(range(3), range(7), range(4, 7)) if e >= 2)
+    assert tuple(found.after().get(("m", r, "a100"), 0) for r in ("e", "c", "w")) == cheapest[1]
+    assert not faults(problem, found)
+
+
+def test_bounds_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="m on a100 in e: 3 to 2 instances"):
+        InstanceBounds("m", "e", "a100", 3, 2)
+    with pytest.raises(HeadwayError, match="bounds: m on a100 in x: unknown"):
+        plan(one(1.0, bounds=(InstanceBounds("m", "x", "a100", 1),)))
+    with pytest.raises(HeadwayError, match="a100 in east: the fewest instances have 3 GPUs; the limit is 2"):
+        plan(one(1.0, bounds=(InstanceBounds("m", "east", "a100", 3),), limits={"east": {"a100": 2}}))
+
+
+def test_a_short_plan_names_the_bound() -> None:
+    found = plan(one(1000.0, bounds=(InstanceBounds("m", "east", "a100", 0, 4),)))
+    assert found.status == "short" and found.after() == {("m", "east", "a100"): 4}
+    assert found.why.endswith("no room is left in m on a100 in east (4 instances)")
+    bound = plan(one(400.0, bounds=(InstanceBounds("m", "east", "a100", 0, 4),)), explain=True).binding
+    assert [each.name for each in bound if each.kind == "most"] == ["m on a100 in east"]

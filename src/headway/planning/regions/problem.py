@@ -8,21 +8,24 @@ Sets and parameters
     alpha_ik    price of an instance's VM for a period; sigma_ik = alpha_ik * its start-up time: the deployment cost
     epsilon     share of its own peak that a region must be able to serve; other regions may serve the rest
     least       instances of a model in a region (7.1: two of each); L_jk GPUs of a region; r_ik GPUs of an instance
-Variables       x_ijkt >= 0 instances, whole numbers, with x_ijk0 = n_ijk; the paper's delta is x_ijkt - x_ijk,t-1
+    l_ijk, u_ijk  fewest and most instances of an endpoint (2.1)
+Variables       l_ijk <= x_ijkt <= u_ijk instances, whole numbers, with x_ijk0 = n_ijk; the paper's delta is
+                x_ijkt - x_ijk,t-1
                 a_ijkt >= 0 instances started
 Minimise        gamma + mu = sum of alpha_ik (x_ijkt - n_ijk) + sum of sigma_ik a_ijkt
 Subject to      sum over k of theta_ik x_ijkt >= epsilon max over w of rho_ijt(w)               for every i, j, t
                 sum over j, k of theta_ik x_ijkt >= max over w of sum over j of rho_ijt(w)      for every i, t
                 sum over k of x_ijkt >= least;  sum over i of r_ik x_ijkt <= L_jk;  a_ijkt >= x_ijkt - x_ijk,t-1
 
-With one period this is the paper's program, with the GPU limits and `least` that its text states added to its
-equations. Further periods are ours: gamma counts every period's instances, so that an instance stays for an hour of low
+With one period this is the paper's program, with the GPU limits and the bounds on instances that its text states added
+to its equations. A plan keeps to limits and bounds, so nothing has to be cut off it afterwards. Further periods are ours: gamma counts every period's instances, so that an instance stays for an hour of low
 demand if starting it again would cost more. Demand may be any quantile of a forecast; `worthwhile_quantile` chooses
-one. If limits leave too few GPUs, the plan serves the most tokens that can be served, at the least cost.
+one. If limits or bounds leave too few instances, the plan serves the most tokens that can be served, at the least cost.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from math import inf
@@ -61,6 +64,22 @@ class PresentInstances(Struct, frozen=True, forbid_unknown_fields=True):
     count: int
 
 
+class InstanceBounds(Struct, frozen=True, forbid_unknown_fields=True):
+    """The fewest and the most instances of a kind in a region."""
+
+    model: str
+    region: str
+    gpu: str
+    least: int = 0
+    most: int | None = None
+    """None = any number."""
+
+    def __post_init__(self) -> None:
+        if self.least < 0 or (self.most is not None and self.most < self.least):
+            where = f"{self.model} on {self.gpu} in {self.region}"
+            raise ValueError(f"{where}: {self.least} to {self.most} instances; expected 0 or more, in this order")
+
+
 RegionDemand = dict[str, dict[str, tuple[float, ...]]]
 """Input tokens per second by model, region and window of one period; an absent key means 0."""
 
@@ -77,14 +96,12 @@ class RegionProblem(Struct, frozen=True, forbid_unknown_fields=True):
     least: int = 0
     """Instances of every model in every region."""
     period_s: float = HOUR_S
-    least_at: dict[str, dict[str, int]] = {}
-    """Exceptions from `least`, by model and region."""
+    bounds: tuple[InstanceBounds, ...] = ()
+    """Bounds of single kinds in single regions; others have none. Every plan keeps to them, short ones too."""
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
             raise ValueError(f"epsilon: {self.epsilon}; expected more than 0, 1 at most")
-        if any(each < 0 for by_region in self.least_at.values() for each in by_region.values()):
-            raise ValueError("least_at: expected numbers from 0")
         if self.least < 0 or not self.demand or not self.kinds or not self.regions or not self.period_s > 0:
             raise ValueError("expected kinds, regions and a period's demand or more, and least from 0")
 
@@ -107,7 +124,7 @@ class InstanceChange(Struct, frozen=True, forbid_unknown_fields=True):
 class RegionBinding(Struct, frozen=True, forbid_unknown_fields=True):
     """A constraint with no instance to spare."""
 
-    kind: Literal["region demand", "global demand", "gpus", "least"]
+    kind: Literal["region demand", "global demand", "gpus", "least", "most"]
     name: str
     period: int
     used: float
@@ -164,8 +181,8 @@ def requirements(problem: RegionProblem) -> Iterator[Requirement]:
                 peak = problem.epsilon * max(by_region.get(region, ()), default=0.0)
                 if peak > NOTHING_TPS:
                     yield Requirement("region demand", f"{model} in {region}", t, model, (region,), peak)
-                if least := problem.least_at.get(model, {}).get(region, problem.least):
-                    yield Requirement("least", f"{model} in {region}", t, model, (region,), least)
+                if problem.least:
+                    yield Requirement("least", f"{model} in {region}", t, model, (region,), problem.least)
             together = max(map(sum, zip(*by_region.values(), strict=True)), default=0.0)
             if together > NOTHING_TPS:
                 yield Requirement("global demand", model, t, model, problem.regions, together)
@@ -179,14 +196,10 @@ def check(problem: RegionProblem) -> None:
     for each in problem.have:
         if (each.model, each.gpu) not in kinds or each.region not in problem.regions or each.count < 0:
             raise HeadwayError(f"have: {each.count} of {each.model} on {each.gpu} in {each.region}: unknown")
-    named = [("limits", region) for region in problem.limits]
-    for model, by_region in problem.least_at.items():
-        if model not in problem.models:
-            raise unknown("model", model, problem.models, "least_at")
-        named += [(f"least_at: {model}", region) for region in by_region]
-    for key, region in named:
+    for region in problem.limits:
         if region not in problem.regions:
-            raise unknown("region", region, problem.regions, key)
+            raise unknown("region", region, problem.regions, "limits")
+    _check_bounds(problem)
     for t, demand in enumerate(problem.demand):
         windows = set()
         for model, region in ((m, r) for m, by_region in demand.items() for r in by_region):
@@ -202,6 +215,23 @@ def check(problem: RegionProblem) -> None:
             raise HeadwayError(
                 f"demand: period {t}: {sorted(windows)} windows; expected as many for every model and region"
             )
+
+
+def _check_bounds(problem: RegionProblem) -> None:
+    gpus = {(kind.model, kind.gpu): kind.gpus for kind in problem.kinds}
+    least: Counter[tuple[str, str]] = Counter()
+    for each in problem.bounds:
+        if (each.model, each.gpu) not in gpus or each.region not in problem.regions:
+            raise HeadwayError(f"bounds: {each.model} on {each.gpu} in {each.region}: unknown")
+        least[each.region, each.gpu] += each.least * gpus[each.model, each.gpu]
+    if len({(each.model, each.region, each.gpu) for each in problem.bounds}) < len(problem.bounds):
+        raise HeadwayError("bounds: a kind is listed twice for a region")
+    for region, by_gpu in problem.limits.items():
+        for gpu, limit in by_gpu.items():
+            if (num := least[region, gpu]) > limit:
+                raise HeadwayError(
+                    f"bounds: {gpu} in {region}: the fewest instances have {num} GPUs; the limit is {limit}"
+                )
 
 
 def places(problem: RegionProblem) -> tuple[tuple[InstanceKind, str], ...]:

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct, structs
 
 from headway.planning.regions.problem import (
@@ -51,14 +52,20 @@ def _short_plan(program: _RegionProgram) -> RegionPlan:
     least = program.shortfalls(first, every)
     second = program.solve(every, max_shortfall=sum(least) * (1 + TOLERANCE) + TOLERANCE)
     solution = first if second.x is None else second
-    reasons = [
-        f"{each.name} lacks {short:,.4g} of {each.at_least:,.4g} {'instances' if each.kind == 'least' else 'tokens/s'}"
-        f" in period {each.period}"
+    missing = [
+        (each, short)
         for each, short in zip(every, program.shortfalls(solution, every), strict=True)
         if short > TOLERANCE * each.at_least
     ]
-    full = [each for each in program.binding(solution, ()) if each.kind == "gpus"]
-    limits = ", ".join(dict.fromkeys(f"{each.name} ({each.limit:,.0f} GPUs)" for each in full))
+    reasons = [
+        f"{each.name} lacks {short:,.4g} of {each.at_least:,.4g} {'instances' if each.kind == 'least' else 'tokens/s'}"
+        f" in period {each.period}"
+        for each, short in missing
+    ]
+    units = {"gpus": "GPUs", "most": "instances"}
+    of_use = np.any([program.gains(each) > 0 for each, _ in missing], axis=0)
+    full = [each for each in program.binding(solution, ()) if (of_use & program.places_of(each)).any()]
+    limits = ", ".join(dict.fromkeys(f"{each.name} ({each.limit:,.0f} {units[each.kind]})" for each in full))
     why = "; ".join(reasons) + (f"; no room is left in {limits}" if limits else "")
     return structs.replace(program.plan(solution, "short"), why=why or "the time was over before a plan was found")
 
@@ -73,6 +80,7 @@ class _RegionSolution(Struct, frozen=True):
 class _RegionProgram:
     """The program over places, which are pairs of an instance kind (i, k) and a region j.
 
+    Bounds of places are bounds of the variables themselves, so no plan needs to be cut to them.
     In the first period x is n + a - b, with b instances stopped; further periods have variables x and a. For a single
     period that halves the time; for the further ones it would take a multiple. A variable that is 1 costs what the
     present instances cost, so that the solver's gap is relative to the whole price.
@@ -84,6 +92,11 @@ class _RegionProgram:
         self.num_periods, self.num = len(problem.demand), len(self.places)
         counts = {(each.model, each.gpu, each.region): each.count for each in problem.have}
         self.n = np.array([counts.get((k.model, k.gpu, region), 0) for k, region in self.places], dtype=float)
+        bounds = {(each.model, each.gpu, each.region): each for each in problem.bounds}
+        own = [bounds.get((k.model, k.gpu, region)) for k, region in self.places]
+        self.l = np.array([0 if each is None else each.least for each in own], dtype=float)
+        self.u = np.array([inf if each is None or each.most is None else each.most for each in own])
+        self.names = [f"{kind.model} on {kind.gpu} in {region}" for kind, region in self.places]
         self.models = np.array([kind.model for kind, _ in self.places])
         self.gpus = np.array([kind.gpu for kind, _ in self.places])
         self.regions = np.array([region for _, region in self.places])
@@ -103,6 +116,19 @@ class _RegionProgram:
         here = (self.models == each.model) & np.isin(self.regions, each.regions)
         return np.asarray(np.where(here, value, 0.0))
 
+    def places_of(self, each: RegionBinding) -> npt.NDArray[np.bool_]:
+        """The places that a limit of GPUs, or the most instances of one place, is for."""
+        if each.kind == "most":
+            return np.array([name == each.name for name in self.names])
+        gpu, _, region = each.name.partition(" in ")
+        return np.asarray(self.used(region, gpu) > 0)
+
+    def upper(self, period: int, skip: RegionBinding | None) -> Floats:
+        """u, without the bound that is left out."""
+        if skip is None or skip.kind != "most" or skip.period != period:
+            return self.u
+        return np.array([inf if name == skip.name else most for name, most in zip(self.names, self.u, strict=True)])
+
     def used(self, region: str, gpu: str) -> Floats:
         """GPUs of a region's type that one instance in each place uses."""
         return np.asarray(np.where((self.gpus == gpu) & (self.regions == region), self.r, 0.0))
@@ -111,21 +137,21 @@ class _RegionProgram:
         self,
         every: Sequence[Requirement],
         max_shortfall: float | None = None,
-        skip: tuple[str, str, int] | None = None,
+        skip: RegionBinding | None = None,
     ) -> _RegionSolution:
-        """The optimum. `skip` leaves out the limit of a region's GPUs in a period.
+        """The optimum. `skip` leaves out a limit of GPUs, or the most instances of a place, in its period.
 
         `max_shortfall`: how much may be missing of the requirements in all, in shares of each; infinite: minimise the
         shortfall in place of the cost. HeadwayError without highspy.
         """
         model = new_model()
-        unlimited = np.full(self.num, inf)
+        u = [self.upper(t, skip) for t in range(self.num_periods)]
         x: list[Any] = [None]
-        a = [integers(model, unlimited)]
-        b = integers(model, self.n)
-        for _ in range(1, self.num_periods):
-            x.append(integers(model, unlimited))
-            a.append(reals(model, unlimited))
+        a = [integers(model, np.maximum(u[0] - self.n, 0.0), np.maximum(self.l - self.n, 0.0))]
+        b = integers(model, np.maximum(self.n - self.l, 0.0), np.maximum(self.n - u[0], 0.0))
+        for t in range(1, self.num_periods):
+            x.append(integers(model, u[t], self.l))
+            a.append(reals(model, np.full(self.num, inf)))
         (one,) = reals(model, np.full(1, inf))
         short = reals(model, np.full(0 if max_shortfall is None else len(every), inf))
 
@@ -141,7 +167,7 @@ class _RegionProgram:
             model.addConstr((met if max_shortfall is None else met + short[i] / each.at_least) >= 1.0)
         for t in range(self.num_periods):
             for region, gpu, limit in self.limits:
-                if (region, gpu, t) != skip:
+                if skip is None or (skip.kind, skip.name, skip.period) != ("gpus", f"{gpu} in {region}", t):
                     model.addConstr(total(self.used(region, gpu), t) <= limit)
         for t in range(1, self.num_periods):
             for p, here in enumerate(np.eye(self.num)):
@@ -187,7 +213,7 @@ class _RegionProgram:
         return RegionPlan(status, objective, gamma, mu, bound, gap, changes, binding)
 
     def binding(self, solution: _RegionSolution, every: Sequence[Requirement]) -> tuple[RegionBinding, ...]:
-        """Requirements that fail with one instance less of any kind; limits that leave no room for one more."""
+        """Requirements that fail with one instance less of any kind; limits and bounds without room for one more."""
         x, tight = solution.x, []
         assert x is not None
         for each in every:
@@ -202,14 +228,17 @@ class _RegionProgram:
                 used = float(sizes @ x[t])
                 if sizes.any() and used + sizes[sizes > 0].min() > limit:
                     tight.append(RegionBinding("gpus", f"{gpu} in {region}", t, used, limit))
+            tight += [
+                RegionBinding("most", name, t, float(num), float(most))
+                for name, num, most in zip(self.names, x[t], self.u, strict=True) if num == most > 0
+            ]  # fmt: skip
         return tuple(tight)
 
     def without(self, constraint: RegionBinding) -> RegionBinding:
         """A binding constraint with the objective of the program without it."""
         left_out = (constraint.kind, constraint.name, constraint.period)
         every = [each for each in requirements(self.problem) if (each.kind, each.name, each.period) != left_out]
-        gpu, _, region = constraint.name.partition(" in ")
-        solution = self.solve(every, skip=(region, gpu, constraint.period) if constraint.kind == "gpus" else None)
+        solution = self.solve(every, skip=constraint)
         if solution.x is None:
             return constraint
         return structs.replace(constraint, objective_without=self.plan(solution, "feasible").objective_usd)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from headway.core.errors import unknown
 from headway.core.view import PoolCounts
-from headway.policies.endpoints import within_bounds
+from headway.policies.endpoints import fewest_and_most
 
 _LITTLE = 1e-9
 HOUR_S = 3600.0
@@ -31,7 +31,7 @@ class GreedyCover:
     ) -> Mapping[str, int]:
         self._check(pools)
         planned = [pool for pool in pools if self._tps_of(pool)]
-        counts = {pool.name: within_bounds(pool, 0) for pool in planned}
+        counts = {pool.name: fewest_and_most(pool)[0] for pool in planned}
         for model in dict.fromkeys(pool.model for pool in planned):
             own = [pool for pool in planned if pool.model == model]
             demand = {region: windows for (name, region), windows in demand_tps.items() if name == model}

@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from headway.core.errors import HeadwayError, unknown
 from headway.core.past_demand import PastDemand
 from headway.core.policy import Floats, Forecaster, InstancePlanner, MakeForecaster
 from headway.core.task import InlineTask, TaskFactory
 from headway.core.view import PoolCounts, PoolsView, PoolView
+from headway.policies.endpoints import fewest_and_most
 from headway.policies.scaling.cover import HOUR_S, GreedyCover
 from headway.policies.scaling.demand import ArrivalCounts, Cell, StepRates, arrived_by_cell, past_by_cell
 
@@ -240,7 +242,19 @@ class _Forecasting:
             expected[cell] = [float(tps) for tps in forecast[0]]
             demand[cell] = [float(tps) + history.beta_tps for tps in forecast[1]]
         targets = self._planner.instances(demand, pools)
+        _check(targets, pools, type(self._planner).__name__)
         return _HourlyPlan(targets, expected, {cell: history.until_s for cell, history in histories.items()})
+
+
+def _check(targets: Mapping[str, int], pools: Sequence[PoolCounts], planner: str) -> None:
+    """HeadwayError for a plan beyond the pools' bounds. It is not cut to them: the rest of it would not suffice."""
+    by_name = {pool.name: pool for pool in pools}
+    for name, number in targets.items():
+        if name not in by_name:
+            raise unknown("pool", name, by_name, f"planner {planner}")
+        fewest, most = fewest_and_most(by_name[name])
+        if not fewest <= number <= most:
+            raise HeadwayError(f"planner {planner} plans {number} of {name}; expected {fewest} to {most}")
 
 
 class _PoolSnapshot(Struct, frozen=True):

@@ -9,7 +9,6 @@ from headway.core.policy import InstancePlanner, MakeForecaster
 from headway.core.task import TaskFactory
 from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import require_above, require_at_least, require_between, require_callable
-from headway.policies.endpoints import within_bounds
 from headway.policies.scaling.hourly_plan import HourlyPlanner, Planning
 from headway.policies.scaling.reactive import ReactiveRule
 
@@ -48,8 +47,7 @@ class LongTermImmediateScaler:
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         self._hourly.update(view)
-        targets = self._hourly.targets
-        return {pool.name: within_bounds(pool, targets[pool.name]) for pool in view.pools if pool.name in targets}
+        return dict(self._hourly.targets)
 
 
 class LongTermUtilizationScaler(LongTermImmediateScaler):
@@ -80,8 +78,8 @@ class LongTermUtilizationScaler(LongTermImmediateScaler):
         wanted: dict[str, int] = {}
         for pool in view.pools:
             if pool.name in self._hourly.targets:
-                target = within_bounds(pool, self._hourly.targets[pool.name])
-                wanted |= self._reaction.step(pool, self._step(pool, target, view.now), view.now)
+                step = self._step(pool, self._hourly.targets[pool.name], view.now)
+                wanted |= self._reaction.step(pool, step, view.now)
         return wanted
 
     def _step(self, pool: PoolView, target: int, now: float) -> int:
