@@ -219,6 +219,12 @@ def test_refined_once_stable_new_before_old() -> None:
     assert it.run(4000) == [] and it.serving == {"slow": 0, "fast": 1, "middle": 0}
 
 
+def test_a_refinement_counts_the_fewest_of_each_kind() -> None:
+    """3 of `slow` stay and serve 3 of the 6 rps: one `fast` serves the rest. Three of `middle` would serve all 6."""
+    it = world({"slow": 6}, 6.0, limits={"slow": (3, 9)})
+    assert it.run(1900) == [(1805.0, {"fast": 1}), (1895.0, {"slow": 3})]
+
+
 def test_refinement_waits_for_the_new_ones_however_long_they_take() -> None:
     it = world({"slow": 3}, 3.0, start_s=600.0)
     assert it.run(2500) == [(1805.0, {"fast": 1}), (2405.0, {"slow": 0})]

@@ -18,9 +18,10 @@ Subject to      sum over k of theta_ik x_ijkt >= epsilon max over w of rho_ijt(w
                 sum over k of x_ijkt >= least;  sum over i of r_ik x_ijkt <= L_jk;  a_ijkt >= x_ijkt - x_ijk,t-1
 
 With one period this is the paper's program, with the GPU limits and the bounds on instances that its text states added
-to its equations. A plan keeps to limits and bounds, so nothing has to be cut off it afterwards. Further periods are ours: gamma counts every period's instances, so that an instance stays for an hour of low
-demand if starting it again would cost more. Demand may be any quantile of a forecast; `worthwhile_quantile` chooses
-one. If limits or bounds leave too few instances, the plan serves the most tokens that can be served, at the least cost.
+to its equations. A plan keeps to limits and bounds, so nothing has to be cut off it afterwards. Further periods are
+ours: gamma counts every period's instances, so that an instance stays for an hour of low demand if starting it again
+would cost more. Demand may be any quantile of a forecast; `worthwhile_quantile` chooses one. If limits or bounds leave
+too few instances, the plan serves the most tokens that can be served, at the least cost.
 """
 
 from __future__ import annotations

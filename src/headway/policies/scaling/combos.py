@@ -135,16 +135,18 @@ class CombosScaler:
         return {stock.name: max(stock.num + more[stock.name], stock.fewest) for stock in stocks if more[stock.name]}
 
     def _best_anew(self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str]) -> dict[str, int]:
+        """The cheapest combos for the demand, of which the fewest of each kind are given: others serve the rest."""
         gpus = Counter(left)
         for stock in stocks:
             for gpu in gpus:
-                gpus[gpu] += (stock.num + stock.num_draining) * stock.gpus.get(gpu, 0)
+                gpus[gpu] += (stock.num + stock.num_draining - stock.fewest) * stock.gpus.get(gpu, 0)
         rate_rps = state.arrivals.rate_rps(self._global_s)
         if any(stock.num for stock in stocks):
             rate_rps = max(rate_rps, 1e-6)  # without demand, the cheapest one
-        most = {stock.name: stock.num if stock.num_failed else stock.most for stock in stocks}
-        found = self._best(state, "anew", rate_rps, stocks, most, gpus)
-        return {stock.name: max(found.get(stock.name, 0), stock.fewest) for stock in stocks}
+        rest_rps = rate_rps - sum(stock.fewest * stock.goodput_rps for stock in stocks)
+        most = {s.name: max((s.num if s.num_failed else s.most) - s.fewest, 0) for s in stocks}
+        found = self._best(state, "anew", rest_rps, stocks, most, gpus) if rest_rps > _LITTLE else {}
+        return {stock.name: stock.fewest + found.get(stock.name, 0) for stock in stocks}
 
     def _refine(
         self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str], now: float
