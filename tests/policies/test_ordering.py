@@ -37,7 +37,7 @@ def test_priority_goes_by_tier_and_then_by_arrival() -> None:
 def test_edf_takes_the_first_deadline_that_a_request_has() -> None:
     requests = [
         FakeRequest(0, 10.0, deadline_s=40.0, slo_e2e_s=1.0),
-        FakeRequest(1, 10.0, slo_e2e_s=25.0, slo_ttft_s=1.0),
+        FakeRequest(1, 10.0, slo_e2e_s=25.0),
         FakeRequest(2, 10.0, slo_ttft_s=20.0),
         FakeRequest(3, 10.0),
     ]

@@ -39,6 +39,11 @@ class FakeRequest:
     reasoning_tokens: int = 0
     tenant: str = ""
     lora: str = ""
+    promoted_s: float | None = None
+
+    @property
+    def tier_since_s(self) -> float:
+        return self.arrival_s if self.promoted_s is None else self.promoted_s
 
 
 @dataclass

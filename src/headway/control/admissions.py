@@ -65,7 +65,7 @@ class Admissions:
             if live is None:
                 name = type(self.policy).__name__
                 raise HeadwayError(f"admission {name} released request {release.request!r}, which it does not hold")
-            if release.tier is not None:
-                live.tier = release.tier
+            if release.tier is not None and release.tier != live.tier:
+                live.tier, live.tier_since_s = release.tier, now
             live.release_region = release.region
             self._place(live, now)

@@ -116,7 +116,7 @@ class SharedHoldQueue(HoldQueue):
     def push(self, live: Live, now: float) -> None:
         share = self._ordering.share(live)
         line = self._lines.setdefault(share, [])
-        heappush(line, (live.arrival_s, live.id, live))
+        heappush(line, (live.tier_since_s, live.id, live))
         self.num += 1
         if line[0][2] is live:
             self._rank(share, line, now)

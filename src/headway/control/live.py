@@ -57,7 +57,8 @@ class Live:
         "quantum_tick", "queue", "rank", "ready_s", "reasoning_end_s", "reasoning_tokens", "region", "release_region",
         "replica", "resident_blocks", "response_s", "scheduler", "score", "sent_to", "sent_tokens", "session_id",
         "shared_blocks", "shed_s", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "stage", "stage_index", "stay_admitted_s",
-        "swapped_tokens", "target_tokens", "tenant", "tier", "timeout_s", "turn", "turn_ends_at", "unstarted_tokens",
+        "swapped_tokens", "target_tokens", "tenant", "tier", "tier_since_s", "timeout_s", "turn", "turn_ends_at",
+        "unstarted_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +115,7 @@ class Live:
         self.scheduler: int = 0
         """Which of several schedulers places the request (`observe: schedulers`)."""
         self.attempt: int = 0
+        self.tier_since_s: float = arrival_s
         self.placed_s: float = NEVER
         self.cancelled_s: float = NEVER
         self.moves: int = 0

@@ -19,6 +19,7 @@ class Placement(Struct, frozen=True, gc=False):
 class Release(Struct, frozen=True, gc=False):
     """Release a held request, with this tier from now on (None: its own).
 
+    In another tier it stands behind the requests that have arrived there, as if it arrived now.
     With `region`, the request goes to a replica there if one can take it.
     """
 

@@ -41,6 +41,10 @@ class RequestView(Protocol):
         """Priority class. 0 is the most urgent."""
 
     @property
+    def tier_since_s(self) -> float:
+        """Since when the request has its tier: its arrival, or its promotion by an admission policy."""
+
+    @property
     def region(self) -> str:
         """Region that the request comes from; "" = unknown."""
 

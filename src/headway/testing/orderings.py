@@ -141,7 +141,8 @@ def shares_service(make: Make, seed: int) -> None:
     first_of = {_share(ordering, values): values for values in reversed(requests)}
     for values in requests:
         first = first_of[_share(ordering, values)]
-        if _rank(ordering, {**values, "arrival_s": first["arrival_s"]}, _NOW) != _rank(ordering, first, _NOW):
+        at_once = {name: first[name] for name in ("arrival_s", "tier_since_s")}
+        if _rank(ordering, {**values, **at_once}, _NOW) != _rank(ordering, first, _NOW):
             raise BrokenPolicyError("requests of one share rank differently at the same arrival")
     never = set(first_of)
     for started in range(_MOST_STARTS):

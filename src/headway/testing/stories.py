@@ -26,6 +26,7 @@ def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
     return {
         "id": id,
         "arrival_s": arrival_s,
+        "tier_since_s": arrival_s,
         "prompt_tokens": rng.choice((1, rng.randrange(1, 100_000))),
         "model": "",
         "tier": rng.randrange(4),
@@ -202,7 +203,11 @@ def draw_admission_story(seed: int, num_steps: int = 40) -> list[AdmissionStep]:
         mood = rng.choice(tuple(_LARGEST_LOAD))
         arriving = [draw_request(rng, 10 * i + k, now) for k in range(rng.choice((0, 1, 6)))]
         for request in arriving:
-            request |= {"arrival_s": now, "deadline_s": rng.choice((None, now + rng.expovariate(1e-4)))}
+            request |= {
+                "arrival_s": now,
+                "tier_since_s": now,
+                "deadline_s": rng.choice((None, now + rng.expovariate(1e-4))),
+            }
         replicas = [draw_replica(rng, id, mood, drains=0.15) for id in range(rng.choice((0, 1, 4)))]
         ended = draw_ended(rng, i, now) if rng.random() < 0.4 else None
         steps.append(AdmissionStep(now, arriving, rng.choice((0.0, 0.0, 0.3)), replicas, ended))

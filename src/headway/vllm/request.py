@@ -17,6 +17,7 @@ HINTS: Mapping[str, type] = {
     "headway_tier": int,
     "headway_tenant": str,
     "headway_waited_s": float,
+    "headway_promoted_s": float,
     "headway_deadline_s": float,
     "headway_slo_ttft_s": float,
     "headway_slo_tpot_s": float,
@@ -49,8 +50,8 @@ class EngineRequest:
     __slots__ = (
         "_end", "_output", "_prompt", "_reasoning_end", "_scanned", "_start", "arrival_s", "check_at", "deadline_s",
         "epoch", "id", "is_late", "key", "last_phase", "lora", "output_tokens", "prompt_tokens", "quantum_start",
-        "queue", "reasoning_tokens", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "tenant", "tier", "tokens_before",
-        "turn", "turn_ends_at",
+        "queue", "reasoning_tokens", "slo_e2e_s", "slo_tpot_s", "slo_ttft_s", "tenant", "tier", "tier_since_s",
+        "tokens_before", "turn", "turn_ends_at",
     )  # fmt: skip
 
     model = region = ""
@@ -73,6 +74,7 @@ class EngineRequest:
         self.arrival_s: float = request.arrival_time - hints.get("headway_waited_s", 0.0)
         self.prompt_tokens = request.num_prompt_tokens
         self.tier: int = hints.get("headway_tier", max(0, request.priority))
+        self.tier_since_s: float = self.arrival_s + hints.get("headway_promoted_s", 0.0)
         self.tenant: str = hints.get("headway_tenant", "")
         self.lora: str = "" if request.lora_request is None else request.lora_request.lora_name
         after_s = hints.get("headway_deadline_s")

@@ -110,7 +110,7 @@ def movable(requests: Iterable[PlacedRequestView]) -> Iterator[PlacedRequestView
 
 def _reluctance(request: PlacedRequestView) -> tuple[int, int, float, int]:
     if not request.has_kv:
-        return 0, request.tier, request.arrival_s, request.id
+        return 0, request.tier, request.tier_since_s, request.id
     return 2 - request.is_running, -request.tier, request.prompt_tokens + request.generated_tokens, request.id
 
 

@@ -52,7 +52,7 @@ class _ServiceOrdering:
         share = self.share(request)
         attained = self._attained.get(share)
         own = 0.0 if attained is None else attained.tokens
-        return request.tier, self._counter(share), own, request.arrival_s
+        return request.tier, self._counter(share), own, request.tier_since_s
 
     def _counter(self, share: Share) -> float:
         """The counter with which the share would start a request now."""

@@ -8,11 +8,29 @@ from headway.core.view import RequestView
 from headway.policies.arguments import require_above, require_at_least
 
 
-class EdfOrdering:
-    """By deadline, and by arrival among equals.
+def _due_s(request: RequestView, default_s: float) -> float:
+    """The deadline of the first token, from which SageServe counts d_r (section 6.5).
 
-    The deadline is the request's own. Without one, it is the arrival plus the end-to-end SLO, the TTFT SLO or
-    `default_deadline_s`: the first of them that is set.
+    It is the arrival plus the TTFT SLO; without one the request's own deadline, the arrival plus the end-to-end SLO, or
+    the arrival plus `default_s`: the first of them that is set. A request that an admission policy has promoted is due
+    as one that arrives then: it would be on a par with nobody by a deadline of hours.
+    """
+    since_s, deadline_s, slo_e2e_s = request.tier_since_s, request.deadline_s, request.slo_e2e_s
+    if request.slo_ttft_s is not None:
+        return since_s + request.slo_ttft_s
+    if slo_e2e_s is not None and deadline_s is None:
+        deadline_s = request.arrival_s + slo_e2e_s
+    if deadline_s is None:
+        return since_s + default_s
+    return deadline_s if since_s == request.arrival_s else min(deadline_s, since_s + default_s)
+
+
+class EdfOrdering:
+    """By the deadline of the first token, and by arrival among equals.
+
+    The deadline is the arrival plus the TTFT SLO, as in SageServe (section 6.5). Without a TTFT SLO it is the request's
+    own deadline, the arrival plus the end-to-end SLO, or the arrival plus `default_deadline_s`: the first of them that
+    is set. A request that an admission policy has promoted is due at most `default_deadline_s` after that.
     """
 
     quantum: int | None = None
@@ -23,14 +41,7 @@ class EdfOrdering:
         self.preemptive = preemptive
 
     def rank(self, request: RequestView, now: float) -> tuple[float, float]:
-        arrival_s = request.arrival_s
-        deadline_s = request.deadline_s
-        if deadline_s is None:
-            allowed_s = request.slo_e2e_s
-            if allowed_s is None:
-                allowed_s = request.slo_ttft_s
-            deadline_s = arrival_s + (self._default_deadline_s if allowed_s is None else allowed_s)
-        return deadline_s, arrival_s
+        return _due_s(request, self._default_deadline_s), request.tier_since_s
 
 
 _STARTED, _SEVERELY_EXPIRED, _URGENT, _NOT_URGENT, _RECENTLY_EXPIRED, _BATCH = range(6)
@@ -43,8 +54,7 @@ class DeadlinePriorityOrdering:
     -`tau_n_s` <= d < 0, urgent if 0 <= d <= `tau_p_s`, and not urgent otherwise. Urgent and not urgent requests are
     ordered by tier first. Requests of tier `batch_tier` and above run when no other request waits.
 
-    The deadline is the arrival plus the TTFT SLO. Without a TTFT SLO it is the request's own deadline, or the arrival
-    plus `default_deadline_s`. A request with its first token has no TTFT deadline any more: no waiting request goes
+    Deadlines are those of `edf`. A request with its first token has no TTFT deadline any more: no waiting request goes
     before it, since running requests are preempted only when memory runs out. The paper gives no values for tau.
     """
 
@@ -63,15 +73,15 @@ class DeadlinePriorityOrdering:
 
     def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
         if request.generated_tokens:
-            return _STARTED, 0, request.arrival_s
+            return _STARTED, 0, request.tier_since_s
         if request.tier >= self._batch_tier:
-            return _BATCH, 0, request.arrival_s
+            return _BATCH, 0, request.tier_since_s
         urgent_s, expired_s, severe_s = self._bounds(request)
         if now >= severe_s:
-            return _SEVERELY_EXPIRED, 0, request.arrival_s
+            return _SEVERELY_EXPIRED, 0, request.tier_since_s
         if now >= expired_s:
-            return _RECENTLY_EXPIRED, 0, request.arrival_s
-        return (_URGENT if now >= urgent_s else _NOT_URGENT), request.tier, request.arrival_s
+            return _RECENTLY_EXPIRED, 0, request.tier_since_s
+        return (_URGENT if now >= urgent_s else _NOT_URGENT), request.tier, request.tier_since_s
 
     def next_change(self, request: RequestView, now: float) -> float | None:
         if request.generated_tokens or request.tier >= self._batch_tier:
@@ -83,9 +93,5 @@ class DeadlinePriorityOrdering:
 
         The latter two are the first floating-point times after d = 0 and d = -tau_n.
         """
-        deadline_s = request.deadline_s
-        if request.slo_ttft_s is not None:
-            deadline_s = request.arrival_s + request.slo_ttft_s
-        elif deadline_s is None:
-            deadline_s = request.arrival_s + self._default_deadline_s
+        deadline_s = _due_s(request, self._default_deadline_s)
         return deadline_s - self._tau_p_s, nextafter(deadline_s, inf), nextafter(deadline_s + self._tau_n_s, inf)

@@ -91,8 +91,8 @@ class DeficitRoundRobinOrdering:
         tier = request.tier
         present, turn = self._round.get(tier, 0), self._turns.get((tier, request.tenant))
         if turn is None or turn.round < present:
-            return tier, present, -self._quantum_tokens, request.arrival_s
-        return tier, turn.round, -turn.left / self._weight((tier, request.tenant)), request.arrival_s
+            return tier, present, -self._quantum_tokens, request.tier_since_s
+        return tier, turn.round, -turn.left / self._weight((tier, request.tenant)), request.tier_since_s
 
     def _weight(self, share: Share) -> float:
         return self._weights.get(str(share[1]), 1.0)

@@ -116,8 +116,8 @@ class FairOrdering:
         tier = request.tier
         virtual, tenant = self._virtual.get(tier, 0.0), self._tenants.get((tier, request.tenant))
         if tenant is None:
-            return tier, virtual, virtual, request.arrival_s
-        return tier, max(virtual, tenant.finish - tenant.burst), tenant.finish, request.arrival_s
+            return tier, virtual, virtual, request.tier_since_s
+        return tier, max(virtual, tenant.finish - tenant.burst), tenant.finish, request.tier_since_s
 
     def is_below_share(self, request: RequestView) -> bool:
         tenant = self._tenants.get((request.tier, request.tenant))

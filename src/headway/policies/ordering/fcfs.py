@@ -12,4 +12,4 @@ class FcfsOrdering:
     preemptive: bool = False
 
     def rank(self, request: RequestView, now: float) -> tuple[float]:
-        return (request.arrival_s,)
+        return (request.tier_since_s,)

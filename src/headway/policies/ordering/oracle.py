@@ -22,7 +22,7 @@ class ShortestRemainingOrdering:
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:
         oracle_view = cast(OracleRequestView, request)
-        return oracle_view.output_tokens - oracle_view.generated_tokens, oracle_view.arrival_s
+        return oracle_view.output_tokens - oracle_view.generated_tokens, oracle_view.tier_since_s
 
 
 class ShortestToAnswerOrdering:
@@ -43,7 +43,7 @@ class ShortestToAnswerOrdering:
         oracle_view = cast(OracleRequestView, request)
         to_answer = self.next_change_tokens(request)
         left = oracle_view.output_tokens - oracle_view.generated_tokens if to_answer is None else to_answer
-        return to_answer is None, left, oracle_view.arrival_s
+        return to_answer is None, left, oracle_view.tier_since_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         oracle_view = cast(OracleRequestView, request)

@@ -47,7 +47,7 @@ class PascalOrdering:
 
     def rank(self, request: RequestView, now: float) -> tuple[int, int, int, float]:
         level = self._level.at(self._served(request)) if self.quantum is None else 0
-        return self.queue(request), level, request.turn, request.arrival_s
+        return self.queue(request), level, request.turn, request.tier_since_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         demoted = self._left(request) + 1 if self.queue(request) == 0 else None
@@ -100,8 +100,8 @@ class TiersAndPhasesOrdering:
         return phase * self._num_tiers + tier if self._phases_first else tier * self._phases.num_queues + phase
 
     def rank(self, request: RequestView, now: float) -> tuple[int, int, int, float]:
-        _, level, turn, arrival_s = self._phases.rank(request, now)
-        return self.queue(request), level, turn, arrival_s
+        _, level, turn, since_s = self._phases.rank(request, now)
+        return self.queue(request), level, turn, since_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         return self._phases.next_change_tokens(request)

@@ -23,7 +23,7 @@ class PriorityOrdering:
         self.preemptive = preemptive
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:
-        return request.tier, request.arrival_s
+        return request.tier, request.tier_since_s
 
 
 class PriorityFirstOrdering:
@@ -46,7 +46,7 @@ class PriorityFirstOrdering:
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:
         tier = request.tier
-        return sum(tier >= first for first in self._classes), request.arrival_s
+        return sum(tier >= first for first in self._classes), request.tier_since_s
 
 
 class TierPromotionOrdering:
@@ -73,13 +73,13 @@ class TierPromotionOrdering:
             if promoted_s > now:
                 break
             tier -= 1
-        return tier, request.arrival_s
+        return tier, request.tier_since_s
 
     def next_change(self, request: RequestView, now: float) -> float | None:
         return next((promoted_s for promoted_s in self._promotions(request) if promoted_s > now), None)
 
     def _promotions(self, request: RequestView) -> Iterator[float]:
-        at_s = request.arrival_s
+        at_s = request.tier_since_s
         last = len(self._quotas_s) - 1
         for tier in range(request.tier, 0, -1):
             at_s += self._quotas_s[min(tier, last)]

@@ -19,7 +19,7 @@ class RoundRobinOrdering:
         self.quantum: int | None = quantum_tokens
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:
-        return request.turn, request.arrival_s
+        return request.turn, request.tier_since_s
 
 
 class QuantumLevel:
@@ -60,7 +60,7 @@ class FewestQuantaOrdering:
         self._level = QuantumLevel(quantum_tokens, levels)
 
     def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
-        return self._level.at(request.generated_tokens), request.turn, request.arrival_s
+        return self._level.at(request.generated_tokens), request.turn, request.tier_since_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         return self._level.tokens_left(request.generated_tokens)
