@@ -83,6 +83,7 @@ class FakeReplica:
     num_arriving: int = 0
     is_draining: bool = False
     requests: Sequence[FakePlaced] = ()
+    paused: Sequence[FakeRequest] = ()
     role: str = "mixed"
     combo: int = 0
     goodput_rps: float | None = None
@@ -118,6 +119,10 @@ class FakeFleet:
     now: float = 0.0
     random: Random = field(default_factory=lambda: Random(0))
     wants_scores: bool = True
+    reasoning_queues: Sequence[int] = (0,)
+
+    def num_reasoning(self, replica: Any, /) -> int:
+        return sum(replica.queue_lengths[queue] for queue in self.reasoning_queues)
 
     def map(self, key: Callable[[Any], Any]) -> Sequence[Any]:
         return [key(replica) for replica in self.replicas]

@@ -31,7 +31,7 @@ from headway.control.service import Member, Service
 from headway.control.shedding import Shedding
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fallbacks, Role
-from headway.core.policy import Ordering
+from headway.core.policy import Ordering, PhasedOrdering
 from headway.core.record import FALLBACK_REASONS, Ended, Outcome
 from headway.core.request import Phase
 from headway.policies.ordering.fcfs import FcfsOrdering
@@ -641,7 +641,8 @@ class Control:
     ) -> Migrations | None:
         if policies.migration is None:
             return None
-        view = MutableFleetView(Random(f"{seed}/migration/{service.model}"))
+        view, ordering = MutableFleetView(Random(f"{seed}/migration/{service.model}")), policies.ordering()
+        view.phased = ordering if isinstance(ordering, PhasedOrdering) else None
         return Migrations(service, policies.migration(), view, self.effects.move, observer)
 
     def _admissions(

@@ -13,6 +13,8 @@ from headway.control.cache_index import CacheIndex, Change
 from headway.control.changes import KEPT_FROM, Changes, KeptValues
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.errors import HeadwayError
+from headway.core.policy import PhasedOrdering
+from headway.core.request import Phase
 from headway.core.view import OracleReplicaView, PoolView, ReplicaView, RequestView
 
 T = TypeVar("T")
@@ -96,16 +98,29 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
 class MutableFleetView:
     """Implements `core.view.FleetView`: one object whose attributes are set before every call of a policy."""
 
-    __slots__ = ("_kept", "changes", "now", "random", "replicas", "wants_scores")
+    __slots__ = ("_kept", "changes", "now", "phased", "random", "replicas", "wants_scores")
 
     def __init__(self, random: Random, wants_scores: bool = True) -> None:
         self.now = 0.0
         self.random = random
         self.replicas: Sequence[ReplicaView] = ()
         self.wants_scores = wants_scores
+        self.phased: PhasedOrdering | None = None
+        """The ordering, if it keeps reasoning requests in queues of their own."""
         self.changes: Changes | None = None
         """Where the replicas note their changes; None: they do not."""
         self._kept: dict[Callable[[ReplicaView], Any], KeptValues] = {}
+
+    def num_reasoning(self, replica: ReplicaView, /) -> int:
+        phased, lengths = self.phased, replica.queue_lengths
+        if phased is None or len(lengths) != phased.num_queues:  # it acts in front of the replicas
+            return sum(map(self._reasons, [*replica.requests, *replica.paused]))
+        return sum([lengths[queue] for queue in phased.reasoning_queues]) + sum(map(self._reasons, replica.paused))
+
+    def _reasons(self, request: RequestView) -> bool:
+        if request.phase is not Phase.REASONING:
+            return False
+        return self.phased is None or self.phased.queue(request) in self.phased.reasoning_queues
 
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
         replicas = self.replicas
@@ -189,6 +204,7 @@ class ScrapedReplica(ReplicaCalls):
     queue_lengths = property(attrgetter("_replica.queue_lengths"))
     is_draining = property(attrgetter("_replica.is_draining"))
     requests = property(attrgetter("_replica.requests"))
+    paused = property(attrgetter("_replica.paused"))
     prefill_tokens_left = property(attrgetter("_replica.prefill_tokens_left"))
     tokens_generated = property(attrgetter("_replica.tokens_generated"))
     answers_on_pace = property(attrgetter("_replica.answers_on_pace"))

@@ -202,6 +202,10 @@ class SharedReplica(ReplicaCalls):
     # The replica's own.
 
     @property
+    def paused(self) -> Sequence[Any]:
+        return self._replica.paused
+
+    @property
     def region(self) -> str:
         return self._replica.region
 

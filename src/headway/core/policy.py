@@ -6,7 +6,7 @@ an oracle knows. Drivers that cannot know it refuse such a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -82,6 +82,14 @@ class QueuedOrdering(Protocol):
 
     def queue(self, request: RequestView) -> int:
         """The request's queue, 0 to `num_queues - 1`."""
+
+
+@runtime_checkable
+class PhasedOrdering(QueuedOrdering, Protocol):
+    """An ordering that keeps reasoning requests in queues of their own."""
+
+    reasoning_queues: Collection[int]
+    """Queues of requests that reason. A reasoning request in another one stands behind answers."""
 
 
 @runtime_checkable

@@ -263,7 +263,7 @@ class ReplicaView(Protocol):
 
     @property
     def answers_on_pace(self) -> bool:
-        """Whether no reader of an answer generated here has run out of tokens (`core.pacer`)."""
+        """Whether no reader of an answer generated here has run out of tokens (`core.pacer`); those of `paused` too."""
 
     @property
     def num_arriving(self) -> int:
@@ -276,6 +276,10 @@ class ReplicaView(Protocol):
     @property
     def requests(self) -> Sequence[PlacedRequestView]:
         """The requests placed here, in no order. Reading takes time in proportion to their number."""
+
+    @property
+    def paused(self) -> Sequence[RequestView]:
+        """Requests that were paused here for others, without a KV cache since, and are held until there is room."""
 
     @property
     def prefill_tokens_left(self) -> int:
@@ -343,6 +347,12 @@ class FleetView(PolicyView, Protocol):
     @property
     def wants_scores(self) -> bool:
         """Whether somebody may read the scores of the decision."""
+
+    def num_reasoning(self, replica: ReplicaView, /) -> int:
+        """Requests placed or paused at a replica that reason, without those that the ordering puts behind answers.
+
+        Reads lengths of the ordering's queues; where it has none at the replica, takes time in proportion to requests.
+        """
 
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
         """`[key(replica) for replica in replicas]`; do not change it.

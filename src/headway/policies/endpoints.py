@@ -25,6 +25,16 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
+def footprint(replica: ReplicaView, host_counts: bool = True) -> int:
+    """KV blocks of a replica's requests (PASCAL, Algorithm 1: m_i): on the GPU, and with `host_counts` those that
+    preempted requests have in host memory, or need again since they were paused."""
+    if not host_counts:
+        return replica.kv_blocks_used
+    block = replica.block_size_tokens
+    again = sum([-(-(each.prompt_tokens + each.generated_tokens) // block) for each in replica.paused])
+    return replica.kv_blocks_used + replica.kv_blocks_host + again
+
+
 def effective_use(replicas: Iterable[ReplicaView]) -> float:
     """Effective memory utilisation (SageServe, 6.1): KV blocks in use over KV blocks, of all replicas together.
 

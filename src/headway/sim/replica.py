@@ -20,6 +20,7 @@ from typing import Protocol, cast
 
 from headway.control.cache_index import CacheIndex, Change, spans
 from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
+from headway.control.paused import PausedRequests
 from headway.control.recent_adapters import RecentAdapters
 from headway.control.recorder import Recorder
 from headway.core.fleet import Network, Pool
@@ -71,7 +72,7 @@ class Replica:
     __slots__ = (
         "_batching_rule", "_cancelling", "_changes", "_events", "_exact", "_has_frontend", "_has_moving_ranks",
         "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_latency_s", "_listener", "_makes_first_token",
-        "_matched_cached", "_matched_loadable", "_matched_request", "_output_tokens", "_pacer", "_pausing",
+        "_matched_cached", "_matched_loadable", "_matched_request", "_output_tokens", "_pacer", "_paused", "_pausing",
         "_queue_lengths", "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu",
         "holds_until_s", "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting",
         "max_request_tokens", "model", "num_by_tier", "num_in_flight", "num_received", "pool", "recent_loras", "region",
@@ -143,6 +144,7 @@ class Replica:
         """Running requests that leave at the next boundary."""
         self._pausing: list[Live] = []
         """Running requests that leave at the next boundary, and are placed again."""
+        self._paused = PausedRequests(self.id)
         self.num_in_flight = self._output_tokens = self.num_received = 0
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         queued = self.batch.queued_ordering
@@ -544,6 +546,7 @@ class Replica:
         else:
             return
         live.computed_tokens = live.shared_blocks = 0
+        self._paused.add(live)
         self._listener.on_paused(live, now)
 
     # The next iteration.
@@ -807,9 +810,19 @@ class Replica:
         tick = self._ticks_ahead() + self.batch.tick
         if not stalls.all_on_pace(tick, now):
             return False
+        if self._paused:
+            self.holds_until_s = now
+            return self._paused.are_on_pace(self._pacer, now)
         if self._changes.is_read:
             self.holds_until_s = min(self.holds_until_s, stalls.first_stall_s(tick))
         return True
+
+    @property
+    def paused(self) -> list[Live]:
+        if not self._paused:
+            return []
+        self.holds_until_s = self._kernel.now
+        return self._paused.held()
 
     @property
     def requests(self) -> list[Live]:

@@ -117,7 +117,12 @@ def draw_replica(
         "is_shared": Random(f"{id}/shared").random() < 0.2,
         "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
         "requests": [draw_placed(rng, request, id) for request in placed], **_draw_loras(Random(id)),
+        "paused": _draw_paused(Random(f"{id}/{mood}/paused"), id),
     }  # fmt: skip
+
+
+def _draw_paused(rng: Random, replica: int) -> list[dict[str, Any]]:
+    return [draw_placed(rng, draw_request(rng, -1 - i, 0.0), replica) for i in range(rng.choice((0, 0, 2)))]
 
 
 def _draw_cache(rng: Random, prefill_tokens_left: int) -> dict[str, Any]:

@@ -125,7 +125,7 @@ _SHOWN = {
     "request": _attributes(OracleRequestView),
     "placed": _attributes(PlacedRequestView) | _ORACLE_REQUEST,
     "replica": _attributes(OracleReplicaView) | _METHODS,
-    "view": _attributes(FleetView) | {"map"},
+    "view": _attributes(FleetView) | {"map", "num_reasoning"},
     "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),
     "admission": _attributes(AdmissionView),
@@ -147,7 +147,11 @@ def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: Pol
     def map(key: Callable[[StrictView], object]) -> Sequence[object]:
         return tuple(key(view) for view in views)
 
+    def num_reasoning(replica: StrictView, /) -> int:
+        return int(replica.queue_lengths[0])
+
     values = {"now": now, "random": random, "replicas": views, "wants_scores": True, "map": map}
+    values["num_reasoning"] = num_reasoning
     return cast(FleetView, call.view("view", values))
 
 
@@ -193,5 +197,7 @@ def _replica_views(name: str, replicas: Sequence[Values], call: PolicyCall) -> l
     for values in replicas:
         placed = [call.view("placed", one, _ORACLE_REQUEST) for one in values["requests"]]
         values = {**values, "requests": call.listed("replica.requests", placed)}
+        paused = [call.view("placed", one, _ORACLE_REQUEST) for one in values["paused"]]
+        values["paused"] = call.listed("replica.paused", paused)
         views.append(call.view("replica", values, _ORACLE_REPLICA))
     return call.listed(name, views)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from headway.control.cache_index import CacheIndex, RanksIndex
 from headway.control.live import Live
+from headway.control.paused import PausedRequests
 from headway.control.recent_adapters import RecentAdapters
 from headway.core.fleet import Network, Pool, Role
 from headway.core.pacer import Pacer
@@ -168,6 +169,7 @@ class LiveReplica(EngineEndpoint):
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self._reservations: dict[int, ReplicaReservation] = {}
+        self._paused = PausedRequests(id)
         self.num_in_flight = 0
         self.on_prompt: Callable[[Live], None] | None = None
         """Called when the prompt of a streamed request is computed. Others end then, which says the same."""
@@ -298,6 +300,14 @@ class LiveReplica(EngineEndpoint):
     def requests(self) -> Sequence[Live]:
         return [reservation.live for reservation in self._reservations.values()]
 
+    def pause(self, live: Live) -> None:
+        """Note that a request has left for a held one, and is held itself."""
+        self._paused.add(live)
+
+    @property
+    def paused(self) -> Sequence[Live]:
+        return self._paused.held() if self._paused else ()
+
     @property
     def answers_on_pace(self) -> bool:
         """Every reader of an answer still has tokens to read."""
@@ -307,7 +317,7 @@ class LiveReplica(EngineEndpoint):
             start_s = pacer.start_s(live.reasoning_end_s, live.answer_s)
             if start_s is not None and pacer.run_dry_s(start_s, live.answer_tokens) < now:
                 return False
-        return True
+        return not self._paused or self._paused.are_on_pace(pacer, now)
 
     # The prefix cache.
 

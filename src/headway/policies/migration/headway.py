@@ -45,6 +45,7 @@ class _Alike:
     def __init__(self, replica: int, view: FleetView) -> None:
         self.now, self.random, self.wants_scores = view.now, view.random, view.wants_scores
         own = next(each for each in view.replicas if each.id == replica)
+        self.num_reasoning = view.num_reasoning
         self.replicas = [each for each in view.replicas if each.times is own.times and each.role == own.role]
 
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:

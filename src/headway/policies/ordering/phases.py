@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headway.core.errors import HeadwayError
 from headway.core.request import Phase
 from headway.core.view import RequestView
@@ -24,6 +26,7 @@ class PascalOrdering:
     """
 
     num_queues: int = 2
+    reasoning_queues: Collection[int] = (0,)
     preemptive: bool = True
 
     def __init__(
@@ -92,6 +95,9 @@ class TiersAndPhasesOrdering:
         self._phases = PascalOrdering(quantum_tokens, demotion_tokens, by_quanta, levels)
         self.quantum = self._phases.quantum
         self.num_queues = self._phases.num_queues * num_tiers
+        self.reasoning_queues: Collection[int] = (
+            range(num_tiers) if phases_first else range(0, self.num_queues, self._phases.num_queues)
+        )
         self._num_tiers = num_tiers
         self._phases_first = phases_first
 

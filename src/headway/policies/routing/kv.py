@@ -7,6 +7,7 @@ from operator import attrgetter
 from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
+from headway.policies.endpoints import footprint
 
 
 class LeastKvRouter:
@@ -34,14 +35,15 @@ class LeastKvRouter:
 
 
 class LeastFootprintRouter:
-    """The replica with the smallest KV footprint: blocks on the GPU, and blocks of preempted requests in host memory.
+    """The replica with the smallest KV footprint: blocks on the GPU, and blocks of preempted requests.
 
+    The latter are in host memory, or to be computed again by requests that were paused at the replica and are held.
     Among equals, the lowest id wins. This is the placement of the PASCAL paper's baselines (section V-A). Unlike
     `least-kv`, it counts held blocks, not shares of the capacity, and no waiting prompts.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        footprints = view.map(_footprint)
+        footprints = view.map(footprint)
         least = min(footprints)
         return Placement(min(i.id for i, held in zip(view.replicas, footprints, strict=True) if held == least))
 
@@ -56,9 +58,5 @@ class PascalRouter:
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         eligible = [i for i in view.replicas if i.answers_on_pace] or view.replicas
-        selected = min(eligible, key=lambda i: (i.kv_blocks_used + i.kv_blocks_host, i.id))
+        selected = min(eligible, key=lambda i: (footprint(i), i.id))
         return Placement(selected.id)
-
-
-def _footprint(replica: ReplicaView) -> int:
-    return replica.kv_blocks_used + replica.kv_blocks_host
