@@ -23,7 +23,7 @@ from headway.core.pacer import Pacer
 from headway.core.policy import PhasedOrdering
 from headway.core.record import Outcome
 from headway.core.request import Phase
-from headway.core.view import FleetView, RequestView
+from headway.core.view import MigrationView, RequestView
 from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
 from headway.policies.migration.pascal import PascalMigration
 from headway.policies.ordering.phases import PascalOrdering, TiersAndPhasesOrdering
@@ -95,7 +95,7 @@ class PascalWatched(PascalMigration):
     def __init__(self) -> None:
         super().__init__(host_counts=True)
 
-    def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
+    def at_phase(self, request: RequestView, view: MigrationView) -> Move | None:
         for replica in view.replicas:
             there = [one for one in replica.requests if not one.is_moving]
             moving = len(replica.requests) - len(there)

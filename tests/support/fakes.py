@@ -113,7 +113,7 @@ class FakeReplica:
 
 @dataclass
 class FakeFleet:
-    """`core.view.FleetView`."""
+    """`core.view.MigrationView`."""
 
     replicas: Sequence[Any]
     now: float = 0.0

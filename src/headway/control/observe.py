@@ -96,7 +96,7 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MutableFleetView:
-    """Implements `core.view.FleetView`: one object whose attributes are set before every call of a policy."""
+    """Implements `core.view.MigrationView`: one object whose attributes are set before every call of a policy."""
 
     __slots__ = ("_kept", "changes", "now", "phased", "random", "replicas", "wants_scores")
 

@@ -15,7 +15,15 @@ import numpy.typing as npt
 from headway.core.decision import Move, Placement, Release
 from headway.core.past_demand import PastDemand
 from headway.core.record import Ended
-from headway.core.view import AdmissionView, CascadeView, FleetView, PoolCounts, PoolsView, RequestView
+from headway.core.view import (
+    AdmissionView,
+    CascadeView,
+    FleetView,
+    MigrationView,
+    PoolCounts,
+    PoolsView,
+    RequestView,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -146,10 +154,10 @@ class Migration(Protocol):
     interval_s: float | None
     """Seconds between two calls of `moves`; None = never."""
 
-    def moves(self, view: FleetView) -> Sequence[Move]:
+    def moves(self, view: MigrationView) -> Sequence[Move]:
         """Moves to begin now. Moves that are not possible (any more) are ignored."""
 
-    def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
+    def at_phase(self, request: RequestView, view: MigrationView) -> Move | None:
         """The move of a request that has ended its reasoning; None = it stays.
 
         `view.replicas` are the replicas that can take it, and its own.

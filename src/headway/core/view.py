@@ -335,7 +335,7 @@ class PolicyView(Protocol):
 
 
 class FleetView(PolicyView, Protocol):
-    """What a router or a migration policy sees."""
+    """What a router sees, and a migration policy."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
@@ -348,17 +348,21 @@ class FleetView(PolicyView, Protocol):
     def wants_scores(self) -> bool:
         """Whether somebody may read the scores of the decision."""
 
-    def num_reasoning(self, replica: ReplicaView, /) -> int:
-        """Requests placed or paused at a replica that reason, without those that the ordering puts behind answers.
-
-        Reads lengths of the ordering's queues; where it has none at the replica, takes time in proportion to requests.
-        """
-
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
         """`[key(replica) for replica in replicas]`; do not change it.
 
         A driver may keep values, and call `key` for the replicas that have changed since the last call with the same
         `key`: a function of one replica's fields, without state of its own.
+        """
+
+
+class MigrationView(FleetView, Protocol):
+    """What a migration policy sees."""
+
+    def num_reasoning(self, replica: ReplicaView, /) -> int:
+        """Requests placed or paused at a replica that reason, without those that the ordering puts behind answers.
+
+        Reads lengths of the ordering's queues; where it has none at the replica, takes time in proportion to requests.
         """
 
 

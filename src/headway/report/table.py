@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 
@@ -102,11 +102,11 @@ DROPPED_FIRST = (
 )  # fmt: skip
 """Columns that a narrow console drops, in this order. Counts of unfinished requests are always shown."""
 
-TENANT_COLUMNS = ("ttft_s.p50", "ttft_s.p99", "itl_s.p99", "e2e_s.p99", "slo_attainment", "throughput_rps",
+GROUP_COLUMNS = ("ttft_s.p50", "ttft_s.p99", "itl_s.p99", "e2e_s.p99", "slo_attainment", "throughput_rps",
                   "output_tokens_per_s", "num_unfinished", "num_rejected", *_REFUSED)  # fmt: skip
-"""Columns of the table by tenant."""
-MOST_TENANT_ROWS = 24
-"""Rows of that table, beyond which it is left out: the JSON and the HTML report have all tenants."""
+"""Columns of the tables by tier and by tenant."""
+MOST_GROUP_ROWS = 24
+"""Rows of such a table, beyond which it is left out: the JSON and the HTML report have all tiers and tenants."""
 
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
@@ -235,44 +235,46 @@ def comparison_table(runs: Sequence[Run], *, width: int, seeded: SeededMetrics |
     return table
 
 
-def tenants_table(runs: Sequence[Run], *, width: int, seeded: SeededMetrics | None = None) -> Table | None:
-    """A table with one row per run and tenant, as `comparison_table`; None unless every run has the same tenants, and
-    where the rows are too many."""
-    tenants = list(runs[0].summary.tenants)
-    if not 0 < len(tenants) * len(runs) <= MOST_TENANT_ROWS:
+def group_table(runs: Sequence[Run], by: str, *, width: int, seeded: SeededMetrics | None = None) -> Table | None:
+    """A table with one row per run and tier, or tenant, as `comparison_table`. `by` is "tier" or "tenant".
+
+    None unless every run has the same tiers or tenants, and where the rows are too many.
+    """
+    found = [list(run.summary.tiers if by == "tier" else run.summary.tenants) for run in runs]
+    names = found[0]
+    if not 0 < len(names) * len(runs) <= MOST_GROUP_ROWS or any(each != names for each in found):
         return None
-    if any(list(run.summary.tenants) != tenants for run in runs):
-        return None
-    by_tenant = [_of_tenant(runs, tenant, seeded) for tenant in tenants]
+    groups = {name: _of_group(runs, f"{by}.{name}", seeded) for name in names}
     dropped = [column.title for key in DROPPED_FIRST for column in COLUMNS if column.key == key]
     console = Console(width=10_000, file=StringIO())
     for num_dropped in range(len(dropped) + 1):
-        table = _by_tenant(tenants, by_tenant, dropped[:num_dropped])
+        table = _by_group(by, groups, dropped[:num_dropped])
         if console.measure(table).maximum <= width:
             break
     return table
 
 
-def _by_tenant(tenants: Sequence[str], by_tenant: Sequence[ComparedMetrics], dropped: Sequence[str]) -> Table:
-    present = {column.title for each in by_tenant for column in each.columns}
+def _by_group(by: str, groups: Mapping[str, ComparedMetrics], dropped: Sequence[str]) -> Table:
+    first = next(iter(groups.values()))
+    present = {column.title for each in groups.values() for column in each.columns}
     titles = [column.title for column in COLUMNS if column.title in present and column.title not in dropped]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in (*by_tenant[0].kinds, "tenant"):
+    for title in (*first.kinds, by):
         table.add_column(title, no_wrap=True)
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for i, label in enumerate(by_tenant[0].labels):
-        for tenant, each in zip(tenants, by_tenant, strict=True):
+    for i, label in enumerate(first.labels):
+        for name, each in groups.items():
             cells = {column.title: _marked(cell) for column, cell in zip(each.columns, each.cells[i], strict=True)}
-            table.add_row(*map(escape, (*label, tenant)), *(cells.get(title, "- ") for title in titles))
+            table.add_row(*map(escape, (*label, name)), *(cells.get(title, "- ") for title in titles))
     return table
 
 
-def _of_tenant(runs: Sequence[Run], tenant: str, seeded: SeededMetrics | None) -> ComparedMetrics:
-    """The comparison by the metrics of one tenant."""
-    chosen = [column for column in COLUMNS if column.key in TENANT_COLUMNS]
-    keys = {f"tenant.{tenant}.{column.key}" for column in chosen if column.key in ONLY_IF_NONZERO}
-    columns = [replace(column, key=f"tenant.{tenant}.{column.key}") for column in chosen]
+def _of_group(runs: Sequence[Run], prefix: str, seeded: SeededMetrics | None) -> ComparedMetrics:
+    """The comparison by the metrics of one tier or tenant."""
+    chosen = [column for column in COLUMNS if column.key in GROUP_COLUMNS]
+    keys = {f"{prefix}.{column.key}" for column in chosen if column.key in ONLY_IF_NONZERO}
+    columns = [replace(column, key=f"{prefix}.{column.key}") for column in chosen]
     return compare(runs, seeded, columns, ONLY_IF_NONZERO | keys)
 
 
@@ -317,6 +319,7 @@ def render(runs: Sequence[Run], *, width: int, color: bool = False, seeded: Seed
     console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     with console.capture() as capture:
         console.print(comparison_table(runs, width=width, seeded=seeded))
-        if (tenants := tenants_table(runs, width=width, seeded=seeded)) is not None:
-            console.print(tenants)
+        for by in ("tier", "tenant"):
+            if (table := group_table(runs, by, width=width, seeded=seeded)) is not None:
+                console.print(table)
     return capture.get()

@@ -10,7 +10,7 @@ from typing import Any, cast
 from headway.core.view import (
     AdmissionView,
     CascadeView,
-    FleetView,
+    MigrationView,
     OracleReplicaView,
     OracleRequestView,
     PlacedRequestView,
@@ -125,7 +125,7 @@ _SHOWN = {
     "request": _attributes(OracleRequestView),
     "placed": _attributes(PlacedRequestView) | _ORACLE_REQUEST,
     "replica": _attributes(OracleReplicaView) | _METHODS,
-    "view": _attributes(FleetView) | {"map", "num_reasoning"},
+    "view": _attributes(MigrationView) | {"map", "num_reasoning"},
     "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),
     "admission": _attributes(AdmissionView),
@@ -141,7 +141,7 @@ def request_view(values: Values, call: PolicyCall, *, placed: bool = False) -> R
     return cast(RequestView, call.view("request", values, _ORACLE_REQUEST))
 
 
-def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: PolicyCall) -> FleetView:
+def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: PolicyCall) -> MigrationView:
     views = _replica_views("view.replicas", replicas, call)
 
     def map(key: Callable[[StrictView], object]) -> Sequence[object]:
@@ -152,7 +152,7 @@ def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: Pol
 
     values = {"now": now, "random": random, "replicas": views, "wants_scores": True, "map": map}
     values["num_reasoning"] = num_reasoning
-    return cast(FleetView, call.view("view", values))
+    return cast(MigrationView, call.view("view", values))
 
 
 def pools_view(

@@ -252,7 +252,7 @@ class Driver:
         if request.outcome is not None:
             return
         if is_paused:
-            source.pause(live)
+            self.replicas[source.id].pause(live)
             self.control.on_paused(live, self.now)
             self.arm_hold_timeout(request)
             return

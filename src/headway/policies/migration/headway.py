@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from headway.core.decision import Move
-from headway.core.view import FleetView, PlacedRequestView, ReplicaView, RequestView
+from headway.core.view import MigrationView, PlacedRequestView, ReplicaView, RequestView
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
 
@@ -29,20 +29,20 @@ class HeadwayMigration:
         self._relief = _Relief(interval_s=interval_s, num_tiers=num_tiers)
         self.interval_s: float | None = interval_s
 
-    def moves(self, view: FleetView) -> Sequence[Move]:
+    def moves(self, view: MigrationView) -> Sequence[Move]:
         if len(view.replicas) == 1 or not any(replica.is_draining or _is_full(replica) for replica in view.replicas):
             return ()
         return self._relief.moves(view)
 
-    def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
+    def at_phase(self, request: RequestView, view: MigrationView) -> Move | None:
         alike = _Alike(request.replica, view)
         return self._phases.at_phase(request, alike) if len(alike.replicas) > 1 else None
 
 
 class _Alike:
-    """A view of a replica and those that do the same work as fast. Satisfies `FleetView`."""
+    """A view of a replica and those that do the same work as fast. Satisfies `MigrationView`."""
 
-    def __init__(self, replica: int, view: FleetView) -> None:
+    def __init__(self, replica: int, view: MigrationView) -> None:
         self.now, self.random, self.wants_scores = view.now, view.random, view.wants_scores
         own = next(each for each in view.replicas if each.id == replica)
         self.num_reasoning = view.num_reasoning

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.core.decision import Move
 from headway.core.request import Phase
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import MigrationView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
 from headway.policies.endpoints import footprint
 
@@ -34,10 +34,10 @@ class PascalMigration:
         self._host_counts = host_counts
         self._quantum_tokens = quantum_tokens
 
-    def moves(self, view: FleetView) -> Sequence[Move]:
+    def moves(self, view: MigrationView) -> Sequence[Move]:
         return ()
 
-    def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
+    def at_phase(self, request: RequestView, view: MigrationView) -> Move | None:
         own = request.replica
         eligible = [i for i in view.replicas if i.answers_on_pace]
         if eligible:
