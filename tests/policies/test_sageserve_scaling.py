@@ -526,6 +526,25 @@ def test_chiron_looks_at_each_endpoint_by_itself() -> None:
     assert ChironScaler().scale(fleet) == {"west-m-interactive": 11}
 
 
+@pytest.mark.parametrize(
+    ("forecast_tps", "tps", "num"), [(0.0, 200.0, 5), (100.0, 499.0, 4), (100.0, 500.0, 5), (0.0, 0.0, 4)]
+)
+def test_lt_ua_takes_demand_of_which_none_was_forecast_for_a_burst(forecast_tps: float, tps: float, num: int) -> None:
+    """The plan is 4 instances. In the last 20 minutes of the hour, one more at five times the forecast, as in 6.4."""
+    plan = Planning(tps={"m": 100.0}, buffer=0.0)
+
+    class Four:
+        def instances(self, demand_tps: Any, pools: Any) -> dict[str, int]:
+            return {"main": 4}
+
+    scaler = LongTermGapScaler(plan, cooldown_s=1e6, forecaster=Knows(forecast_tps), planner=Four())
+    world = World(scaler, use=0.6, interactive_tps=1.0)
+    world.until(HOUR_S - 1300.0)
+    world.interactive_tps = tps
+    world.until(HOUR_S - 900.0)
+    assert world.num == num
+
+
 # A timetable.
 
 

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,21 +62,28 @@ def test_the_note_names_the_pools_and_what_is_missing() -> None:
     assert "not calibrated" not in table.render([make(0)], width=220)
 
 
-def test_a_second_table_has_a_row_for_each_tenant_of_each_run(runs: list[Run]) -> None:
-    """Where runs have the same tenants, and few of them; a narrow console drops columns."""
-    plain = with_fields(runs[0].summary, tenants={})
-    assert "tenant" not in table.render([replace(runs[0], summary=plain)], width=220)
-    tenants = {"quiet": runs[1].summary, "flood": runs[2].summary}
-    shared = [replace(run, summary=with_fields(run.summary, tenants=tenants)) for run in runs[:2]]
-    lines = table.render(shared, width=220).split("tenant", 1)[1].splitlines()
+@pytest.mark.parametrize(("by", "groups"), [("tenant", ("quiet", "flood", "third")), ("tier", ("0", "1", "2"))])
+def test_a_second_table_has_a_row_for_each_tier_or_tenant_of_each_run(
+    runs: list[Run], by: str, groups: tuple[str, str, str]
+) -> None:
+    """Where runs have the same ones, and few of them; a narrow console drops columns."""
+    first, second, third = groups
+
+    def grouped(run: Run, of: dict[str, Any]) -> Run:
+        return replace(run, summary=with_fields(run.summary, **{"tenants": {}, "tiers": {}, f"{by}s": of}))
+
+    plain = grouped(runs[0], {}).summary
+    assert f" {by} " not in table.render([replace(runs[0], summary=plain)], width=220)
+    shared = [grouped(run, {first: runs[1].summary, second: runs[2].summary}) for run in runs[:2]]
+    lines = table.render(shared, width=220).split(f" {by} ", 1)[1].splitlines()
     rows = [line.split() for line in lines if " fcfs " in line]
-    assert [(row[0], row[2]) for row in rows] == [(name, who) for name in ROUTERS[:2] for who in ("quiet", "flood")]
+    assert [(row[0], row[2]) for row in rows] == [(name, who) for name in ROUTERS[:2] for who in (first, second)]
     assert table.seconds(flatten(runs[2].summary)["ttft_s.p99"]) in lines[3]  # type: ignore[arg-type]
-    narrow = table.render(shared, width=80).split("tenant", 1)[1]
+    narrow = table.render(shared, width=80).split(f" {by} ", 1)[1]
     assert "TTFT p99" in narrow and "tok/s" not in narrow and max(map(len, narrow.splitlines())) <= 80
-    other = replace(runs[1], summary=with_fields(plain, tenants={"quiet": plain, "third": plain}))
-    assert "quiet" not in table.render([shared[0], other], width=220)
-    many = replace(runs[0], summary=with_fields(plain, tenants={f"t{i}": plain for i in range(40)}))
+    other = grouped(runs[1], {first: plain, third: plain})
+    assert f" {by} " not in table.render([shared[0], other], width=220)
+    many = grouped(runs[0], {f"t{i}": plain for i in range(40)})
     assert "t39" not in table.render([many], width=220)
 
 

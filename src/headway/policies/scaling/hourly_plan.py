@@ -147,13 +147,19 @@ class HourlyPlanner:
         return True
 
     def ratio(self, pool: PoolView, now: float) -> float | None:
-        """Present demand over forecast demand; None without a forecast, or for a model without demand in the region."""
+        """Present demand over forecast demand: infinite for demand of which none was forecast.
+
+        None without a forecast, and where there is neither.
+        """
         cell = self._cells.get((pool.model, pool.region))
         if cell is None or not len(cell.expected_tps):
             return None
         step = min(int((now - cell.expected_from_s) / self._config.step_s), len(cell.expected_tps) - 1)
         expected_tps = cell.expected_tps[step]
-        return cell.recent.rate_rps(self._config.recent_s) / expected_tps if expected_tps > 0 else None
+        present_tps = cell.recent.rate_rps(self._config.recent_s)
+        if expected_tps > 0:
+            return present_tps / expected_tps
+        return inf if present_tps > 0 else None
 
     def _recall(self, past: PastDemand, view: PoolsView) -> None:
         """Make the cells of the past demand."""

@@ -96,7 +96,8 @@ class LongTermGapScaler(LongTermUtilizationScaler):
     while the interactive input tokens per second are at least `burst` times the forecast. It shrinks further while they
     are at most `lull` times the forecast. Neither happens if the utilisation would then be below `in_below` or above
     `out_above`: Headway's limits, as memory would undo the step at once. Demand is that of the pool's region over
-    `recent_s`, compared with the median forecast for the same time.
+    `recent_s`, compared with the median forecast of the present step: with `plan.peak_s`, of its largest mean over that
+    time. Demand of which none was forecast is a burst.
     """
 
     def __init__(
