@@ -51,6 +51,16 @@ def test_a_held_request_is_placed_when_it_is_released() -> None:
     assert (batch.stage, batch.tier, batch.release_region, policy.held) == (WAITING, 1, "west", [1])
 
 
+@pytest.mark.parametrize(("tier", "since_s"), [(0, 1.0), (2, 0.0), (None, 0.0)])
+def test_a_request_has_another_tier_since_its_release(tier: int | None, since_s: float) -> None:
+    """It stands among those that arrive then; a release without another tier keeps its place."""
+    run, policy = admitting()
+    live = run.arrive(0, tier=2)
+    policy.releases = [Release(0, tier=tier)]
+    tick(run)
+    assert (live.arrival_s, live.tier_since_s) == (0.0, since_s)
+
+
 def test_a_request_that_fits_no_replica_is_not_held() -> None:
     run, _ = admitting()
     assert run.arrive(0, tier=2, prompt=1000).stage is ENDED

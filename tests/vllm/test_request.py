@@ -36,6 +36,8 @@ def test_what_the_client_says() -> None:
 
 
 def test_times_count_from_the_arrival_at_the_gateway() -> None:
+    _, promoted, _ = made(headway_waited_s=1.5, headway_promoted_s=1.25)
+    assert promoted.tier_since_s == promoted.arrival_s + 1.25
     _, view, complaints = made(headway_waited_s=1.5, headway_deadline_s=2, headway_slo_ttft_s=0.5)
     assert (view.arrival_s, view.deadline_s, view.slo_ttft_s) == (6.0, 8.0, 0.5) and not complaints
 
