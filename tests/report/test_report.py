@@ -89,7 +89,7 @@ def test_a_second_table_has_a_row_for_each_tier_or_tenant_of_each_run(
 
 def test_table_has_a_row_per_run_and_marks_the_best(runs: list[Run]) -> None:
     text = table.render(runs, width=220)
-    lines = [line for line in text.split(" tenant ")[0].splitlines() if " fcfs " in line]
+    lines = [line for line in text.split(" tier ")[0].splitlines() if " fcfs " in line]
     assert [line.split()[0] for line in lines] == list(ROUTERS[:3])
     best = min(range(3), key=lambda i: flatten(runs[i].summary)["ttft_s.p99"])  # type: ignore[arg-type,return-value]
     compared = table.compare(runs)
