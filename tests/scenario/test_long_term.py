@@ -190,6 +190,16 @@ def test_one_number_for_a_model_and_a_gpu_type() -> None:
     assert "500 tokens/s a replica in us-east, no tps in us-central" in refused(made)
 
 
+def test_pools_for_batch_work_alone_are_not_planned_for_interactive_work() -> None:
+    made = document(long_term())
+    made["fleet"].append({**made["fleet"][0], "name": "us-east-niw"})
+    made["policies"]["routing"] = {"name": "sageserve", "batch_suffix": "-niw"}
+    assert "scaler lt-i: plans instances for interactive work, but router sageserve keeps us-east-niw" in refused(made)
+    made["policies"]["scaling"]["plan"]["tps"] = dict.fromkeys(REGIONS, 500.0)
+    made["policies"]["scaling"]["planner"] = "greedy"
+    assembled(made)
+
+
 def views(chosen: scenario.Scenario) -> list[FakePool]:
     """Pools as the planner sees them at the start."""
     return [

@@ -82,6 +82,8 @@ def scaler(
     parameters = signature(choice.made_by).parameters
     if tasks is not None and "tasks" in parameters:
         choice = replace(choice, arguments={**choice.arguments, "tasks": tasks})
+    if "planner" in parameters:
+        _refuse_batch_pools(choice, scenario)
     if not tools:
         return choice
     for key in tools:
@@ -96,6 +98,19 @@ def scaler(
     if "forecaster" in tools:
         made["forecaster"] = Forecasters(_convert("forecaster", tools["forecaster"], ForecasterSpec), config, demand)
     return replace(choice, arguments={**choice.arguments, **made})
+
+
+def _refuse_batch_pools(choice: PolicyChoice[Scaler], scenario: Scenario) -> None:
+    """HeadwayError where interactive demand would be planned for pools that the router keeps to batch work."""
+    routing: Any = scenario.spec.policies.routing
+    suffix = routing.get("batch_suffix") if isinstance(routing, Mapping) else None
+    tps = (choice.arguments.get("plan") or Planning()).tps
+    for pool in scenario.fleet.pools:
+        if suffix and pool.name.endswith(suffix) and (not tps or tps.keys() & {pool.name, pool.model.name}):
+            raise HeadwayError(
+                f"scaler {choice.name}: plans instances for interactive work, but router {routing['name']} keeps"
+                f" {pool.name} to batch work; expected pools for all tiers, or scaling by reactive or chiron"
+            )
 
 
 def _planning(choice: PolicyChoice[Scaler]) -> Planning:

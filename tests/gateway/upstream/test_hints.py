@@ -41,7 +41,8 @@ def test_an_engine_ranks_by_deadline_as_the_gateway_does() -> None:
     edf = EdfOrdering()
     for slos in ({}, {"slo_ttft_s": 0.5}, {"slo_ttft_s": 0.5, "deadline_s": 11.5}, {"deadline_s": 40.0}):
         live = Live(0, 10.25, 5, 10, **slos)
-        for live.tier_since_s in (live.arrival_s, 11.25):  # as it came, or promoted by an admission policy
+        for since_s in (live.arrival_s, 11.25):  # as it came, or promoted by an admission policy
+            live.tier_since_s = since_s
             seen = in_engine(live, hints_of(live), 10)
             assert edf.rank(seen, 12.0) == pytest.approx(edf.rank(live, 12.0)), slos
 
