@@ -244,7 +244,7 @@ print(comparison.to_pandas()[["routing", "seed", "ttft_s.p99"]])
 
 A scenario is a file, a dictionary of [the same keys](scenario.md), or what `hw.load` returns. Results are tables
 (`table`), frames (`to_arrow`, `to_pandas`, `to_polars`) and Plotly figures (`plot`, whose `save` writes .html, .svg,
-.png or .pdf; pictures need `pip install 'headway[figures]'` and Chrome or Chromium). Pages draw their charts with
+.png or .pdf; pictures need `pip install 'headway[figures]'`). Pages draw their charts with
 `plotly-VERSION.min.js`, which is written beside them and which all pages of a folder share. A mistake raises
 `HeadwayError` with one line that says what was expected.
 [examples/compare_routers.ipynb](../examples/compare_routers.ipynb) goes from a trace to a figure with intervals.

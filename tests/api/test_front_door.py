@@ -161,14 +161,16 @@ def test_a_comparison_has_intervals(comparison: hw.Comparison, tmp_path: Path) -
         figure.save(tmp_path / "dots.gif")
 
 
-@pytest.mark.slow
 def test_pictures(comparison: hw.Comparison, tmp_path: Path) -> None:
-    pytest.importorskip("kaleido")
-    try:
-        comparison.plot().save(tmp_path / "dots.svg")
-    except hw.HeadwayError as error:
-        pytest.skip(str(error))
-    assert (tmp_path / "dots.svg").read_text().startswith("<svg")
+    """Every figure is a picture, names of runs included, without a browser."""
+    comparison.plot().save(tmp_path / "dots.svg")
+    comparison.plot("ttft").save(tmp_path / "lines.svg")
+    for name in ("dots.svg", "lines.svg"):
+        text = (tmp_path / name).read_text()
+        assert text.count(">Nearest<") == 1 and "<svg" in text and "TTFT" in text
+    pie = Figure({"data": [{"type": "pie", "values": [1]}]})
+    with pytest.raises(hw.HeadwayError, match="no traces of the type 'pie'"):
+        pie.save(tmp_path / "pie.svg")
 
 
 def test_one_seed_has_no_intervals() -> None:

@@ -29,11 +29,10 @@ def test_it_is_short_and_executed() -> None:
 
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("kaleido")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(SVG=lambda path: path))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=sys.modules["IPython.display"]))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=sys.modules["IPython.display"], version_info=(9, 0)))
     names: dict[str, Any] = {"__name__": "notebook"}
     for cell in CELLS:
         code = []
@@ -43,4 +42,4 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 code.append(line.replace("[10, 20, 30, 40, 50]", "[10, 40]").replace("seeds=5", "seeds=2"))
         exec("\n".join(code), names)
-    assert (tmp_path / "out" / "ttft_over_load.svg").read_text().startswith("<svg")
+    assert (tmp_path / "out" / "ttft_over_load.svg").read_text().count("<svg") == 1

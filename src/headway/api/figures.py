@@ -11,9 +11,8 @@ from plotly import graph_objects
 
 from headway.core.errors import HeadwayError
 from headway.report.page import document, literal, write_page
+from headway.report.picture import SUFFIXES, write_picture
 from headway.workload.atomic_file import write_text
-
-_PICTURES = (".svg", ".png", ".pdf", ".webp")
 
 
 class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
@@ -25,32 +24,22 @@ class Figure(graph_objects.Figure):  # type: ignore[misc]  # plotly has no types
     def save(self, path: str | Path, *, width: int = 700, height: int | None = None) -> Path:
         """Write an .html page with plotly.js beside it, .json, or a picture: .svg, .png, .pdf, .webp.
 
-        Pictures need kaleido and a Chrome or Chromium. HeadwayError if they are missing, or for another suffix.
+        Pictures are drawn by matplotlib (`pip install 'headway[figures]'`), without a browser, `width` x `height`
+        pixels. HeadwayError if it is missing, if the figure holds a kind of trace that is not drawn, or for another
+        suffix.
         """
         path = Path(path)
         if path.suffix == ".html":
             write_page(path, self._page(path.stem))
         elif path.suffix == ".json":
             write_text(path, self.to_json())
-        elif path.suffix in _PICTURES:
-            self._write_picture(path, width, height or self.layout.height or 400)
+        elif path.suffix in SUFFIXES:
+            write_picture(self.to_plotly_json(), path, width, height or self.layout.height or 400)
         else:
-            raise HeadwayError(f"{path}: expected .html, .json, {', '.join(_PICTURES)}")
+            raise HeadwayError(f"{path}: expected .html, .json, {', '.join(SUFFIXES)}")
         return path
 
     def _page(self, title: str) -> str:
         figure = literal(json.loads(self.to_json()))
         drawn = f'Plotly.newPlot("figure", {{...{figure}, config: {{displaylogo: false, responsive: true}}}});'
         return document(title, '<div class="chart" id="figure"></div>', drawn)
-
-    def _write_picture(self, path: Path, width: int, height: int) -> None:
-        try:
-            self.write_image(path, width=width, height=height)
-        except (ImportError, ValueError) as error:
-            if "kaleido" not in str(error).lower():
-                raise
-            raise HeadwayError(f"{path}: pictures need kaleido; pip install 'headway[figures]'") from None
-        except Exception as error:
-            if "chrom" not in str(error).lower():
-                raise
-            raise HeadwayError(f"{path}: pictures need Chrome or Chromium: {str(error).splitlines()[0]}") from None

@@ -265,7 +265,8 @@ def _distribution(runs: Sequence[Run], metric: str) -> Figure:
     figures = charts.distributions(named_by_policies(runs))
     if metric not in figures:
         raise unknown("distribution", metric, figures or ("ttft", "itl", "e2e"))
-    return Figure(figures[metric])
+    figure = figures[metric]
+    return Figure(figure if len(runs) == 1 else {**figure, "layout": {**figure["layout"], **dots.legend(len(runs))}})
 
 
 def _report(runs: Sequence[Run], scenario: Scenario, path: Path, seeded: SeededMetrics | None) -> Path:

@@ -111,12 +111,26 @@ def lines(points: Mapping[str, Sequence[tuple[Any, Estimate | float | None]]], x
             "type": "scatter", "mode": "lines+markers", "name": name, "x": xs, "y": means, "line": line_style(run),
             "legendgroup": name, "marker": {"color": color, "size": 6},
         })  # fmt: skip
-    shape = layout(
-        x.rpartition(".")[2], _title(key), 400, showlegend=len(points) > 1,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        margin={"l": 52, "r": 10, "t": 20 + 22 * ((len(points) + 1) // 2), "b": 44},
-    )  # fmt: skip
+    title = _title(key)
+    if any(isinstance(each, Estimate) for pairs in points.values() for _, each in pairs):
+        title += ", mean and 95% interval"
+    shape = layout(_label(x), title, 400, **(legend(len(points)) if len(points) > 1 else {}))
     return {"data": data, "layout": shape}
+
+
+def legend(num_lines: int) -> dict[str, Any]:
+    """The parts of a layout that name its lines above the chart."""
+    return {
+        "showlegend": True,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "margin": {"l": 52, "r": 10, "t": 20 + 22 * ((num_lines + 1) // 2), "b": 44},
+    }
+
+
+def _label(key: str) -> str:
+    """A scenario's key as the title of an axis."""
+    name = key.rpartition(".")[2]
+    return "arrivals (requests/s)" if name == "arrivals" else name
 
 
 def verdict(names: Sequence[str], seeded: SeededMetrics, key: str) -> str:
