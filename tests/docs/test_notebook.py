@@ -32,7 +32,9 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(SVG=lambda path: path))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=sys.modules["IPython.display"], version_info=(9, 0)))
+    monkeypatch.setitem(
+        sys.modules, "IPython", SimpleNamespace(display=sys.modules["IPython.display"], version_info=(9, 0))
+    )
     names: dict[str, Any] = {"__name__": "notebook"}
     for cell in CELLS:
         code = []
