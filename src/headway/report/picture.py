@@ -43,7 +43,7 @@ _STYLE: dict[str, Any] = {
     "text.parse_math": False,  # a dollar is a dollar
     "axes.unicode_minus": False,
 }
-_METADATA = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_METADATA = {".svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), ".pdf": {"CreationDate": None}}
 
 
 def write_picture(figure: Mapping[str, Any], path: Path, width: int, height: int) -> None:
