@@ -63,7 +63,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
         " {'numpy', 'pyarrow', 'plotly', 'rich', 'yaml', 'msgspec'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = ["headway.cli", "headway.core", "headway.core.errors"]
+    imported = ["headway.cli", "headway.cli.stdout", "headway.core", "headway.core.errors"]
     assert done.stdout.splitlines()[-1] == str(imported)
 
 

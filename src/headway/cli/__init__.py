@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import click
 
 from headway import __version__
+from headway.cli.stdout import keep_for_ourselves
 from headway.core.errors import HeadwayError, unknown
 
 COMMANDS = {
@@ -79,7 +80,12 @@ def commands() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code. An error of the user is one line on stderr."""
+    """Run a command and return the exit code. An error of the user is one line on stderr.
+
+    Without `args` those of the process, whose stdout is then for what Headway prints alone.
+    """
+    if args is None:
+        keep_for_ourselves()
     try:
         code = commands.main(args, prog_name="headway", standalone_mode=False)
         sys.stdout.flush()

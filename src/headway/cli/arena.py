@@ -22,6 +22,7 @@ from headway.cli.output import (
     PATH,
     POSITIVE,
     SubCommands,
+    as_json_option,
     console,
     counting,
     no_progress_option,
@@ -53,7 +54,7 @@ grid_options = together((
     ),
     click.option("--cache", type=PATH, help="Folder of measurements. Default: the user's cache."),
     click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
+    as_json_option("Print JSON instead of the table."),
     no_progress_option,
 ))  # fmt: skip
 

@@ -13,6 +13,7 @@ from headway.cli.output import (
     PATH,
     POSITIVE,
     SubCommands,
+    as_json_option,
     counting,
     no_progress_option,
     print_json,
@@ -82,7 +83,7 @@ def command() -> None:
     show_default=True,
     help="The SLO at which GPU-hours are compared: share of time in which demand may exceed capacity.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@as_json_option("Print JSON instead of tables.")
 @no_progress_option
 def evaluate(series: Path, only: str | None, columns: str | None, **flags: Any) -> None:
     """Compare methods on past demand: forecast each step from the steps before it, and scale for it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,20 @@ class SubCommands(click.Group):
             )
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def as_json_option(text: str) -> Callable[[Any], Any]:
+    """`--json`, with this help. Whatever else writes to `sys.stdout` while the command runs, writes to stderr."""
+
+    def begin(context: click.Context, _: click.Parameter, wanted: bool) -> bool:
+        if wanted and _STDOUT not in context.meta and not context.resilient_parsing:
+            context.meta[_STDOUT] = sys.stdout
+            context.with_resource(redirect_stdout(sys.stderr))
+        return wanted
+
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=begin, help=text)
+
+
+_STDOUT = "headway.stdout"
+json_option = as_json_option("Print JSON.")
 no_progress_option = click.option("--no-progress", is_flag=True, help="Show no progress bar.")
 decisions_option = click.option(
     "--decisions", type=PATH, help="Write the reason of each routing decision (JSON lines)."
@@ -50,8 +63,10 @@ def console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Print indented JSON, with null for NaN."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    """Print indented JSON, with null for NaN, on the stdout that `--json` keeps free of all else."""
+    context = click.get_current_context(silent=True)
+    stdout = context.meta.get(_STDOUT) if context else None
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2), file=stdout)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from headway.cli.flags import gpu_file_option, with_gpus
-from headway.cli.output import counting, print_json, print_table, user_cache
+from headway.cli.output import as_json_option, counting, print_json, print_table, user_cache
 from headway.cli.plan_output import INFEASIBLE, write
 from headway.config.scenario import read
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
@@ -32,7 +32,7 @@ _path = click.Path(path_type=Path)
 @click.option("-o", "--out", type=_path, help="Write FLEET with the new goodputs; may be FLEET itself.")
 @click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder.")
 @click.option("--no-cache", is_flag=True, help="Simulate without the cache.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@as_json_option("Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
 def goodput(
     fleet: Path, requests: Path, attainment: float, profile_requests: int, gpu_file: Path | None, out: Path | None,

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from headway import catalog
 from headway.cli.flags import together
-from headway.cli.output import POSITIVE, counting, user_cache
+from headway.cli.output import POSITIVE, as_json_option, counting, user_cache
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.combos.plan import offer_of
@@ -32,7 +32,7 @@ plan_options = together((
     click.option("--html", type=_path, help="Write the plan as an HTML page, and plotly.js beside it."),
     click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
     click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
+    as_json_option("Print JSON in place of tables."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
 ))  # fmt: skip
 

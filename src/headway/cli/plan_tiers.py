@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import scenario_file
-from headway.cli.output import counting, print_json, print_table
+from headway.cli.output import as_json_option, counting, print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
@@ -32,7 +32,7 @@ _path = click.Path(path_type=Path)
     show_default=True,
     help="An acceptable loss of attainment.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@as_json_option("Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
 def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress: bool, **flags: Any) -> int:
     """Find how many tiers of service a workload needs, and how steeply their headroom should fall.

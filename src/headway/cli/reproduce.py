@@ -13,6 +13,7 @@ from headway.cli.flags import ray_option
 from headway.cli.output import (
     PATH,
     POSITIVE,
+    as_json_option,
     console,
     counting,
     no_progress_option,
@@ -50,7 +51,7 @@ FAILED = 1
     show_envvar=True,
     help="A folder with public traces and measurements, for systems that use them.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+@as_json_option("Print JSON instead of the table.")
 @click.option("--html", type=PATH, help="Write claims, figures and tables as an HTML page, and plotly.js beside it.")
 @click.option(
     "--markdown",

@@ -14,7 +14,7 @@ from msgspec import Struct, json, structs
 
 from headway.catalog.coefficients import PoolCalibration
 from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
-from headway.cli.output import PATH, console, no_progress_option, print_json
+from headway.cli.output import PATH, as_json_option, console, no_progress_option, print_json
 from headway.cli.own_policies import broken_rules
 from headway.config import strict_yaml
 from headway.config.policy_preset import explained
@@ -31,7 +31,7 @@ from headway.workload.atomic_file import write_text
 F = TypeVar("F", bound=Callable[..., Any])
 
 output_options = together((
-    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    as_json_option("Print JSON instead of a table."),
     click.option("--out", type=PATH, help="Write results.json and the records of every run (Parquet) to this folder."),
     click.option("--html", type=PATH, help="Write a report as an HTML page, and plotly.js beside it."),
     no_progress_option,

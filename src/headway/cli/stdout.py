@@ -23,5 +23,9 @@ def keep_for_ourselves() -> None:
     before = sys.stdout
     assert isinstance(before, io.TextIOWrapper)
     sys.stdout = io.TextIOWrapper(
-        os.fdopen(own, "wb"), before.encoding, before.errors, line_buffering=before.line_buffering
+        os.fdopen(own, "wb"),
+        before.encoding,
+        before.errors,
+        line_buffering=before.line_buffering,
+        write_through=before.write_through,
     )

@@ -22,7 +22,7 @@ from headway.catalog.load import coefficients_in
 from headway.cli import measured_fleet
 from headway.cli.calibrate import print_regions
 from headway.cli.flags import together
-from headway.cli.output import POSITIVE, no_progress_option, print_json, print_table, progress
+from headway.cli.output import POSITIVE, as_json_option, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
 from headway.workload.atomic_file import write_text
 
@@ -33,7 +33,7 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
 
 @click.command()
 @click.argument("measurements", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: `overall`, and `experiments` with every pair.")
+@as_json_option("Print JSON: `overall`, and `experiments` with every pair.")
 @click.option(
     "--max-error",
     type=click.FloatRange(min=0),

@@ -1,0 +1,148 @@
+"""`--json` of every command: stdout is one JSON document, whatever libraries and policies of one's own print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from headway.cli import commands, main
+
+FLEET = "--model llama-3.1-8b --gpu h100 --replicas 2 --engine vllm-v1"
+REQUESTS = "--rate 5 --num-requests 40 --prompt-tokens 100 --output-tokens 20"
+LINES = {
+    "simulate": "simulate small.yaml",
+    "compare": "compare small.yaml --routing random,round-robin",
+    "plan capacity": "plan capacity small.yaml --gpus h100:1 --slo ttft=2 --routing least-loaded --seeds 1 --no-cache",
+    "plan cascade": "plan cascade cascade.yaml --gpus h100:8 --quality 75 --no-cache",
+    "plan combos": "plan combos combos.yaml --gpus h800:1:2.8 --sizes 1 --no-cache --profile-requests 50 -o plan.yaml",
+    "plan fleet": "plan fleet day.csv --have h100:2:3 --tp 1 --seeds 1 --routing least-loaded --slo ttft=1 --no-cache",
+    "plan goodput": "plan goodput plan.yaml trace.csv --profile-requests 50 --no-cache",
+    "plan scaling": "plan scaling scaling.yaml --late 0.5 --seeds 1 --no-cache",
+    "plan tiers": "plan tiers tiers.yaml --tiers 1 --decay 1 --seeds 1",
+    "workload describe": "workload describe trace.csv",
+    "forecast evaluate": "forecast evaluate demand.csv --methods last-value --only a",
+    "calibrate": "calibrate vllm.json --gpu h100 --engine vllm-v1",
+    "validate": "validate vllm.json --gpu h100 --engine vllm-v1",
+    "arena play": "arena play grid.yaml --jobs 1 --cache arena",
+    "arena search": "arena search grid.yaml --policy mine:Biased --vary share=0.1:1.0 --trials 1 --jobs 1 --cache arena",
+    "reproduce": "reproduce --list",
+    "catalog coefficients": "catalog coefficients --gpu h100",
+    "catalog engines": "catalog engines",
+    "catalog gpus": "catalog gpus h100",
+    "catalog memory": "catalog memory --model llama-3.1-8b --gpu h100",
+    "catalog models": "catalog models",
+    "keys add": "keys add --store sqlite:///keys.db quiet",
+    "keys change": "keys change --store sqlite:///keys.db quiet --rate 5",
+    "keys list": "keys list --store sqlite:///keys.db",
+    "keys rotate": "keys rotate --store sqlite:///keys.db quiet",
+    "keys spend": "keys spend --store sqlite:///keys.db",
+    "keys revoke": "keys revoke --store sqlite:///keys.db quiet",
+}
+"""A small run of each. `plan goodput` follows the plan of `plan combos`; keys are added first."""
+
+
+def with_json(group: click.Group, *before: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from with_json(command, *before, name)
+        elif command and any(each.name == "as_json" for each in command.params):
+            yield " ".join((*before, name)), command
+
+
+COMMANDS = dict(with_json(commands))
+
+
+def test_every_command_that_prints_json_is_here() -> None:
+    assert set(COMMANDS) == set(LINES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the commands read."""
+    made = tmp_path_factory.mktemp("json")
+    fleet = [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}]
+    workload = {"arrivals": 5, "num_requests": 40, "prompt_tokens": 100, "output_tokens": 20}
+    tiers = {"builtin": "ktier", "num_requests": 60, "arrivals": 300}
+    ordering = {"name": "priority", "preemptive": False}
+    steps = {"arrivals": {"kind": "curve", "step_s": 60, "rates": [0.5, 2.0]}, "duration_s": 120}
+    scenarios: dict[str, Any] = {
+        "small": {"workload": workload, "fleet": fleet},
+        "combos": {"workload": {**workload, "arrivals": 20}, "fleet": fleet, "slo": {"ttft_s": 2, "tpot_s": 0.05}},
+        "cascade": {
+            "workload": {
+                "arrivals": 3, "num_requests": 60, "quality": {"trace": 1, "cascade": "llama", "num_requests": 60},
+            },
+            "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4}],
+        },
+        "scaling": {
+            "workload": {"prompt_tokens": 100, "output_tokens": 20, **steps}, "fleet": fleet, "slo": {"ttft_s": 2},
+        },
+        "tiers": {"workload": tiers, "fleet": fleet, "policies": {"routing": "freest", "ordering": ordering}},
+        "grid": {
+            "fleets": {"pair": {"fleet": fleet}}, "workloads": {"chat": workload | {"arrivals": 5}}, "loads": [0.5],
+            "seeds": 4, "num_requests": 40, "metric": "ttft_s.mean", "policies": {"routing": ["least-loaded"]},
+        },
+    }  # fmt: skip
+    for name, scenario in scenarios.items():
+        (made / f"{name}.yaml").write_text(yaml.safe_dump(scenario))
+    rows = [f"{i / 4},{100 + i},{10 + i % 7},llama-3.1-8b" for i in range(60)]
+    (made / "trace.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,model", *rows, ""]))
+    demand = [f"{900 * i},{5 + i % 4}" for i in range(96 * 3)]
+    (made / "demand.csv").write_text("\n".join(["time_s,a", *demand, ""]))
+    (made / "vllm.json").write_text(json.dumps({
+        "model_id": "meta-llama/Llama-3.1-8B-Instruct", "completed": 40, "duration": 20.0, "mean_ttft_ms": 40.0,
+        "mean_tpot_ms": 9.0, "total_input_tokens": 40 * 512, "total_output_tokens": 40 * 64, "request_rate": 2.0,
+    }))  # fmt: skip
+    (made / "mine.py").write_text(MINE)
+    return made
+
+
+MINE = """
+import ctypes, os
+from headway.core.decision import Placement
+
+class Biased:
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = share
+
+    def route(self, request, view):
+        print("a print of one's own")
+        return Placement(view.replicas[0].id)
+
+class Loud(Biased):
+    def route(self, request, view):
+        os.write(1, b"a write of a library\\n")
+        ctypes.CDLL(None).puts(b"a line of a library in C")
+        return super().route(request, view)
+"""
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_stdout_is_one_document(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Under the file descriptor, too: what a solver in C prints counts."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    assert main([*LINES[name].split(), "--json"]) == 0
+    json.loads(capfd.readouterr().out)
+
+
+def test_stdout_of_a_process_is_its_own(folder: Path) -> None:
+    """Prints of policies and writes of C libraries go to stderr; without `--json` the latter only."""
+    command = [sys.executable, "-m", "headway", "simulate", "small.yaml", "--routing", "mine:Loud", "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["results"][0]["num_completed"] == 40
+    for line in ("a print of one's own", "a write of a library", "a line of a library in C"):
+        assert done.stderr.count(line) >= 40, line
