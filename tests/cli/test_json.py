@@ -20,33 +20,33 @@ REQUESTS = "--rate 5 --num-requests 40 --prompt-tokens 100 --output-tokens 20"
 LINES = {
     "simulate": "simulate small.yaml",
     "compare": "compare small.yaml --routing random,round-robin",
-    "plan capacity": "plan capacity small.yaml --gpus h100:1 --slo ttft=2 --routing least-loaded --seeds 1 --no-cache",
+    "plan capacity": "plan capacity small.yaml --gpus h100 --ttft-p99 2 --routing least-loaded --no-cache --max-replicas 2",
     "plan cascade": "plan cascade cascade.yaml --gpus h100:8 --quality 75 --no-cache",
-    "plan combos": "plan combos combos.yaml --gpus h800:1:2.8 --sizes 1 --no-cache --profile-requests 50 -o plan.yaml",
-    "plan fleet": "plan fleet day.csv --have h100:2:3 --tp 1 --seeds 1 --routing least-loaded --slo ttft=1 --no-cache",
-    "plan goodput": "plan goodput plan.yaml trace.csv --profile-requests 50 --no-cache",
-    "plan scaling": "plan scaling scaling.yaml --late 0.5 --seeds 1 --no-cache",
-    "plan tiers": "plan tiers tiers.yaml --tiers 1 --decay 1 --seeds 1",
+    "plan combos": "plan combos combos.yaml --gpus h800:1:2.8 --sizes 1 --no-cache --profile-requests 50",
+    "plan fleet": "plan fleet trace.csv --have h100:2:3 --tp 1 --seeds 1 --routing least-loaded --slo ttft=1 --no-cache",
+    "plan goodput": "plan goodput goodput.yaml trace.csv --profile-requests 50 --no-cache",
+    "plan scaling": "plan scaling scaling.yaml --max-late 0.5 --seeds 1 --no-cache",
+    "plan tiers": "plan tiers tiers.yaml --tiers 1 --decay 1 --seeds 2",
     "workload describe": "workload describe trace.csv",
     "forecast evaluate": "forecast evaluate demand.csv --methods last-value --only a",
-    "calibrate": "calibrate vllm.json --gpu h100 --engine vllm-v1",
-    "validate": "validate vllm.json --gpu h100 --engine vllm-v1",
-    "arena play": "arena play grid.yaml --jobs 1 --cache arena",
-    "arena search": "arena search grid.yaml --policy mine:Biased --vary share=0.1:1.0 --trials 1 --jobs 1 --cache arena",
+    "calibrate": "calibrate vllm-1.json vllm-2.json vllm-4.json vllm-8.json --gpu h100 --engine vllm-v1",
+    "validate": "validate vllm-1.json --gpu h100 --engine vllm-v1",
+    "arena play": "arena play grid.yaml --jobs 1 --cache played",
+    "arena search": "arena search grid.yaml --policy mine:Biased --vary share=0.1:1.0 --trials 1 --jobs 1",
     "reproduce": "reproduce --list",
     "catalog coefficients": "catalog coefficients --gpu h100",
     "catalog engines": "catalog engines",
     "catalog gpus": "catalog gpus h100",
     "catalog memory": "catalog memory --model llama-3.1-8b --gpu h100",
     "catalog models": "catalog models",
-    "keys add": "keys add --store sqlite:///keys.db quiet",
-    "keys change": "keys change --store sqlite:///keys.db quiet --rate 5",
-    "keys list": "keys list --store sqlite:///keys.db",
-    "keys rotate": "keys rotate --store sqlite:///keys.db quiet",
-    "keys spend": "keys spend --store sqlite:///keys.db",
-    "keys revoke": "keys revoke --store sqlite:///keys.db quiet",
+    "keys add": "keys --store a.db add quiet",
+    "keys change": "keys --store b.db add quiet; keys --store b.db change quiet --requests-per-minute 5",
+    "keys list": "keys --store c.db list",
+    "keys rotate": "keys --store d.db add quiet; keys --store d.db rotate quiet",
+    "keys spend": "keys --store e.db spend",
+    "keys revoke": "keys --store f.db add quiet; keys --store f.db revoke quiet",
 }
-"""A small run of each. `plan goodput` follows the plan of `plan combos`; keys are added first."""
+"""A small run of each, after what it needs."""
 
 
 def with_json(group: click.Group, *before: str) -> Iterator[tuple[str, click.Command]]:
@@ -88,6 +88,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "workload": {"prompt_tokens": 100, "output_tokens": 20, **steps}, "fleet": fleet, "slo": {"ttft_s": 2},
         },
         "tiers": {"workload": tiers, "fleet": fleet, "policies": {"routing": "freest", "ordering": ordering}},
+        "goodput": {
+            "workload": {**workload, "arrivals": 20}, "slo": {"ttft_s": 2, "tpot_s": 0.05},
+            "combos": [{"name": "one", "aggregated": {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1"}}],
+            "policies": {"routing": "cauchy"},
+        },
         "grid": {
             "fleets": {"pair": {"fleet": fleet}}, "workloads": {"chat": workload | {"arrivals": 5}}, "loads": [0.5],
             "seeds": 4, "num_requests": 40, "metric": "ttft_s.mean", "policies": {"routing": ["least-loaded"]},
@@ -99,10 +104,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "trace.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,model", *rows, ""]))
     demand = [f"{900 * i},{5 + i % 4}" for i in range(96 * 3)]
     (made / "demand.csv").write_text("\n".join(["time_s,a", *demand, ""]))
-    (made / "vllm.json").write_text(json.dumps({
-        "model_id": "meta-llama/Llama-3.1-8B-Instruct", "completed": 40, "duration": 20.0, "mean_ttft_ms": 40.0,
-        "mean_tpot_ms": 9.0, "total_input_tokens": 40 * 512, "total_output_tokens": 40 * 64, "request_rate": 2.0,
-    }))  # fmt: skip
+    for rate in (1, 2, 4, 8):
+        (made / f"vllm-{rate}.json").write_text(json.dumps({
+            "model_id": "meta-llama/Llama-3.1-8B-Instruct", "completed": 40, "duration": 40 / rate,
+            "mean_ttft_ms": 40.0 + rate, "mean_tpot_ms": 9.0 + rate / 4, "total_input_tokens": 40 * 512,
+            "total_output_tokens": 40 * 64, "request_rate": float(rate),
+        }))  # fmt: skip
     (made / "mine.py").write_text(MINE)
     return made
 
@@ -135,7 +142,11 @@ def test_stdout_is_one_document(
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    assert main([*LINES[name].split(), "--json"]) == 0
+    *before, line = LINES[name].split(";")
+    for each in before:
+        assert main(each.split()) == 0
+    capfd.readouterr()
+    assert main([*line.split(), "--json"]) == 0
     json.loads(capfd.readouterr().out)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,3 +72,21 @@ def test_without_highspy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(HeadwayError, match=r"pip install 'headway\[plan\]'"):
         new_model()
+
+
+def test_a_solver_that_greets_leaves_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """HiGHS 1.16 writes its banner when a model is made; 1.15 does not."""
+    import highspy
+
+    class Greeting(highspy.Highs):  # type: ignore[misc]
+        def __init__(self) -> None:
+            os.write(1, b"Running HiGHS\n")
+            super().__init__()
+
+    monkeypatch.setattr(highspy, "Highs", Greeting)
+    model: Any = new_model()
+    minimise(model, dot([1.0], integers(model, np.full(1, inf))))
+    os.write(1, b"and on")
+    assert capfd.readouterr().out == "and on"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +16,7 @@ import pytest
 from msgspec.structs import replace as with_fields
 from plotly.offline import get_plotlyjs
 
+from browser import chromium
 from headway.core.errors import HeadwayError
 from headway.core.record import FALLBACK, REFUSED
 from headway.metrics.latency import DefaultSlo
@@ -41,13 +41,6 @@ def make(index: int, *, calibrated: bool = True, notes: tuple[str, ...] = (), **
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
     return [make(i) for i in range(3)]
-
-
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium on this machine")
-    return found
 
 
 # The table.

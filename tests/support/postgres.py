@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+HIDDEN = "HEADWAY_BARE" in os.environ
+"""As on a machine without it."""
+
 
 def _programs() -> Path | None:
     """Where the server's programs are."""
@@ -30,6 +33,8 @@ def _owner() -> str | None:
 
 def missing() -> str:
     """Why there can be no server; empty: there can."""
+    if HIDDEN:
+        return "PostgreSQL is hidden by HEADWAY_BARE"
     if _programs() is None:
         return "no PostgreSQL server is installed"
     return "nobody but root is there to run it" if _owner() == "" else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,9 +51,27 @@ def new_model() -> Model:
         import highspy
     except ImportError:
         raise HeadwayError("planning deployments needs highspy: pip install 'headway[plan]'") from None
-    model = highspy.Highs()
+    with _stdout_to_nowhere():
+        model = highspy.Highs()
     model.silent()
     return model
+
+
+@contextmanager
+def _stdout_to_nowhere() -> Iterator[None]:
+    """Discard what is written to file descriptor 1: HiGHS 1.16 greets there before a model can be told to be silent."""
+    try:
+        before, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # there is no stdout
+        yield
+        return
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nowhere)
 
 
 def integers(model: Model, upper: Floats, lower: Floats | None = None) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from browser import chromium
 from headway import catalog, scenario
 from headway.cli import main
 from headway.config.strict_yaml import Places
@@ -411,9 +411,7 @@ def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
 
 
 def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium on this machine")
+    browser = chromium()
     file = tmp_path / "plan.html"
     write_page(file, page(planned(options_of(), cache=small)[0], "small", "headway plan capacity"))
     command = [
