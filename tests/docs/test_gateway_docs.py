@@ -148,6 +148,7 @@ def test_the_keys_are_settings(tmp_path: Path) -> None:
     assert len(plan.settings.api_keys) == 2 and len(plan.settings.admin_keys) == 1
 
 
+@pytest.mark.ci
 def test_keys_are_kept_as_described(tmp_path: Path) -> None:
     from headway import serving as composition
 
@@ -158,6 +159,7 @@ def test_keys_are_kept_as_described(tmp_path: Path) -> None:
     assert plan.settings.key_store is not None and plan.pools[0].prices.usd(10**6, 10**6) == 0.75
 
 
+@pytest.mark.ci
 def test_headways_own_policies_serve_and_replay(tmp_path: Path) -> None:
     output = "".join(_run(tmp_path, {}, _block("bash", "headway serve --builtin headway", OWN), "TTFT p50"))
     assert output.count("[DONE]") == 3 and '"reasoning' in output

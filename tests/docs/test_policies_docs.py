@@ -43,6 +43,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TUTORIAL, re.DOTALL)
 
 
+@pytest.mark.ci
 def test_the_list_of_policies_is_current() -> None:
     page = load(ROOT / "docs" / "generate_policies.py").page()
     assert (ROOT / "docs" / "policies.md").read_text(encoding="utf-8") == page, "run `python docs/generate_policies.py`"
@@ -102,6 +103,7 @@ def test_registering_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(resolve.router({"name": name, "long_prompt_tokens": 9})()).__name__ == class_name
 
 
+@pytest.mark.ci
 def test_the_tutorial_s_command_runs() -> None:
     (command,) = blocks("bash")
     words = shlex.split(command)

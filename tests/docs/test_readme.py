@@ -19,11 +19,13 @@ from headway.report.page import library_name
         ("docs/for-researchers.md", {"mine.py", "mine.html", "grid.yaml", "arena.html"}),
     ],
 )
+@pytest.mark.ci
 def test_every_command_of_a_page_for_readers_runs(page: str, written: set[str], tmp_path: Path) -> None:
     run_blocks(bash_blocks(page), tmp_path, Path(sys.executable).parent)
     assert written | {library_name()} <= files_in(tmp_path)
 
 
+@pytest.mark.ci
 def test_the_answer_on_the_page_of_fleet_plans_is_the_one_that_its_command_prints(tmp_path: Path) -> None:
     page = (ROOT / "docs/plan-fleet.md").read_text(encoding="utf-8")
     run_blocks(bash_blocks("docs/plan-fleet.md"), tmp_path, Path(sys.executable).parent)

@@ -15,6 +15,7 @@ from documented import ROOT
 from readme import run_readme
 
 
+@pytest.mark.ci
 def test_every_command_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a wheel with the extras that the commands need and no other package; without an index, from here."""
     (tmp_path / "work").mkdir()
