@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workload = {"arrivals": 5, "num_requests": 40, "prompt_tokens": 100, "output_tokens": 20}
     tiers = {"builtin": "ktier", "num_requests": 60, "arrivals": 300}
     ordering = {"name": "priority", "preemptive": False}
-    steps = {"arrivals": {"kind": "curve", "step_s": 60, "rates": [0.5, 2.0]}, "duration_s": 120}
+    steps = {"arrivals": {"kind": "curve", "step_s": 240, "rates": [0.4, 2.0]}, "duration_s": 480}
     scenarios: dict[str, Any] = {
         "small": {"workload": workload, "fleet": fleet},
         "combos": {"workload": {**workload, "arrivals": 20}, "fleet": fleet, "slo": {"ttft_s": 2, "tpot_s": 0.05}},
@@ -85,7 +85,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4}],
         },
         "scaling": {
-            "workload": {"prompt_tokens": 100, "output_tokens": 20, **steps}, "fleet": fleet, "slo": {"ttft_s": 2},
+            "workload": {"prompt_tokens": 800, "output_tokens": 120, **steps}, "slo": {"ttft_s": 2},
+            "fleet": [{
+                "name": "main", "model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-v1",
+                "kv_capacity_tokens": 12000, "max_replicas": 4,
+            }],
         },
         "tiers": {"workload": tiers, "fleet": fleet, "policies": {"routing": "freest", "ordering": ordering}},
         "goodput": {
