@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("json")
     fleet = [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}]
     workload = {"arrivals": 5, "num_requests": 40, "prompt_tokens": 100, "output_tokens": 20}
-    tiers = {"builtin": "ktier", "num_requests": 60, "arrivals": 300}
+    tiers = {"builtin": "ktier", "num_requests": 60, "arrivals": 300, "tiers": [{"tier": 0, "ttft_s": 1}, {"tier": 1}]}
     ordering = {"name": "priority", "preemptive": False}
     steps = {"arrivals": {"kind": "curve", "step_s": 240, "rates": [0.4, 2.0]}, "duration_s": 480}
     scenarios: dict[str, Any] = {
