@@ -15,8 +15,8 @@ from headway.cli.output import ABOVE_0, PATH, no_progress_option, print_table, p
 from headway.core.errors import HeadwayError
 
 UNTRIED = (
-    "engines' kernels, experts, latent attention, the sampler and all-reduces in CUDA graphs were not tried on a GPU by"
-    " Headway's developers, only on a CPU or with stand-ins: compare with served runs"
+    "kernels of experts and of latent attention, FlashInfer's, and all-reduces in CUDA graphs were not tried on a GPU"
+    " by Headway's developers, only on a CPU or with stand-ins: compare with served runs"
 )
 
 

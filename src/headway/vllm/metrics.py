@@ -70,8 +70,10 @@ class StatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM is not 
 
 
 def _ordering(vllm_config: Any) -> str:
-    """The ordering as its engine names it; empty for another scheduler."""
+    """The ordering as its engine names it; empty for another scheduler. vLLM 0.25 names none where it runs its own."""
     scheduler = vllm_config.scheduler_config.scheduler_cls
+    if scheduler is None:
+        return ""
     name = scheduler if isinstance(scheduler, str) else f"{scheduler.__module__}.{scheduler.__qualname__}"
     if name not in (_SCHEDULER, "headway.vllm.scheduler.Scheduler"):
         return ""
