@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import inf
 
 import pytest
@@ -22,6 +23,7 @@ from headway.planning.capacity.problem import (
     misses,
 )
 from headway.planning.capacity.search import cheapest_fleet
+from headway.planning.capacity.text import sentences
 
 MOST = 12
 
@@ -76,11 +78,12 @@ def made(kinds: list[tuple[int, float, float]], ttft_s: float, load: float = 1.0
 @given(KINDS, LIMITS)
 def test_the_plan_costs_what_brute_force_finds(kinds: list[tuple[int, float, float]], ttft_s: float) -> None:
     problem, evaluate = made(kinds, ttft_s)
+    least_usd = brute_force(problem, made(kinds, ttft_s)[1])
     found = cheapest_fleet(problem, [CandidateBounds()] * len(kinds), evaluate)
-    assert cost(found) == pytest.approx(brute_force(problem, evaluate))
+    assert cost(found) == pytest.approx(least_usd)
     if found.status == "optimal":
         assert found.choice is not None and found.choice.replicas is not None and found.measured is not None
-        assert found.bound_usd_per_hour == pytest.approx(found.objective_usd_per_hour)
+        _check_bound(problem, evaluate, found)
         assert not misses(found.measured, problem.targets)
         assert found.monotone is not False
         assert bool(found.binds) == (found.choice.replicas > 1)
@@ -88,6 +91,22 @@ def test_the_plan_costs_what_brute_force_finds(kinds: list[tuple[int, float, flo
             if option.replicas is not None and option.replicas > 1:
                 fewer = evaluate(option.candidate, option.replicas - 1, Situation())
                 assert misses(fewer, problem.targets)
+
+
+def _check_bound(problem: CapacityProblem, evaluate: Queue, found: CapacityPlan) -> None:
+    """Each fleet below the bound was rehearsed; those that were not are counted."""
+    usd, bound = found.objective_usd_per_hour, found.bound_usd_per_hour
+    assert usd is not None and bound is not None
+    rehearsed = {(number, replicas) for number, replicas, situation in evaluate.asked if situation == Situation()}
+    cheaper = [
+        (n * each.usd_per_replica_hour, (int(each.routing), n))
+        for each in problem.candidates
+        for n in range(1, MOST + 1)
+        if n * each.usd_per_replica_hour < usd * (1 - 1e-9)
+    ]
+    assumed = [cost for cost, size in cheaper if size not in rehearsed]
+    assert (found.num_assumed, bound) == (len(assumed), min(assumed, default=usd))
+    assert ("No candidate can cost less" in next(sentences(found))) == (not assumed)
 
 
 @given(KINDS, LIMITS, st.integers(1, 4))
@@ -191,6 +210,43 @@ def test_a_violated_assumption_is_reported() -> None:
     found = cheapest_fleet(problem, [CandidateBounds(least_replicas=3)], evaluate)
     assert found.monotone is False
     assert found.choice is not None and found.choice.replicas == 2
+    said = "rehearsed (replicas that meet all targets: 2, 4, 5, 6; that do not: 1, 3)"
+    assert said in " ".join(sentences(found))
+
+
+@given(st.lists(st.sampled_from([0.5, 1.5, 3.0]), min_size=MOST, max_size=MOST), st.integers(1, 3))
+def test_a_fleet_that_does_worse_with_more_replicas_is_looked_at_again(by_size: list[float], least: int) -> None:
+    """Whatever the latencies by number of replicas: no smaller number is ruled out that was not rehearsed to miss."""
+    asked: dict[int, float] = {}
+
+    def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
+        asked[replicas] = ttft_s = by_size[replicas - 1]
+        return RehearsalMetrics(ttft_s, 0.0, ttft_s, 1.0, 1.0, 0.5, 100, 100, True)
+
+    problem = CapacityProblem(candidates([1]), Targets(ttft_p99_s=1.0), max_replicas=MOST)
+    found = cheapest_fleet(problem, [CandidateBounds(least_replicas=least)], evaluate)
+    seen = [asked[n] for n in sorted(asked)]
+    rises = any(after > max(before, 1.0) for before, after in itertools.pairwise(seen))
+    if found.choice is None or found.choice.replicas is None:
+        assert min(asked.values()) > 1.0 and (not rises or set(asked) >= set(range(least, MOST + 1)))
+        return
+    replicas = found.choice.replicas
+    unseen = [n for n in range(least, replicas) if n not in asked]
+    assert asked[replicas] <= 1.0 and all(asked[n] > 1.0 for n in asked if n < replicas)
+    assert found.monotone in (not rises, None) and found.num_assumed == len(unseen)
+    assert not (rises and unseen)
+    claim = f"No candidate can cost less than ${replicas}" in " ".join(sentences(found))
+    assert claim == (not unseen)
+
+
+def test_where_doubling_gains_nothing_and_the_most_replicas_meet_all_smaller_numbers_are_rehearsed() -> None:
+    def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
+        ttft_s = 0.4 if replicas in (7, *range(47, 65)) else 0.6
+        return RehearsalMetrics(ttft_s, 0.0, ttft_s, 1.0, 1.0, 0.5, 100, 100, True)
+
+    problem = CapacityProblem(candidates([1]), Targets(ttft_p99_s=0.5), max_replicas=64)
+    found = cheapest_fleet(problem, [CandidateBounds(least_replicas=3)], evaluate)
+    assert found.choice is not None and found.choice.replicas == 7 and found.num_assumed == 0
 
 
 @pytest.mark.parametrize(

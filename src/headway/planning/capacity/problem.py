@@ -181,11 +181,13 @@ class BestReached(Struct, frozen=True, forbid_unknown_fields=True):
 
 class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["optimal", "infeasible"]
-    """`optimal`: the cheapest of the candidates, provided that more replicas are never worse (see `monotone`)."""
+    """`optimal`: the cheapest of the candidates, provided that more replicas are never worse (see `num_assumed`)."""
     targets: Targets
     objective_usd_per_hour: float | None = None
     bound_usd_per_hour: float | None = None
-    """No candidate costs less; equal to the objective if optimal."""
+    """No candidate costs less: each cheaper fleet missed a target in a rehearsal, or cannot do the work."""
+    num_assumed: int = 0
+    """Fleets cheaper than the plan that were not rehearsed, since one with more replicas misses a target."""
     choice: CandidateResult | None = None
     measured: RehearsalMetrics | None = None
     binds: tuple[str, ...] = ()
@@ -199,7 +201,8 @@ class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     options: tuple[CandidateResult, ...] = ()
     reach: tuple[BestReached, ...] = ()
     monotone: bool | None = None
-    """Whether more replicas were no worse around the plan; None: no neighbour was rehearsed."""
+    """Whether of the numbers of replicas that were rehearsed none does worse than a smaller one; None: there is one.
+    If not, every number that costs less than the plan was rehearsed."""
     num_rehearsals: int = 0
     longer: LongerRun | None = None
     """None: the workload has no more requests, as a trace."""

@@ -8,11 +8,15 @@ Sets and parameters
     ok(c, n)    whether n replicas of c meet every target, by a rehearsal
 Variables       c in C, n in l_c..N
 Minimise        u_c n   subject to ok(c, n)
-Assumed         ok(c, n) implies ok(c, n + 1); tested around the answer, and stated in the plan.
+Assumed         ok(c, n) implies ok(c, n + 1); tested on all rehearsals.
 
 Best first: the candidate with the least u_c l_c is settled by doubling and bisection. Any other candidate is rehearsed
 once with the most replicas that would still be cheaper. If that misses a target, no cheaper number meets all, and its
 bound rises to the incumbent's cost. When no bound is below the incumbent's cost, the incumbent is the cheapest.
+
+Where the rehearsals of a candidate contradict the assumption, the search looks again: every number of its replicas that
+costs less than the plan and has not been rehearsed is. The plan's bound is what was refuted: the least cost of a fleet
+that neither missed a target in a rehearsal nor has fewer than l_c replicas.
 """
 
 from __future__ import annotations
@@ -64,8 +68,14 @@ class _CandidateSearch:
     bounds: CandidateBounds
     low: int
     most: int
+    least: int
+    """The first `low`: fewer cannot do the work."""
     high: int | None = None
     sizes: dict[int, RehearsedSize] = field(default_factory=dict)
+    refuted: set[int] = field(default_factory=set)
+    """Numbers that were seen to miss a target, without metrics."""
+    leapt: bool = False
+    """Doubling gained nothing, and yet the most replicas meet all targets."""
 
     @property
     def usd(self) -> float:
@@ -79,6 +89,23 @@ class _CandidateSearch:
     def settled_usd(self) -> float:
         """Its cost once the smallest number of replicas is known, else infinite."""
         return self.high * self.usd if self.high is not None and self.high == self.low else inf
+
+    def open_sizes(self, limit_usd: float) -> list[int]:
+        """Numbers of replicas that cost less than `limit_usd`, and of which nothing shows that they miss a target."""
+        if self.bounds.reason is not None:
+            return []
+        sizes = range(self.least, self.most + 1)
+        return [n for n in sizes if n * self.usd < _below(limit_usd) and n not in self.sizes and n not in self.refuted]
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether no rehearsed number of replicas does worse than a smaller one."""
+        best: RehearsedSize | None = None
+        for _, size in sorted(self.sizes.items()):
+            if best is not None and size.misses and (not best.misses or _is_worse(best, size)):
+                return False
+            best = size
+        return True
 
 
 class _CapacitySearch:
@@ -131,10 +158,12 @@ class _CapacitySearch:
 
     def settle(self, each: _CandidateSearch, most: int) -> None:
         """Find the smallest number up to `most`: doubling, which ends where it gains nothing, then bisection."""
-        before, n = None, each.low
+        before, n, leaps = None, each.low, False
         while each.high is None and not self.meets_targets(each, n) and n < most:
             gains = before is None or _gains(each.sizes[before], each.sizes[n])
             before, n = n, min(2 * n, most) if gains else most
+            leaps = not gains
+        each.leapt |= leaps and each.high is not None
         while each.high is not None and each.low < each.high:
             self.meets_targets(each, (each.low + each.high) // 2)
 
@@ -166,6 +195,16 @@ def _gains(before: RehearsedSize, after: RehearsedSize) -> bool:
     return False
 
 
+def _is_worse(before: RehearsedSize, after: RehearsedSize) -> bool:
+    """Whether a target that both miss is missed by more, and not by chance alone."""
+    for name in set(before.misses) & set(after.misses):
+        old, new = getattr(before.measured, name), getattr(after.measured, name)
+        sign = -1 if name == "attainment" else 1
+        if old is not None and (new is None or sign * (new - old) > GAIN * abs(old)):
+            return True
+    return False
+
+
 def _below(limit: float) -> float:
     """Costs within rounding of each other are equal."""
     return limit * (1 - 1e-9)
@@ -193,7 +232,7 @@ def cheapest_fleet(
     _check(problem)
     search = _CapacitySearch(problem, evaluate, judge, together, progress)
     searches = [_start(problem, *pair) for pair in zip(problem.candidates, bounds, strict=True)]
-    best = search.cheapest(searches)
+    best = search.cheapest(searches) or _look_again(search, searches, None)
     if best is None:
         reach = [_reach(name, problem.targets, searches) for name in SLOS if getattr(problem.targets, name) is not None]
         return CapacityPlan(
@@ -203,22 +242,26 @@ def cheapest_fleet(
             reach=tuple(reach),
             num_rehearsals=search.num_rehearsals,
         )
-    best, policies = _best_policy(search, searches, best)
-    monotone = _rehearse_neighbours(search, best)
-    if best.high != best.low:  # fewer replicas met all targets, against the assumption
-        best.low = best.high = min(n for n, size in best.sizes.items() if not size.misses)
-    assert best.high is not None
-    replicas = best.high
-    bound_usd = min(each.bound_usd for each in searches)
+    cheaper: _CandidateSearch | None = best
+    while cheaper is not None:
+        best, policies = _best_policy(search, searches, cheaper)
+        assert best.high is not None
+        replicas = best.high
+        _rehearse_neighbours(search, best, replicas)
+        cheaper = _look_again(search, searches, (best, replicas))
+    best.low = best.high = replicas
+    usd = replicas * best.usd
     others = _other_gpus(searches, best)
     what_ifs = [partial(_what_if, search, best, replicas, each) for each in problem.situations]
     found = together([*(partial(_runner_up, search, among) for among in others), *what_ifs])
     one_less = best.sizes.get(replicas - 1)
+    still_open = [n * each.usd for each in searches for n in each.open_sizes(usd)]
     return CapacityPlan(
         status="optimal",
         targets=problem.targets,
-        objective_usd_per_hour=replicas * best.usd,
-        bound_usd_per_hour=bound_usd,
+        objective_usd_per_hour=usd,
+        bound_usd_per_hour=min(still_open, default=usd),
+        num_assumed=len(still_open),
         choice=_result(best),
         measured=best.sizes[replicas].measured,
         binds=one_less.misses if one_less else (),
@@ -227,7 +270,7 @@ def cheapest_fleet(
         policies=policies,
         what_ifs=tuple(found[len(others) :]),
         options=tuple(map(_result, searches)),
-        monotone=monotone,
+        monotone=best.is_monotone if len(best.sizes) > 1 else None,
         num_rehearsals=search.num_rehearsals,
     )
 
@@ -249,7 +292,7 @@ def _check(problem: CapacityProblem) -> None:
 def _start(problem: CapacityProblem, candidate: CapacityCandidate, bounds: CandidateBounds) -> _CandidateSearch:
     low = max(bounds.least_replicas, problem.least_replicas)
     most = problem.max_replicas
-    return _CandidateSearch(candidate, bounds, low if bounds.reason is None else most + 1, most)
+    return _CandidateSearch(candidate, bounds, low if bounds.reason is None else most + 1, most, low)
 
 
 def _best_policy(
@@ -287,18 +330,39 @@ def _replica(candidate: CapacityCandidate) -> CapacityCandidate:
     return replace(candidate, routing="", ordering="")
 
 
-def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch) -> bool | None:
-    """Whether one replica more meets all targets and one and two fewer miss some; narrows the range of `best`."""
-    assert best.high is not None
-    least, n = search.problem.least_replicas, best.high
-    near = [n + 1] * (n < best.most) + [fewer for fewer in (n - 1, n - 2) if fewer >= least]
-    search.together([partial(search.measured, best, each) for each in near])
-    as_assumed = []
-    if n < best.most:
-        as_assumed.append(search.meets_targets(best, n + 1))
-        best.low = min(best.low, n)
-    as_assumed += [not search.meets_targets(best, fewer) for fewer in (n - 1, n - 2) if fewer >= least]
-    return all(as_assumed) if as_assumed else None
+def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch, replicas: int) -> None:
+    """Test the assumption around the answer: with one replica more, and one and two fewer."""
+    least = search.problem.least_replicas
+    near = [n for n in (replicas + 1, replicas - 1, replicas - 2) if least <= n <= best.most]
+    search.together([partial(search.measured, best, n) for n in near])
+    for n in near:
+        search.meets_targets(best, n)
+
+
+def _look_again(
+    search: _CapacitySearch, searches: Sequence[_CandidateSearch], plan: tuple[_CandidateSearch, int] | None
+) -> _CandidateSearch | None:
+    """The candidate with the cheapest fleet below the plan's cost that meets all targets; None: there is none.
+
+    Of candidates that contradict the assumption, all cheaper numbers of replicas are rehearsed, the cheapest first.
+    """
+    limit = inf if plan is None else _below(plan[1] * plan[0].usd)
+    found: tuple[_CandidateSearch, int] | None = None
+    for each in searches:
+        for n, size in each.sizes.items():
+            if not size.misses and n * each.usd < limit:
+                limit, found = n * each.usd, (each, n)
+    doubted = [each for each in searches if each.leapt or not each.is_monotone]
+    sizes = [(each, n) for each in doubted for n in each.open_sizes(limit)]
+    for each, n in sorted(sizes, key=lambda size: size[0].usd * size[1]):
+        if search.is_met(each, n, AS_ASKED) and search.meets_targets(each, n):
+            found = each, n
+            break
+        each.refuted.add(n)
+    if found is None:
+        return None
+    found[0].low = found[0].high = found[1]
+    return found[0]
 
 
 def _other_gpus(searches: Sequence[_CandidateSearch], best: _CandidateSearch) -> list[list[_CandidateSearch]]:

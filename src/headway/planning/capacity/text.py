@@ -64,8 +64,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             for each in plan.reach
         )
     else:
-        bound = dollars(plan.bound_usd_per_hour or 0)
-        yield f"Meets {describe(plan.targets)}. No candidate can cost less than {bound}."
+        yield f"Meets {describe(plan.targets)}. {_bound(plan)}"
         if plan.binds and plan.one_less:
             missed = (f"{NAMES[name]} {shown(name, getattr(plan.one_less, name))}" for name in plan.binds)
             yield f"With one replica less it misses: {', '.join(missed)}."
@@ -75,8 +74,27 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         if plan.longer is not None and not plan.longer.misses:
             yield f"It also meets them over {plan.longer.measured.num_requests:,} requests."
         if plan.monotone is False:
-            yield "More replicas did not always do better around the answer, as the search assumes: look at the points."
+            verdicts = _verdicts(plan.choice)
+            yield f"More replicas did not always do better, so all cheaper numbers were rehearsed ({verdicts})."
     yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes)
+
+
+def _bound(plan: CapacityPlan) -> str:
+    """What is known of cheaper fleets."""
+    if not plan.num_assumed:
+        return f"No candidate can cost less than {dollars(plan.objective_usd_per_hour or 0.0)}."
+    fleets = f"{plan.num_assumed} cheaper fleets were" if plan.num_assumed > 1 else "One cheaper fleet was"
+    least = dollars(plan.bound_usd_per_hour or 0.0)
+    return f"{fleets} not rehearsed ({least} and more): larger ones miss a target, and none is taken to do better."
+
+
+def _verdicts(choice: CandidateResult) -> str:
+    """Which of the rehearsed numbers of replicas meet the targets."""
+    meet, miss = (
+        ", ".join(str(point.replicas) for point in choice.points if bool(point.misses) == misses)
+        for misses in (False, True)
+    )
+    return f"replicas that meet all targets: {meet}; that do not: {miss or 'none'}"
 
 
 def _policies(plan: CapacityPlan) -> Iterator[str]:

@@ -16,9 +16,6 @@ _WAIT_WEIGHT: Final = 8.0
 """A second before the first token counts as so many seconds between later ones."""
 _LOST_S: Final = 100.0
 """Seconds that a missed SLO counts as."""
-_DELAYED_SLOS: Final = 8.0
-"""One more prompt delays the first tokens of requests that come to its replica within so many times their SLO: a queue
-that is near the SLO once stays there as long as the load does."""
 _SLOWED: Final = 2.0
 """Requests whose time per token one more spoils, for each one that decodes there: as many come while it does."""
 _LATE_FROM: Final = 0.8
@@ -31,7 +28,7 @@ _SHARE_WINDOW_S: Final = 4.0
 """Time over which the share of a replica's time that prompts take is averaged."""
 _MOST_SHARE: Final = 0.98
 _RATE_WINDOW_S: Final = 10.0
-"""Time over which the rate of the requests that come to a replica is averaged."""
+"""Time over which the rate of the requests that come to a replica is averaged, and for which it is taken to last."""
 _MOST_PLACED: Final = 100_000
 """Requests in flight that are remembered."""
 _FORGET_S: Final = 3600.0
@@ -82,7 +79,7 @@ class _ReplicaState:
     """What the router has counted and observed of one replica."""
 
     __slots__ = (
-        "decoding_tokens", "ended_tokens", "num_decoding", "observed", "placed_tokens", "prompts_s", "rate_rps",
+        "decoding_tokens", "ended_tokens", "mean_prompt_s", "num_decoding", "observed", "placed_tokens", "prompts_s", "rate_rps",
         "speed", "updated_s",
     )  # fmt: skip
 
@@ -91,6 +88,7 @@ class _ReplicaState:
         self.observed = ObservedRatio()
         self.prompts_s = 0.0
         """Time of the prompts that were placed here, which is forgotten over `_SHARE_WINDOW_S`."""
+        self.mean_prompt_s = 0.0
         self.rate_rps = 0.0
         """Requests that were placed here for their prompt, per second."""
         self.updated_s = 0.0
@@ -239,7 +237,7 @@ class HeadwayRouter:
         if 2 * needed > load.capacity_tokens:  # young answers will have grown by the time that others have ended
             needed += max(int(num * features.output_tokens) - load.generated_tokens, 0)
         beside, step_s, next_base_s, context_s = num, load.step_s, load.next_base_s, load.context_s
-        start_s, context, room_s, more_s = load.start_s, load.context_tokens, 0.0, prompt_s
+        start_s, context, room_s, more_room_s = load.start_s, load.context_tokens, 0.0, 0.0
         if num >= load.max_num_seqs or needed > load.capacity_tokens:
             beside = min(num, max(load.replica.num_running, 1))  # of those that wait already, none is held up
             context = max(context * beside // max(num, 1), held + load.waiting_tokens)
@@ -249,12 +247,19 @@ class HeadwayRouter:
             start_s = step_s + speed.first_s + load.waiting_tokens * speed.token_s
             request_s = step_s * features.output_tokens
             room_s = _room_s(load.replica, num, needed, held, request_s)
-            more_s += _room_s(load.replica, num + 1, needed + features.prompt_tokens, held, request_s) - room_s
+            more_room_s = _room_s(load.replica, num + 1, needed + features.prompt_tokens, held, request_s) - room_s
         next_step_s = next_base_s + context_s * (context + features.mean_kv_tokens)
         way_s = 2.0 * load.replica.latency_s(features.region) if features.region else 0.0
+        share, wait_s = state.prompts_s / _SHARE_WINDOW_S, ratio * (start_s + room_s) + way_s
+        delayed = 0.0
+        if features.ttft_slo_s:
+            busy = ratio * (share + state.rate_rps * more_room_s)
+            delayed = _num_delayed(
+                state.rate_rps, wait_s + ratio * state.mean_prompt_s, ratio * (prompt_s + more_room_s), busy, features.ttft_slo_s
+            )
         return self._score(
-            features, ratio * (start_s + prompt_s + room_s) + way_s, 0.0, ratio * prompt_s, ratio * more_s,
-            state.rate_rps, ratio * step_s, ratio * next_step_s, beside, beside, state.prompts_s / _SHARE_WINDOW_S,
+            features, wait_s + ratio * prompt_s, 0.0, ratio * prompt_s, delayed, ratio * step_s, ratio * next_step_s,
+            beside, beside, share,
         )  # fmt: skip
 
     def _pair(self, request: RequestView, features: _Features, first: ReplicaView, last: ReplicaView) -> _Candidate:
@@ -266,7 +271,7 @@ class HeadwayRouter:
         prompt_s, tokens = self._prompt(request, features, first, speed)
         waiting = max(first.prefill_tokens_left - first.expected_cached_tokens, 0)
         num_beside = at_first.num_decoding
-        wait_s = speed.line(num_beside)[0] + speed.first_s + waiting * speed.token_s + prompt_s
+        start_s = speed.line(num_beside)[0] + speed.first_s + waiting * speed.token_s
         num = max(last.num_in_flight, at_last.num_decoding)
         held = last.kv_blocks_used * last.block_size_tokens
         context = at_last.context_tokens(num, held, last.tokens_generated)
@@ -280,10 +285,15 @@ class HeadwayRouter:
             move_s += _room_s(last, num, needed, held, step_s * features.output_tokens)
         way_s = 2.0 * first.latency_s(features.region) if features.region else 0.0
         of_first, of_last = at_first.observed.factor, at_last.observed.factor
+        wait_s, delayed = of_first * start_s + way_s, 0.0
+        if features.ttft_slo_s:
+            busy = of_first * at_first.prompts_s / _SHARE_WINDOW_S
+            delayed = _num_delayed(
+                at_first.rate_rps, wait_s + of_first * at_first.mean_prompt_s, of_first * prompt_s, busy, features.ttft_slo_s
+            )
         score = self._score(
-            features, of_first * wait_s + way_s, of_last * move_s, of_first * prompt_s, of_first * prompt_s,
-            at_first.rate_rps, of_last * step_s, of_last * next_step_s, num_beside, num,
-            at_last.prompts_s / _SHARE_WINDOW_S,
+            features, wait_s + of_first * prompt_s, of_last * move_s, of_first * prompt_s, delayed, of_last * step_s,
+            of_last * next_step_s, num_beside, num, at_last.prompts_s / _SHARE_WINDOW_S,
         )  # fmt: skip
         return _Candidate(score, first.id, last.id, prompt_s, tokens)
 
@@ -307,11 +317,11 @@ class HeadwayRouter:
 
     @staticmethod
     def _score(
-        features: _Features, wait_s: float, move_s: float, prompt_s: float, more_s: float, rate_rps: float,
+        features: _Features, wait_s: float, move_s: float, prompt_s: float, delayed: float,
         step_s: float, next_step_s: float, num_beside: int, num: int, share: float,
     ) -> float:  # fmt: skip
-        """Seconds added, in all: to the request, to those beside its prompt and beside its answer, and to those that
-        come `rate_rps` a second and wait `more_s` longer."""
+        """Seconds added, in all: to the request, to those beside its prompt and beside its answer, and to the `delayed`
+        ones that will come and be late for it."""
         output_tokens = features.output_tokens
         own_s = move_s + output_tokens * next_step_s
         score = _WAIT_WEIGHT * wait_s + own_s + num_beside * prompt_s
@@ -320,18 +330,22 @@ class HeadwayRouter:
         slo_s = features.ttft_slo_s
         if slo_s:
             missed = _late_probability(wait_s / slo_s)
-            later = _late_probability((wait_s + more_s) / slo_s)
-            score += _LOST_S * rate_rps * _DELAYED_SLOS * slo_s * (later - missed)
-        slo_s = features.tpot_slo_s
-        if slo_s:
+            score += _LOST_S * delayed
+        if features.tpot_slo_s or features.e2e_slo_s:
             step_s /= 1.0 - min(share, _MOST_SHARE)
             next_step_s /= 1.0 - min(share + prompt_s / _SHARE_WINDOW_S, _MOST_SHARE)
+        slo_s = features.tpot_slo_s
+        if slo_s:
             slow = _slow_probability(next_step_s / slo_s)
             score += _LOST_S * _SLOWED * num * (slow - _slow_probability(step_s / slo_s))
             missed = max(missed, slow)
         slo_s = features.e2e_slo_s
         if slo_s:
-            missed = max(missed, _late_probability((wait_s + own_s) / slo_s))
+            left_s = slo_s - wait_s - move_s
+            late = _long_probability(left_s, output_tokens * next_step_s)
+            if num:
+                score += _LOST_S * num * (late - _long_probability(left_s, output_tokens * step_s))
+            missed = max(missed, late)
         return score + _LOST_S * missed
 
     @staticmethod
@@ -369,7 +383,9 @@ class HeadwayRouter:
         """Count a placement."""
         state = self._states[best.replica]
         state.prompts_s += best.prompt_s
-        state.rate_rps += 1.0 / _RATE_WINDOW_S
+        if features.ttft_slo_s:
+            state.rate_rps += 1.0 / _RATE_WINDOW_S
+        state.mean_prompt_s += (best.prompt_s - state.mean_prompt_s) / 16.0
         state.placed_tokens += best.prompt_tokens
         self._forget(request.id)  # a request that is placed again
         if len(self._decoding) < _MOST_PLACED:
@@ -415,6 +431,36 @@ def _room_s(replica: ReplicaView, num: int, needed: int, held: int, request_s: f
 def _late_probability(share: float) -> float:
     """How likely a first or last token misses its SLO that is expected after this share of it."""
     return max(0.0, min(1.0, (share - _LATE_FROM) / (_LATE_TO - _LATE_FROM)))
+
+
+def _late_integral(share: float) -> float:
+    """The integral of `_late_probability` from 0 on."""
+    if share <= _LATE_FROM:
+        return 0.0
+    if share < _LATE_TO:
+        return (share - _LATE_FROM) * (share - _LATE_FROM) / (2.0 * (_LATE_TO - _LATE_FROM))
+    return share - 0.5 * (_LATE_FROM + _LATE_TO)
+
+
+def _late_time_s(wait_s: float, drain: float, slo_s: float) -> float:
+    """Seconds, of the next `_RATE_WINDOW_S`, in which who comes is late, while the wait shrinks by `drain` a second."""
+    fall_s = drain * _RATE_WINDOW_S
+    if fall_s < 0.01 * slo_s:
+        return _RATE_WINDOW_S * _late_probability((wait_s - 0.5 * fall_s) / slo_s)
+    return slo_s / drain * (_late_integral(wait_s / slo_s) - _late_integral((wait_s - fall_s) / slo_s))
+
+
+def _num_delayed(rate_rps: float, wait_s: float, more_s: float, busy: float, slo_s: float) -> float:
+    """Requests that come to a replica and that `more_s` of work makes late."""
+    if wait_s + more_s <= _LATE_FROM * slo_s:
+        return 0.0
+    drain = min(max(1.0 - busy, 0.0), 1.0)
+    return rate_rps * (_late_time_s(wait_s + more_s, drain, slo_s) - _late_time_s(wait_s, drain, slo_s))
+
+
+def _long_probability(left_s: float, mean_s: float) -> float:
+    """How likely an output takes longer than the time left, of which only the mean is known."""
+    return exp(-left_s / mean_s) if left_s > 0.0 else 1.0
 
 
 def _slow_probability(share: float) -> float:
