@@ -244,7 +244,7 @@ def test_a_workload_whose_trace_is_missing_may_be_left_out(tmp_path: Path) -> No
     assert found.cells[0].metrics["least-loaded"]["cached_prompt_share"].mean > 0.5
 
 
-@pytest.mark.parametrize("name", ["quick", "held-out", "caches", "staleness"])
+@pytest.mark.parametrize("name", ["quick", "held-out", "slos", "caches", "staleness"])
 def test_built_in_grids_can_be_played(name: str) -> None:
     grid: Grid = read(builtin(name))
     grid.check()

@@ -43,7 +43,7 @@ PLAY = "play"
 
 grid_options = together((
     click.argument("grid", type=PATH, required=False),
-    click.option("--builtin", "preset", help="A built-in grid: quick, held-out, caches or staleness."),
+    click.option("--builtin", "preset", help="A built-in grid: quick, held-out, slos, caches or staleness."),
     click.option("--only", multiple=True, metavar="NAME", help="Only this fleet, workload or policy. Repeatable."),
     click.option("--quick", is_flag=True, help="A fifth of the requests, and three seeds."),
     click.option("--seeds", type=POSITIVE, help="Number of seeds. Default: the grid's."),

@@ -26,6 +26,8 @@ _SLOW_TO: Final = 1.4
 later than expected more often than sooner, and of the time per token."""
 _SHARE_WINDOW_S: Final = 4.0
 """Time over which the share of a replica's time that prompts take is averaged."""
+_MEAN_OVER: Final = 16.0
+"""Prompts or decisions over which a mean is taken."""
 _MOST_SHARE: Final = 0.98
 _RATE_WINDOW_S: Final = 10.0
 """Time over which the rate of the requests that come to a replica is averaged, and for which it is taken to last."""
@@ -79,8 +81,8 @@ class _ReplicaState:
     """What the router has counted and observed of one replica."""
 
     __slots__ = (
-        "decoding_tokens", "ended_tokens", "mean_prompt_s", "num_decoding", "observed", "placed_tokens", "prompts_s", "rate_rps",
-        "speed", "updated_s",
+        "decoding_tokens", "ended_tokens", "mean_prompt_s", "num_decoding", "observed", "placed_tokens", "prompts_s",
+        "rate_rps", "speed", "updated_s",
     )  # fmt: skip
 
     def __init__(self, speed: EngineSpeed | None = None) -> None:  # pickle passes none to a compiled class
@@ -89,8 +91,9 @@ class _ReplicaState:
         self.prompts_s = 0.0
         """Time of the prompts that were placed here, which is forgotten over `_SHARE_WINDOW_S`."""
         self.mean_prompt_s = 0.0
+        """Of the last `_MEAN_OVER` prompts or so that were placed here."""
         self.rate_rps = 0.0
-        """Requests that were placed here for their prompt, per second."""
+        """Requests with an SLO of their first token that were placed here for their prompt, per second."""
         self.updated_s = 0.0
         self.num_decoding = self.decoding_tokens = 0
         """Requests placed by this router that decode here, or will, and their prompt tokens."""
@@ -158,11 +161,25 @@ class HeadwayRouter:
     a model are taken to be equal, and are told apart by that ratio. Of replicas that other gateways use, too, it is not
     known. What the gateway counts is preferred to what engines report, so that stale metrics mislead little.
 
-    Where a request has SLOs, a likely miss counts 100 s: its own, those of the first tokens of the requests that will
-    come, by the rate at which they came to this replica, and those of the decoding requests' time per token, which
-    prompts to come lengthen, too. So a fast replica, to which more requests come, is kept in time before a slow one,
-    and small requests before large ones. A request that misses its SLO wherever it goes thus goes where the others miss
-    theirs already, and leaves the rest of the fleet on time.
+    Where a request has SLOs, a likely miss counts 100 s: its own, and those that its work brings about.
+
+    *First tokens.* Requests that wait are served in the order in which they came, so a newcomer delays none of them,
+    but those that come while its work is there. The wait w at a replica that gets work for `busy` of its time shrinks
+    by d = 1 - busy a second, and r requests come in a second. Of those that come in the next T seconds, in which r is
+    believed to last, r times the integral of P(w - d t) over t from 0 to T are late, where P(w) is the probability that
+    a first token is late after a wait of w. With G the integral of P, the newcomer's prompt of p seconds makes late
+
+        N(w + p) - N(w),    N(w) = r (G(w) - G(w - d T)) / d.
+
+    An idle replica has w = 0: nobody is late unless the prompt alone takes nearly as long as the SLO. A replica that
+    is late already drains p / d seconds later, so that r p / d more are late: it attracts nothing. Only beyond its
+    capacity (d = 0), where all that come within T are late with or without the newcomer, one more costs nothing. So a
+    request that is late wherever it goes then goes where the others are late in any case, and leaves the rest of the
+    fleet on time; a fast replica, to which more requests come, is kept in time before a slow one, and small requests
+    before large ones. T is the time over which r was observed. Those that come are taken to have the newcomer's SLO.
+
+    *Times per token and last tokens* of the requests that decode there: prompts and longer iterations lengthen them.
+    How much of an output is left is not known, so that it is taken to have an exponential length.
     """
 
     pairs = True
@@ -175,6 +192,9 @@ class HeadwayRouter:
         """By replica."""
         self._decoding: dict[int, tuple[int, int]] = {}
         """By request in flight: the replica that decodes it, or will, and its prompt tokens."""
+        self._busy = self._seen_busy = 0.0
+        """Seconds of work that come to a replica in a second, averaged over the replicas and the last decisions."""
+        self._num_seen = 0
         self._turn = 0
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
@@ -200,6 +220,9 @@ class HeadwayRouter:
             found += others
             scores += [(each.replica, each.score) for each in others]
         best = min(found)
+        if self._num_seen:
+            self._busy += (self._seen_busy / self._num_seen - self._busy) / _MEAN_OVER
+            self._seen_busy, self._num_seen = 0.0, 0
         self._place(request, features, best)
         self._observe(view.replicas, view.now)
         return Placement(
@@ -254,9 +277,11 @@ class HeadwayRouter:
         delayed = 0.0
         if features.ttft_slo_s:
             busy = ratio * (share + state.rate_rps * more_room_s)
+            self._see_busy(max(busy, 1.0) if room_s else busy)  # with all seats or blocks taken, it is busy all the time
             delayed = _num_delayed(
-                state.rate_rps, wait_s + ratio * state.mean_prompt_s, ratio * (prompt_s + more_room_s), busy, features.ttft_slo_s
-            )
+                features.ttft_slo_s, state.rate_rps, wait_s + ratio * state.mean_prompt_s,
+                ratio * (prompt_s + more_room_s), self._busy,
+            )  # fmt: skip
         return self._score(
             features, wait_s + ratio * prompt_s, 0.0, ratio * prompt_s, delayed, ratio * step_s, ratio * next_step_s,
             beside, beside, share,
@@ -285,12 +310,14 @@ class HeadwayRouter:
             move_s += _room_s(last, num, needed, held, step_s * features.output_tokens)
         way_s = 2.0 * first.latency_s(features.region) if features.region else 0.0
         of_first, of_last = at_first.observed.factor, at_last.observed.factor
-        wait_s, delayed = of_first * start_s + way_s, 0.0
+        wait_s, share = of_first * start_s + way_s, at_first.prompts_s / _SHARE_WINDOW_S
+        delayed = 0.0
         if features.ttft_slo_s:
-            busy = of_first * at_first.prompts_s / _SHARE_WINDOW_S
+            self._see_busy(of_first * share)
             delayed = _num_delayed(
-                at_first.rate_rps, wait_s + of_first * at_first.mean_prompt_s, of_first * prompt_s, busy, features.ttft_slo_s
-            )
+                features.ttft_slo_s, at_first.rate_rps, wait_s + of_first * at_first.mean_prompt_s,
+                of_first * prompt_s, self._busy,
+            )  # fmt: skip
         score = self._score(
             features, wait_s + of_first * prompt_s, of_last * move_s, of_first * prompt_s, delayed, of_last * step_s,
             of_last * next_step_s, num_beside, num, at_last.prompts_s / _SHARE_WINDOW_S,
@@ -312,6 +339,10 @@ class HeadwayRouter:
             if not one.is_single_phase:
                 found.append(self._single(request, features, one, num))
         return found
+
+    def _see_busy(self, busy: float) -> None:
+        self._seen_busy += busy
+        self._num_seen += 1
 
     # Times.
 
@@ -385,7 +416,7 @@ class HeadwayRouter:
         state.prompts_s += best.prompt_s
         if features.ttft_slo_s:
             state.rate_rps += 1.0 / _RATE_WINDOW_S
-        state.mean_prompt_s += (best.prompt_s - state.mean_prompt_s) / 16.0
+        state.mean_prompt_s += (best.prompt_s - state.mean_prompt_s) / _MEAN_OVER
         state.placed_tokens += best.prompt_tokens
         self._forget(request.id)  # a request that is placed again
         if len(self._decoding) < _MOST_PLACED:
@@ -442,20 +473,23 @@ def _late_integral(share: float) -> float:
     return share - 0.5 * (_LATE_FROM + _LATE_TO)
 
 
-def _late_time_s(wait_s: float, drain: float, slo_s: float) -> float:
-    """Seconds, of the next `_RATE_WINDOW_S`, in which who comes is late, while the wait shrinks by `drain` a second."""
+def _late_time_s(slo_s: float, wait_s: float, drain: float) -> float:
+    """Seconds of the next `_RATE_WINDOW_S` in which who comes is late, if the wait shrinks by `drain` a second."""
     fall_s = drain * _RATE_WINDOW_S
     if fall_s < 0.01 * slo_s:
         return _RATE_WINDOW_S * _late_probability((wait_s - 0.5 * fall_s) / slo_s)
     return slo_s / drain * (_late_integral(wait_s / slo_s) - _late_integral((wait_s - fall_s) / slo_s))
 
 
-def _num_delayed(rate_rps: float, wait_s: float, more_s: float, busy: float, slo_s: float) -> float:
-    """Requests that come to a replica and that `more_s` of work makes late."""
-    if wait_s + more_s <= _LATE_FROM * slo_s:
+def _num_delayed(slo_s: float, rate_rps: float, wait_s: float, more_s: float, busy: float) -> float:
+    """Requests that `more_s` of work makes late, of those that come `rate_rps` a second and wait `wait_s` without it.
+
+    `busy`: seconds of work that come in a second, so that the queue shrinks by the rest.
+    """
+    if wait_s + more_s <= _LATE_FROM * slo_s or not slo_s:
         return 0.0
     drain = min(max(1.0 - busy, 0.0), 1.0)
-    return rate_rps * (_late_time_s(wait_s + more_s, drain, slo_s) - _late_time_s(wait_s, drain, slo_s))
+    return rate_rps * (_late_time_s(slo_s, wait_s + more_s, drain) - _late_time_s(slo_s, wait_s, drain))
 
 
 def _long_probability(left_s: float, mean_s: float) -> float:
