@@ -100,19 +100,27 @@ def test_a_miss_of_the_slo_counts_more_than_seconds() -> None:
     full = busy(1, 250)
     assert chosen(near, full, prompt_tokens=1000) == 0
     assert chosen(near, full, **prompts) == 1
-    # Late wherever it goes: where others are late already, not where the next ones could be in time.
     assert chosen(busy(0, 9, prefill_tokens_left=200_000), busy(1, 9, prefill_tokens_left=44_000), **prompts) == 1
+
+
+def test_who_is_late_anyway_goes_where_others_are_late_only_beyond_the_capacity_of_the_fleet() -> None:
+    """Else the queue there would end, and more would be late for one more prompt."""
+    late = FakeRequest(id=1, prompt_tokens=40_000, slo_ttft_s=1.0)
     there = [busy(0, 9, prefill_tokens_left=90_000), busy(1, 9, prefill_tokens_left=20_000)]
-    router = sent({0: 20, 1: 20})
-    assert router.route(FakeRequest(prompt_tokens=20_000, slo_ttft_s=1.0), FakeFleet(there, now=10.0)).replica == 0
+    for tokens, replica in ((10, 1), (5_000, 0)):  # prompts take 0.4% or 200% of the time
+        router = sent({0: 200, 1: 200}, tokens)
+        assert router.route(late, FakeFleet(there, now=10.0)).replica == replica
+        in_time = FakeRequest(id=2, prompt_tokens=1000, slo_ttft_s=1.0)
+        assert router.route(in_time, FakeFleet(there, now=10.0)).replica == 1
 
 
-def sent(numbers: dict[int, int]) -> HeadwayRouter:
-    """A router that has sent each replica so many small requests in ten seconds."""
+def sent(numbers: dict[int, int], tokens: int = 10) -> HeadwayRouter:
+    """A router that has sent each replica so many requests in ten seconds."""
     router = HeadwayRouter()
-    for id, num in numbers.items():
-        for i in range(num):
-            router.route(FakeRequest(id=1000 * id + i, prompt_tokens=10), FakeFleet([one(id)], now=10.0 * i / num))
+    placed = sorted((10.0 * i / num, id) for id, num in numbers.items() for i in range(num))
+    for i, (now, id) in enumerate(placed):
+        request = FakeRequest(id=1000 + i, prompt_tokens=tokens, slo_ttft_s=1.0)
+        router.route(request, FakeFleet([one(id)], now=now))
     return router
 
 

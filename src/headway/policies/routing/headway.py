@@ -164,19 +164,22 @@ class HeadwayRouter:
     Where a request has SLOs, a likely miss counts 100 s: its own, and those that its work brings about.
 
     *First tokens.* Requests that wait are served in the order in which they came, so a newcomer delays none of them,
-    but those that come while its work is there. The wait w at a replica that gets work for `busy` of its time shrinks
-    by d = 1 - busy a second, and r requests come in a second. Of those that come in the next T seconds, in which r is
-    believed to last, r times the integral of P(w - d t) over t from 0 to T are late, where P(w) is the probability that
-    a first token is late after a wait of w. With G the integral of P, the newcomer's prompt of p seconds makes late
+    but those that come while its work is there. In a fleet that is busy for a share b of its time (of the time for
+    prompts, the seats or the KV blocks, whichever it has least of), a wait w shrinks by d = 1 - b a second, and r
+    requests come to the replica in a second. Of those that come in the next T seconds, r times the integral of
+    P(w - d t) over t from 0 to T are late, where P(w) is the probability that a first token is late after a wait of w.
+    With G the integral of P, the newcomer's prompt of p seconds makes late
 
         N(w + p) - N(w),    N(w) = r (G(w) - G(w - d T)) / d.
 
     An idle replica has w = 0: nobody is late unless the prompt alone takes nearly as long as the SLO. A replica that
-    is late already drains p / d seconds later, so that r p / d more are late: it attracts nothing. Only beyond its
-    capacity (d = 0), where all that come within T are late with or without the newcomer, one more costs nothing. So a
-    request that is late wherever it goes then goes where the others are late in any case, and leaves the rest of the
-    fleet on time; a fast replica, to which more requests come, is kept in time before a slow one, and small requests
-    before large ones. T is the time over which r was observed. Those that come are taken to have the newcomer's SLO.
+    is late already drains p / d seconds later, so that r p / d more are late: it attracts nothing. Only beyond the
+    fleet's capacity (d = 0), where all that come within T are late with or without the newcomer, one more costs
+    nothing. So a request that is late wherever it goes then goes where the others are late in any case, and leaves the
+    rest of the fleet on time; a fast replica, to which more requests come, is kept in time before a slow one, and small
+    requests before large ones. b is the fleet's and not the replica's: where others have time, the router sends less to
+    a replica that is late. T is the time over which r is observed. Those that come are taken to have the SLO of the
+    newcomer.
 
     *Times per token and last tokens* of the requests that decode there: prompts and longer iterations lengthen them.
     How much of an output is left is not known, so that it is taken to have an exponential length.
@@ -193,7 +196,7 @@ class HeadwayRouter:
         self._decoding: dict[int, tuple[int, int]] = {}
         """By request in flight: the replica that decodes it, or will, and its prompt tokens."""
         self._busy = self._seen_busy = 0.0
-        """Seconds of work that come to a replica in a second, averaged over the replicas and the last decisions."""
+        """How busy replicas are, averaged over them and over the last decisions."""
         self._num_seen = 0
         self._turn = 0
 
@@ -276,8 +279,7 @@ class HeadwayRouter:
         share, wait_s = state.prompts_s / _SHARE_WINDOW_S, ratio * (start_s + room_s) + way_s
         delayed = 0.0
         if features.ttft_slo_s:
-            busy = ratio * (share + state.rate_rps * more_room_s)
-            self._see_busy(max(busy, 1.0) if room_s else busy)  # with all seats or blocks taken, it is busy all the time
+            self._see_busy(ratio * share, (num + 1) / max(load.max_num_seqs, 1), needed / max(load.capacity_tokens, 1))
             delayed = _num_delayed(
                 features.ttft_slo_s, state.rate_rps, wait_s + ratio * state.mean_prompt_s,
                 ratio * (prompt_s + more_room_s), self._busy,
@@ -313,7 +315,7 @@ class HeadwayRouter:
         wait_s, share = of_first * start_s + way_s, at_first.prompts_s / _SHARE_WINDOW_S
         delayed = 0.0
         if features.ttft_slo_s:
-            self._see_busy(of_first * share)
+            self._see_busy(of_first * share, 0.0, 0.0)
             delayed = _num_delayed(
                 features.ttft_slo_s, at_first.rate_rps, wait_s + of_first * at_first.mean_prompt_s,
                 of_first * prompt_s, self._busy,
@@ -340,8 +342,9 @@ class HeadwayRouter:
                 found.append(self._single(request, features, one, num))
         return found
 
-    def _see_busy(self, busy: float) -> None:
-        self._seen_busy += busy
+    def _see_busy(self, prompts: float, seats: float, blocks: float) -> None:
+        """Count how busy a replica is: the share in use of what it has least of."""
+        self._seen_busy += max(prompts, seats, blocks)
         self._num_seen += 1
 
     # Times.
