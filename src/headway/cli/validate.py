@@ -164,8 +164,12 @@ def _experiments(
         refused += reasons
         for one in more:
             if (same := next((known for known in runs if one.run.is_same(known.run)), None)) is not None:
-                refused.append(f"{one.run.where}: the same as {same.run.where}")
-                continue
+                if same.run.rows is not None or one.run.rows is None:
+                    refused.append(f"{one.run.where}: the same as {same.run.where}")
+                    continue
+                refused.append(f"{same.run.where}: the same as {one.run.where}")  # the requests say more
+                experiments = [each for each in experiments if each[1] is not same.experiment]
+                runs.remove(same)
             runs.append(one)
             experiments.append((path, one.experiment, one.coefficients))
             refused += [f"{one.run.where}: {note}" for note in one.run.notes]

@@ -25,6 +25,12 @@ trace_options = together((
     click.option("--limit", type=POSITIVE, help="Read at most this many requests."),
     click.option("--sort", is_flag=True, help="Sort by arrival. Without it, rows out of order are an error."),
     click.option("--skip-bad", is_flag=True, help="Skip and count bad lines. Without it, they are an error."),
+    click.option(
+        "--timestamp-unit", type=click.Choice(["s", "ms"]),
+        help="Of JSON lines with Mooncake's keys. Default: whole numbers are ms, fractions s.",
+    ),
+    click.option("--block-tokens", type=POSITIVE, help="Tokens of one of their hash ids. Default: the size that fits."),
+    click.option("--spread-ticks", is_flag=True, help="Spread requests that share a tick of a coarse clock over it."),
 ))  # fmt: skip
 
 
@@ -37,9 +43,9 @@ def command() -> None:
 @click.argument("file", type=PATH)
 @trace_options
 @json_option
-def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool) -> None:
+def describe(file: Path, as_json: bool, **options: Any) -> None:
     """Print the lengths, arrivals and tiers of the requests in the trace FILE."""
-    described = describe_workload(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad))
+    described = describe_workload(read(file, **options))
     if as_json:
         print_json(described)
     else:
@@ -50,10 +56,10 @@ def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip
 @click.argument("file", type=PATH)
 @click.argument("out", type=PATH)
 @trace_options
-def convert(file: Path, out: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool) -> None:
+def convert(file: Path, out: Path, **options: Any) -> None:
     """Read the trace FILE and write it to OUT: .parquet, .csv or .csv.gz."""
     _check_name(out)
-    _write(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad), out)
+    _write(read(file, **options), out)
 
 
 @command.command("generate")

@@ -187,7 +187,10 @@ def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
     if isinstance(trace, str) or trace is None:
         rows = _renamed(read(path), None, detect(path), spec)
         return rows if spec.arrivals is None else _rescheduled(rows, spec, seed, base_dir)
-    rows = read(path, trace.format, limit=trace.limit, sort=trace.sort, skip_bad=trace.skip_bad)
+    rows = read(
+        path, trace.format, limit=trace.limit, sort=trace.sort, skip_bad=trace.skip_bad,
+        timestamp_unit=trace.timestamp_unit, block_tokens=trace.block_tokens, spread_ticks=trace.spread_ticks,
+    )  # fmt: skip
     rows = _renamed(rows, trace.models, trace.format or detect(path), spec)
     if trace.from_s > 0 or trace.to_s is not None:
         rows = transform.window(rows, trace.from_s, trace.to_s)

@@ -39,10 +39,15 @@ def read(
     limit: int | None = None,
     sort: bool = False,
     skip_bad: bool = False,
+    timestamp_unit: str | None = None,
+    block_tokens: int | None = None,
+    spread_ticks: bool = False,
 ) -> Workload:
     """Read the workload in a file, gzip or not. Its `notes` list what was skipped.
 
-    `format` is a key of `FORMATS`; None = recognised by the first line. HeadwayError for a file that is empty,
+    `format` is a key of `FORMATS`; None = recognised by the first line. `timestamp_unit` (`s`, `ms`) and `block_tokens`
+    are those of files that do not say them; `spread_ticks` spreads requests that share a tick of a coarse clock over
+    it. HeadwayError for a file that is empty,
     truncated, out of order (unless `sort`) or has a bad line (unless `skip_bad`) names the line and what was expected.
     """
     file = Path(path)
@@ -51,7 +56,9 @@ def read(
     if format is not None and format not in FORMATS:
         raise unknown("trace format", format, FORMATS, str(file))
     _, reader = FORMATS[format or detect(file)]
-    return reader(file, ReadOptions(limit, sort, skip_bad))
+    if timestamp_unit not in (None, "s", "ms"):
+        raise HeadwayError(f"timestamp_unit: {timestamp_unit!r}; expected s or ms")
+    return reader(file, ReadOptions(limit, sort, skip_bad, timestamp_unit, block_tokens, spread_ticks))
 
 
 def detect(path: Path) -> str:

@@ -42,6 +42,13 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Sort by arrival. Otherwise rows out of order are an error."""
     skip_bad: bool = False
     """Skip and count bad lines. Otherwise the first bad line is an error."""
+    timestamp_unit: Literal["s", "ms"] | None = None
+    """Unit of timestamps in JSON lines with the keys of Mooncake. Nothing: whole numbers are ms, fractions s."""
+    block_tokens: int | None = None
+    """Prompt tokens of one of their hash ids. Nothing: 512, or the usual size that fits all prompts, with a note."""
+    spread_ticks: bool = False
+    """Spread their requests with the same timestamp over the time to the next one: Mooncake's conversations tick every
+    3 s. Otherwise they arrive together, with a note."""
     from_s: float = 0.0
     """Drop requests that arrive before this time of the trace, which becomes the new 0."""
     to_s: float | None = None
@@ -51,7 +58,7 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     public traces are dropped (with a note); those of Headway's own files are kept."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "limit", "rate_scale")
+        check_positive(self, "limit", "rate_scale", "block_tokens")
         if not 0 <= self.from_s < (float("inf") if self.to_s is None else self.to_s):
             raise ValueError(f"from_s {self.from_s}, to_s {self.to_s}; expected 0 <= from_s < to_s")
 

@@ -47,6 +47,7 @@ def read(document: Object, config: Object, where: str) -> MeasuredRun:
         for name in ("mean", "p90", "p99")
     }
     num, output_tokens = number(successes, "count"), number(outputs, "mean")
+    given |= _by_tokens_of_the_engine(given, successes)
     rate = number(load, "requested_rate")
     cached = number(prompts, "cached")
     return MeasuredRun(
@@ -56,6 +57,21 @@ def read(document: Object, config: Object, where: str) -> MeasuredRun:
         latencies_s=latencies_s(given, output_tokens), cached_tokens=cached / num if num > 0 and cached > 0 else 0.0,
         **_load(config, rate if rate > 0 else math.nan, number(load, "concurrency")),
     )  # fmt: skip
+
+
+def _by_tokens_of_the_engine(given: dict[str, float], successes: Object) -> dict[str, float]:
+    """Times between tokens, over the engine's count of tokens.
+
+    inference-perf divides by the tokens that its own tokenizer finds in the text (`output_len`), and its
+    `inter_token_latency` has a gap for each chunk.
+    """
+    own, engines = (number(successes.get(key) or {}, "mean") for key in ("output_len", "output_tokens"))
+    if not (own > 1 and engines > 1):
+        return {}
+    share = (own - 1) / (engines - 1)
+    found = {key: value * share for key, value in given.items() if key.startswith("tpot_")}
+    after_s = given.get("e2e_mean", math.nan) - given.get("ttft_mean", math.nan)
+    return {**found, "itl_mean": after_s / (engines - 1), "itl_p90": math.nan, "itl_p99": math.nan}
 
 
 def read_requests(entries: Sequence[Object], config: Object, where: str) -> MeasuredRun:

@@ -46,6 +46,9 @@ def read(path: Path) -> tuple[list[MeasuredRun], list[str]]:
         same = next((known for known in runs if run.is_same(known)), None)
         if run.fault:
             skipped.append(f"{run.where}: {run.fault}")
+        elif same is not None and same.rows is None and run.rows is not None:
+            runs[runs.index(same)] = run  # a file of requests says more than their summary
+            skipped.append(f"{same.where}: the same as {run.where}")
         elif same is not None:
             skipped.append(f"{run.where}: the same as {same.where}")
         else:

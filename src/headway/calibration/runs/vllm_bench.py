@@ -1,4 +1,8 @@
-"""Results of `vllm bench serve` (`benchmark_serving`): `--save-result`, with or without `--save-detailed`."""
+"""Results of `vllm bench serve` (`benchmark_serving`): `--save-result`, with or without `--save-detailed`.
+
+SGLang's `bench_serving` writes the same keys. Both count gaps between SSE chunks as `itl`, and an engine puts several
+tokens into one chunk at high load, so the time between tokens is taken from E2E and TTFT.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +38,35 @@ def read(document: Object, where: str) -> MeasuredRun:
     load = _load(document)
     if all(isinstance(document.get(name), list) for name in DETAILS):
         rows, num_failed = _rows(document, where)
-        notes = (f"{num_failed} requests failed, and are left out",) if num_failed else ()
-        return run_of(rows, where, _model(document), duration_s=number(document, "duration"), notes=notes, **load)
+        if num_failed:
+            load["notes"] = (*load["notes"], f"{num_failed} requests failed, and are left out")
+        return run_of(rows, where, _model(document), duration_s=number(document, "duration"), **load)
     num, duration_s = number(document, "completed"), number(document, "duration")
     per_request = 1 / num if num > 0 else math.nan
     output_tokens = number(document, "total_output_tokens") * per_request
     given = {
         f"{kind}_{name}": number(document, f"{name}_{key}_ms") / 1e3
-        for kind, key in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el"))
+        for kind, key in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", _e2e_key(document)))
         for name in STATISTICS
     }
+    chunks_s = number(document, "mean_itl_ms") / 1e3
+    if chunks_s < math.inf and not 0.1 * given["tpot_mean"] < chunks_s < 10 * given["tpot_mean"]:
+        given["itl_mean"] = chunks_s  # no merging of tokens explains it
     return MeasuredRun(
         where=where, model=_model(document), num_requests=int(num) if num > 0 else 0,
         rate_rps=num / duration_s if duration_s > 0 else math.nan,
         prompt_tokens=number(document, "total_input_tokens") * per_request, output_tokens=output_tokens,
         latencies_s=latencies_s(given, output_tokens), **load,
     )  # fmt: skip
+
+
+def _e2e_key(document: Object) -> str:
+    """vLLM's name of E2E latency, or SGLang's."""
+    return "e2e_latency" if "mean_e2e_latency_ms" in document else "e2el"
+
+
+def _is_sglang(document: Object) -> bool:
+    return isinstance(document.get("server_info"), dict) or "mean_e2e_latency_ms" in document
 
 
 def _model(document: Object) -> str:
@@ -62,15 +79,34 @@ def _load(document: Object) -> dict[str, Any]:
     rate = number(document, "request_rate")
     burstiness = number(document, "burstiness")
     limit = number(document, "max_concurrency")
-    temperature = document.get("temperature")
+    is_greedy, notes = _sampling(document)
+    server = document.get("server_info")
+    settings = settings_in(server) if isinstance(server, dict) else {}
     return {
         "requested_rps": rate if 0 < rate < math.inf else None,
         "burstiness": burstiness if burstiness > 0 else 1.0,
         "concurrency": int(limit) if limit >= 1 else None,
-        # Its client asked for temperature 0 unless told otherwise, until it began to leave that to the engine.
-        "is_greedy": True if temperature is None else str(temperature) in ("0", "0.0"),
-        "settings": settings_in(document),
+        "is_greedy": is_greedy,
+        "settings": settings | settings_in(document),
+        "notes": notes,
     }
+
+
+def _sampling(document: Object) -> tuple[bool, tuple[str, ...]]:
+    """Whether requests asked for temperature 0, and a note where the file does not say.
+
+    vLLM's client sends no temperature since 0.17, and its files have `rtfx` since; before, it sent 0, as SGLang's does.
+    """
+    temperature = document.get("temperature")
+    if temperature is not None:
+        return str(temperature) in ("0", "0.0"), ()
+    if "rtfx" in document and not _is_sglang(document):
+        note = (
+            "names no temperature: taken for the model's own sampling, as engines do for requests without one;"
+            ' add "temperature": 0 to the file for greedy requests'
+        )
+        return False, (note,)
+    return True, ()
 
 
 def _rows(document: Object, where: str) -> tuple[RequestRows, int]:

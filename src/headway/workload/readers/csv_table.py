@@ -137,7 +137,11 @@ class CsvTable:
 
 
 def header_of(line: str) -> list[str]:
-    return [name.strip() for name in next(csv.reader([line]), [])]
+    """The names in a header; none if the line is not CSV, as with a carriage return inside it."""
+    try:
+        return [name.strip() for name in next(csv.reader([line]), [])]
+    except csv.Error:
+        return []
 
 
 def read_table(path: Path, columns: Mapping[str, CellType], arrival: str, options: ReadOptions) -> CsvTable:

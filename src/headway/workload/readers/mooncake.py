@@ -1,6 +1,7 @@
 """Mooncake traces, JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}, and Bailian's.
 
-A hash id identifies a block of 512 prompt tokens together with all tokens before it. Source: kvcache-ai/Mooncake.
+A hash id identifies a block of 512 prompt tokens together with all tokens before it. Source: kvcache-ai/Mooncake. Other
+tools write the same keys with seconds (guidellm), or with other blocks (Dynamo, AIPerf), and do not say so.
 Traces of Alibaba's Bailian have seconds, blocks of 16 tokens, and `chat_id` and `parent_chat_id`, which tie the turns
 of a chat. Source: alibaba-edu/qwen-bailian-usagetraces-anon.
 """
@@ -17,9 +18,13 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.workload.readers.shared import ReadOptions, blocks, normalised, without_failures
-from headway.workload.table import MAX_TOKENS, Longs, Prefix, Workload
+from headway.workload.table import MAX_TOKENS, Floats, Longs, Prefix, Workload
 
 BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
+OTHER_BLOCKS = (256, 128, 64, 32, 16, 1024, 2048, 8, 4)
+"""Sizes that are tried where 512 does not fit."""
+TICK_S, PER_TICK = 0.5, 2.0
+"""Arrivals on multiples of a longer time, with more requests at one on average, are noted: they come in clumps."""
 
 
 class MooncakeRequest(msgspec.Struct, gc=False):
@@ -38,7 +43,7 @@ def matches_bailian(line: str) -> bool:
 
 def read_bailian(path: Path, options: ReadOptions) -> Workload:
     """Read arrivals, lengths, chats as sessions, and hash blocks as prefix segments."""
-    return _read(path, options, 1.0, BAILIAN_BLOCK_TOKENS)
+    return _read(path, options, "s", BAILIAN_BLOCK_TOKENS)
 
 
 def matches(line: str) -> bool:
@@ -46,11 +51,14 @@ def matches(line: str) -> bool:
 
 
 def read(path: Path, options: ReadOptions) -> Workload:
-    """Read arrivals, lengths, and hash blocks as prefix segments."""
-    return _read(path, options, 1e3, BLOCK_TOKENS)
+    """Read arrivals, lengths, and hash blocks as prefix segments.
+
+    HeadwayError if the rows have more hash ids than blocks of any usual size.
+    """
+    return _read(path, options, options.timestamp_unit, options.block_tokens)
 
 
-def _read(path: Path, options: ReadOptions, per_s: float, block_tokens: int) -> Workload:
+def _read(path: Path, options: ReadOptions, unit: str | None, block_tokens: int | None) -> Workload:
     arrivals, prompt, output = array("d"), array("i"), array("i")
     ids, counts = array("q"), array("i")
     chats, sessions = dict[int, int](), array("q")
@@ -67,16 +75,76 @@ def _read(path: Path, options: ReadOptions, per_s: float, block_tokens: int) -> 
     if not arrivals:
         raise HeadwayError(f"{path}: no requests in the file")
     prompt_tokens = np.array(prompt, "i4")
+    notes = [f"{len(bad)} bad lines skipped; the first: {bad[0]}"] if bad else []
+    arrival_s, unit_notes = _seconds(np.array(arrivals), unit)
+    arrival_s, tick_notes = _on_ticks(arrival_s, options.spread_ticks)
+    notes += unit_notes + tick_notes
+    if block_tokens is None:
+        block_tokens, block_notes = fitting_block(np.array(counts, "i8"), prompt_tokens.astype("i8"), str(path))
+        notes += block_notes
     columns = {
-        "arrival_s": np.array(arrivals) / per_s,
+        "arrival_s": arrival_s,
         "prompt_tokens": prompt_tokens,
         "output_tokens": np.array(output),
     }
     if max(sessions) >= 0:
         columns["session_id"] = np.array(sessions)
     prefix = hash_prefix(np.array(ids, "i8"), np.array(counts, "i8"), prompt_tokens.astype("i8"), block_tokens)
-    notes = (f"{len(bad)} bad lines skipped; the first: {bad[0]}",) if bad else ()
-    return normalised(without_failures(Workload(columns, prefix=prefix, notes=notes)), path, options)
+    return normalised(without_failures(Workload(columns, prefix=prefix, notes=tuple(notes))), path, options)
+
+
+def _seconds(timestamps: Floats, unit: str | None) -> tuple[Floats, list[str]]:
+    """Timestamps in seconds. Without a unit whole numbers are Mooncake's milliseconds, fractions are seconds."""
+    if unit:
+        return timestamps / (1.0 if unit == "s" else 1e3), []
+    if bool((timestamps == np.floor(timestamps)).all()):
+        return timestamps / 1e3, ["whole timestamps, taken for milliseconds; timestamp_unit: s for seconds"]
+    return timestamps, ["timestamps with fractions, taken for seconds; timestamp_unit: ms for milliseconds"]
+
+
+def _on_ticks(arrival_s: Floats, spread: bool) -> tuple[Floats, list[str]]:
+    """Notes on arrivals that come in clumps, as in Mooncake's conversations, whose clock ticks every 3 s."""
+    ticks, index, num = np.unique(arrival_s, return_inverse=True, return_counts=True)
+    gaps = np.diff(ticks)
+    if len(ticks) < 3 or num.mean() < PER_TICK or gaps.min() < TICK_S:
+        return arrival_s, []
+    clumps = f"{num.mean():.1f} requests at a time, {gaps.min():g} s apart at least"
+    if not spread:
+        return arrival_s, [f"arrivals come in clumps, {clumps}: the trace's clock; spread_ticks: true spreads them"]
+    order = np.argsort(index, kind="stable")
+    place = np.empty(len(index))
+    place[order] = np.arange(len(index)) - np.repeat(np.cumsum(num) - num, num)
+    widths = np.append(gaps, gaps.min())
+    return arrival_s + place / num[index] * widths[index], [f"arrivals in clumps were spread: {clumps}"]
+
+
+def fitting_block(counts: Longs, prompt_tokens: Longs, where: str) -> tuple[int, list[str]]:
+    """The size of hash blocks that explains how many each row has, and a note if it is not Mooncake's.
+
+    HeadwayError if most rows have more hash ids than their prompts have blocks, of any usual size.
+    """
+
+    def fits(size: int) -> bool:
+        return bool((counts <= -(-prompt_tokens // size)).all())
+
+    def explains(size: int) -> bool:
+        return bool(np.isin(counts - prompt_tokens // size, (0, 1)).all())  # the last block may be left out
+
+    if fits(BLOCK_TOKENS):
+        return BLOCK_TOKENS, []
+    for size in OTHER_BLOCKS:
+        if fits(size) and explains(size):
+            return size, [f"hash blocks of {size} tokens, the size that fits the prompts; block_tokens: N for another"]
+    beyond = np.maximum(counts - -(-prompt_tokens // BLOCK_TOKENS), 0)
+    if np.count_nonzero(beyond) < len(counts) / 2:
+        return BLOCK_TOKENS, [
+            f"{beyond.sum()} hash ids of {np.count_nonzero(beyond)} requests are beyond their prompts"
+        ]
+    row = int(np.argmax(beyond > 0))
+    raise HeadwayError(
+        f"{where}: request {row + 1}: {counts[row]} hash_ids for {prompt_tokens[row]:,} tokens; no usual size of a"
+        " block fits all requests: give block_tokens"
+    )
 
 
 def _lines(path: Path, options: ReadOptions, bad: list[str]) -> Iterator[MooncakeRequest]:

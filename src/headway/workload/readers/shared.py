@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +23,11 @@ BOM = b"\xef\xbb\xbf"
 NO_ARRIVALS = "the file has no arrival times: without `arrivals` beside the trace, all requests arrive at 0"
 
 
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""Marks at the beginning of files that Windows PowerShell writes."""
+HEAD_BYTES = 1 << 16
+
+
 class ReadOptions(Struct, frozen=True):
     limit: int | None = None
     """Read at most this many rows of the file."""
@@ -29,6 +35,12 @@ class ReadOptions(Struct, frozen=True):
     """Sort by arrival. If False, rows out of order are an error."""
     skip_bad: bool = False
     """Skip and count bad lines. If False, the first bad line is an error."""
+    timestamp_unit: str | None = None
+    """`s` or `ms`, of formats whose files do not say it. None: by the values, with a note."""
+    block_tokens: int | None = None
+    """Prompt tokens of a hash block, of formats whose files do not say it. None: the size that fits all rows."""
+    spread_ticks: bool = False
+    """Spread requests that share a time evenly over the time to the next. If False, they arrive together."""
 
 
 @contextmanager
@@ -38,7 +50,7 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
-            yield file  # type: ignore[misc]
+            yield _with_line_feeds(file, path)  # type: ignore[arg-type]
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -49,6 +61,22 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
         raise HeadwayError(f"{path}: the gzip file is damaged ({error}); fetch it again") from None
     except OSError as error:
         raise HeadwayError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _with_line_feeds(file: IO[bytes], path: Path) -> IO[bytes]:
+    """The file as UTF-8 with line feeds: UTF-16 and lines that end with a bare carriage return are converted."""
+    head = file.read(HEAD_BYTES)
+    is_wide, is_bare = head.startswith(UTF_16), b"\r" in head[:-1].replace(b"\r\n", b"") and b"\n" not in head
+    if not is_wide and not is_bare:
+        file.seek(0)
+        return file
+    data = head + file.read()
+    if is_wide:
+        try:
+            data = data.decode("utf-16").encode()
+        except UnicodeDecodeError as error:
+            raise HeadwayError(f"{path}: begins as UTF-16 and is not: {error.reason}") from None
+    return BytesIO(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
 
 
 def first_line(path: Path) -> str:
