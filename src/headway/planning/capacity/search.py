@@ -72,8 +72,6 @@ class _CandidateSearch:
     """The first `low`: fewer cannot do the work."""
     high: int | None = None
     sizes: dict[int, RehearsedSize] = field(default_factory=dict)
-    refuted: set[int] = field(default_factory=set)
-    """Numbers that were seen to miss a target, without metrics."""
     leapt: bool = False
     """Doubling gained nothing, and yet the most replicas meet all targets."""
 
@@ -95,7 +93,7 @@ class _CandidateSearch:
         if self.bounds.reason is not None:
             return []
         sizes = range(self.least, self.most + 1)
-        return [n for n in sizes if n * self.usd < _below(limit_usd) and n not in self.sizes and n not in self.refuted]
+        return [n for n in sizes if n * self.usd < _below(limit_usd) and n not in self.sizes]
 
     @property
     def is_monotone(self) -> bool:
@@ -355,10 +353,9 @@ def _look_again(
     doubted = [each for each in searches if each.leapt or not each.is_monotone]
     sizes = [(each, n) for each in doubted for n in each.open_sizes(limit)]
     for each, n in sorted(sizes, key=lambda size: size[0].usd * size[1]):
-        if search.is_met(each, n, AS_ASKED) and search.meets_targets(each, n):
+        if search.meets_targets(each, n):
             found = each, n
             break
-        each.refuted.add(n)
     if found is None:
         return None
     found[0].low = found[0].high = found[1]
