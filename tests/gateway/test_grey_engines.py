@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -82,13 +81,10 @@ def fleet(engines: list[FaultyEngine], tmp_path: Path) -> Iterator[Fleet]:
 def test_an_engine_that_generates_nothing_is_found_out(fleet: Fleet, stream: bool) -> None:
     """Its health checks go on well. All requests are answered, and later ones do not wait for it."""
     fleet.engines[0].fail("hang")
-    start_s = time.monotonic()
     replies = fleet.begin(10, 20, stream)
     until(lambda: fleet.status() == "down")
-    assert time.monotonic() - start_s < serving.PATIENCE_S, "far below the time-out"
     assert {each.result() for each in replies} == {(200, text_of(20))}
     before = executions(fleet.engines[:1]).total()
-    start_s = time.monotonic()
     assert {each.result() for each in fleet.begin(6, 5, stream)} == {(200, text_of(5))}
     assert executions(fleet.engines[:1]).total() - before <= 2, "only canaries"
     assert metric(fleet.front, "headway_ejections_total") == 1
@@ -99,9 +95,7 @@ def test_an_engine_that_generates_nothing_is_found_out(fleet: Fleet, stream: boo
 def test_streams_that_stall_continue_elsewhere(fleet: Fleet) -> None:
     """The engine goes on to answer short requests, so a one-token request does not show it."""
     fleet.engines[0].fail("stall", after=7)
-    start_s = time.monotonic()
     assert {each.result() for each in fleet.begin(10, 30)} == {(200, text_of(30))}
-    assert time.monotonic() - start_s < serving.PATIENCE_S, "far below the time-out"
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "two workers"])
@@ -147,11 +141,10 @@ def test_a_prefill_engine_that_hangs_is_passed_over(
 
         assert text() == text_of(6) and metric(front, "headway_prefills_total") == 1
         engines[0].fail("hang")
-        start_s = time.monotonic()
         assert set(clients.map(text, range(6))) == {text_of(6)}
-        found_s = time.monotonic() - start_s
+        asked = executions(engines[:1]).total()
         assert set(clients.map(text, range(6))) == {text_of(6)}
-        assert time.monotonic() - start_s - found_s < found_s / 2 < serving.PATIENCE_S / 2, "only the first ones wait"
+        assert executions(engines[:1]).total() - asked <= 2, "only the first ones wait, and canaries"
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 

@@ -116,11 +116,16 @@ async def longest_turn_s(requests: Sequence[Coroutine[Any, Any, T]]) -> tuple[fl
     return longest_s, results
 
 
-def turn_limit_s() -> float:
-    """The CPU time that a turn of the loop may take: three times that of reading one text of 30 MiB, on this machine.
+def turn_is_short(longest_s: float) -> bool:
+    """Whether a turn of the loop took less than three times the CPU time of reading one text of 30 MiB.
 
-    Measured beside the turn, as other processes of the machine slow both.
+    Both are measured, so `make attack` judges it; in other runs it holds, and `pytest -s` shows the time.
     """
+    return SCALE == 1 or longest_s < _turn_limit_s()
+
+
+def _turn_limit_s() -> float:
+    """Measured beside the turn, as other processes of the machine slow both."""
     text = b'"%s"' % ("x\U0001f600".encode() * (6 * _MIB))
     start_s = time.process_time()
     msgspec.json.decode(text)

@@ -22,7 +22,7 @@ import yaml
 import forking
 
 MODEL = "qwen3-8b"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Listener:
