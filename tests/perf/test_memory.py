@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,27 @@ ACTIVE = {
 }  # fmt: skip
 
 
+NAMED = {
+    "deepseek-v3": 671, "glm-5": 744, "kimi-k2": 1026, "minimax-m2": 229, "minimax-m3": 428, "mimo-v2-flash": 309,
+    "step-3.7-flash": 196,
+}  # fmt: skip
+"""Billions of models whose names do not say them, by the beginning of the name."""
+
+
 @pytest.mark.parametrize("model", catalog.models(), ids=lambda m: m.name)
 def test_parameter_counts_are_the_published_ones(model: Model) -> None:
-    assert num_params(model) / 1e9 == pytest.approx(PUBLISHED[model.name], rel=0.02)
+    """To 2% where a checkpoint's count is at hand, else to the rounding of the names (`30b` has 31.6)."""
+    billions = num_params(model) / 1e9
+    if model.name in PUBLISHED:
+        assert billions == pytest.approx(PUBLISHED[model.name], rel=0.02)
+        return
+    stated = re.search(r"(?<![a-z\d])(\d+(?:\.\d+)?)b\b", model.name)
+    named = next((each for name, each in NAMED.items() if model.name.startswith(name)), 0)
+    if "llama-4" in model.name:  # its name counts the active parameters
+        named, stated = 401, None
+    expected = float(stated[1]) if stated else named
+    # small models round up: Qwen3-1.7B has 1.72 billion, VL models count their vision, too
+    assert billions == pytest.approx(expected, rel=0.15 if expected < 10 else 0.06)
 
 
 @pytest.mark.parametrize("name", ACTIVE)

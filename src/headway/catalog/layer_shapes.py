@@ -77,9 +77,16 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     if moe is None and "none" in kinds:
         mlps = ["dense" if kind == "none" else "none" for kind in kinds]
     both = keys.family.startswith("gemma4")  # a dense feed-forward beside the experts of each layer
-    width = _dense_width(keys, hidden, needed=both or "dense" in mlps) or (moe.intermediate_size if moe else 0)
+    both = both and not keys.given("block_configs")
+    width = (
+        0
+        if keys.given("block_configs")
+        else _dense_width(keys, hidden, needed=both or "dense" in mlps) or (moe.intermediate_size if moe else 0)
+    )
     if _has_no_mlp(keys):
         mlps = ["none"] * num_layers
+    if isinstance(blocks := keys.value("block_configs"), list):
+        return _of_blocks(keys, blocks, hidden, heads, gated)
     layers = []
     for i, (kind, mlp) in enumerate(zip(kinds, mlps, strict=True)):
         mixer = _mixer(keys, i, num_layers, kind, hidden, heads, mla)
@@ -264,10 +271,13 @@ def _block_index(keys: ConfigKeys, i: int, num_layers: int, hidden: int) -> tupl
     """(bytes a token, parameters) of the index by which a layer of MiniMax-M3 chooses blocks, in 16 bits."""
     if keys.value("index_topk_blocks", "sparse_attention_config") is None:
         return 0, 0.0
-    names = names_of(keys, num_layers)
-    if names is None or "sparse" not in names[i]:
+    stated = keys.value("sparse_attention_config", default={})
+    dim, num = stated.get("sparse_index_dim"), stated.get("sparse_num_index_heads")
+    dim, num = dim or keys.count("index_head_dim"), num or keys.count("index_n_heads")
+    names = names_of(keys, num_layers) or []
+    sparse = stated.get("sparse_attention_freq") or ["sparse" in name for name in names]
+    if i >= len(sparse) or not sparse[i]:
         return 0, 0.0
-    dim, num = keys.count("index_head_dim"), keys.count("index_n_heads")
     return 2 * dim, float(hidden * dim * (num + 1))
 
 
@@ -320,7 +330,7 @@ def _pick(
     if value is None and others:
         value = keys.value(*others)
     if value is None:
-        value = keys.value(name)
+        value = keys.value(name, "attention_head_dim") if name == "head_dim" else keys.value(name)
     if isinstance(value, list):
         if i >= len(value):
             raise keys.error(name, value, "a value for each layer")
@@ -458,6 +468,31 @@ def _mamba_1(keys: ConfigKeys, hidden: int) -> Layers:
         num=1, mixer_params=float(params) if num >= 1 else 0.0,
         state_bytes=_state_number_bytes(keys) * inner * states + 2.0 * inputs * inner,
     )  # fmt: skip
+
+
+def _of_blocks(keys: ConfigKeys, blocks: list[Any], hidden: int, heads: int, gated: bool) -> Shapes:
+    """Layers of a network that a search has pruned (Llama-Nemotron): each block states its own heads and width."""
+    layers, kinds = [], []
+    dim = _head_dim(keys, hidden, heads)
+    for block in blocks:
+        attention, ffn = (block.get(part) or {} if isinstance(block, dict) else {} for part in ("attention", "ffn"))
+        if attention.get("replace_with_linear") or ffn.get("replace_with_linear"):
+            raise keys.error("block_configs", block, "blocks with attention and a feed-forward, or without")
+        layer = Layers(num=1)
+        if not attention.get("no_op"):
+            kv_heads = heads // (attention.get("n_heads_in_group") or 1)
+            layer = Layers(
+                num=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, v_head_dim=dim,
+                mixer_params=2.0 * hidden * dim * (heads + kv_heads),
+            )  # fmt: skip
+        width = 0
+        if not ffn.get("no_op"):
+            width = ffn.get("intermediate_size") or 256 * -(-int(2 * (ffn.get("ffn_mult") or 0) * hidden / 3) // 256)
+        kind: Kind = "full" if layer.num_heads else "none"
+        kinds.append(kind)
+        layers.append(replace(layer, mlp_width=width))
+    keys.read |= {"intermediate_size", "num_key_value_heads"}
+    return Shapes(layers, kinds, None, None, gated, max(each.mlp_width for each in layers), 0.0, ())
 
 
 # What single families have beside their layers.

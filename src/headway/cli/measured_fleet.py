@@ -17,7 +17,7 @@ from headway.calibration.runs.run import MeasuredRun
 from headway.calibration.serving import ServingExperiment, catalogued_model
 from headway.calibration.steps.read import StepLog
 from headway.catalog.coefficients import Coefficients
-from headway.cli.flags import changes, used_flags
+from headway.cli.flags import assume_option, changes, used_flags
 from headway.cli.output import PATH, POSITIVE
 from headway.config import scenario as scenarios
 from headway.config import strict_yaml
@@ -30,7 +30,8 @@ OPTIONS = (
     click.option("--fleet", type=PATH, help="A scenario or fleet file, with the pool that was measured."),
     click.option("--pool", help="The pool of the fleet, if it has several."),
     click.option("--model", help="The model, if a run does not name one of the catalog."),
-    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead."),
+    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder."),
+    assume_option,
     click.option("--gpu", help="The GPU, of the catalog or of --gpu-file."),
     click.option("--gpu-file", type=PATH, help="A YAML file of GPUs of your own."),
     click.option("--tp", type=POSITIVE, help="Tensor parallel ranks, if a run does not give them."),
@@ -39,7 +40,7 @@ OPTIONS = (
     click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration of the engine."),
 )
 NAMES = tuple(
-    "fleet pool model model_config gpu gpu_file tp engine max_num_seqs max_num_batched_tokens".split()
+    "fleet pool model model_config assume gpu gpu_file tp engine max_num_seqs max_num_batched_tokens".split()
 )  # fmt: skip
 DEFAULT_ENGINE = "vllm-v1"
 """Of runs whose engine nobody names."""

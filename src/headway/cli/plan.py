@@ -11,6 +11,7 @@ import click
 
 from headway import catalog
 from headway.cli.flags import (
+    assume_option,
     changes,
     check_complete,
     check_name,
@@ -66,7 +67,8 @@ command.add_command(scaling)
 @trace_options
 @synthetic_options
 @click.option("--model", help="A model of the catalog.")
-@click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model.")
+@click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model, or its folder.")
+@assume_option
 @gpu_file_option
 @click.option("--engine", help="An engine of the catalog: vllm-v1, ... Default: the file's, else simulated.")
 @click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed.")
