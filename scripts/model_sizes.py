@@ -35,7 +35,7 @@ SHORT, LONG = 4, 8
 ENCODERS = re.compile(
     r"bert|bart|electra|ernie$|marian|whisper|pegasus|blenderbot|trocr|plbart|mvp|xlm|data2vec|roformer|big_?bird|xmod"
     r"|prophetnet|reformer|xlnet|git$|megatron|musicgen|moshi|speech|ctrl|cpmant|openai|emu3|got_ocr|fuyu|assistant"
-    r"|mllama|gpt-sw3|gpt_neox_japanese"
+    r"|mllama|phi4_multimodal|gpt-sw3|gpt_neox_japanese"
 )
 WRAPPERS = re.compile(r"^(gemma3|gemma3n|gemma4|gemma4_unified|llama4|qwen3_5|qwen3_5_moe|qwen4_exp)$")
 CHANGES: dict[str, dict[str, Any]] = {
@@ -45,6 +45,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, "num_hidden_layers": 32},
     "jamba": {"num_experts": 16},
+    "lfm2_moe": {"layer_types": (["conv", "conv", "full_attention", "conv"] * 6)},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "granitemoehybrid": {"layer_types": (["mamba"] * 5 + ["attention"]) * 5 + ["mamba"] * 2},
     "bamba": {"attn_layer_indices": [9, 18, 27]},
 }

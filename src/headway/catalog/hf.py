@@ -128,6 +128,7 @@ _REFUSED = {
     "xlm": "encoder layers", "cpmant": "segments of a prompt", "ctrl": "positions of another kind",
     "diffusion_gemma": "blocks that are denoised, not decoded", "doge": "experts retrieved by product keys",
     "hrm_text": "stacks that run several times a token", "prophetnet": "n-gram streams", "mllama": "cross attention",
+    "mllama_text_model": "cross attention to images",
     "moshi": "two models a token",
     "zaya": "routers that are networks", "gemma4_assistant": "drafting for another model",
     "gemma4_unified_assistant": "drafting for another model", "jetmoe": "experts in attention",

@@ -27,6 +27,7 @@ _PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_e
 
 def kinds_of(keys: ConfigKeys, num_layers: int) -> list[Kind]:
     """The kind of each layer."""
+    keys.read |= {"max_window_layers", "use_sliding_window"}
     named = _named(keys, num_layers)
     if named is not None:
         return named

@@ -153,13 +153,18 @@ def _moe(keys: ConfigKeys) -> tuple[Moe | None, float]:
     num = _count_of(keys, EXPERTS, _first(experts) or 0)
     if num <= 1:
         return None, 0.0
+    keys.read |= {"num_sliding_attention_heads"}
     widths = keys.value(*EXPERT_WIDTH)
+    if isinstance(widths, list) and not others:
+        others = [num] * (len(widths) - 1)
     if widths is None:
         widths = keys.value("intermediate_size", "ffn_hidden_size")
     width = _count_of(keys, EXPERT_WIDTH, _first(widths))
     chosen = _count_of(keys, PER_TOKEN, _first(keys.value(*PER_TOKEN)))
     shared = _count_of(keys, SHARED_WIDTH, _first(keys.value(*SHARED_WIDTH, default=0)))
     num_shared = _count_of(keys, NUM_SHARED, _first(keys.value(*NUM_SHARED, default=0)))
+    if keys.family == "hunyuan_v1_moe":
+        num_shared = num_shared or 1
     shared = shared * num_shared if shared and num_shared else shared or width * num_shared
     if keys.family.startswith("llama4"):
         shared = width
@@ -191,7 +196,7 @@ def _mla(keys: ConfigKeys) -> Mla | None:
         kv_lora_rank=keys.count("kv_lora_rank"),
         q_lora_rank=keys.count("q_lora_rank", default=0, least=0),
         qk_nope_head_dim=keys.count("qk_nope_head_dim", least=0),
-        qk_rope_head_dim=keys.count("qk_rope_head_dim"),
+        qk_rope_head_dim=keys.count("qk_rope_head_dim", least=0),
         v_head_dim=keys.count("v_head_dim"),
     )
 
