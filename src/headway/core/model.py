@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -157,6 +159,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         return self.sliding_window_tokens is not None or any(each.state_bytes for each in self.layers)
 
 
+@lru_cache(maxsize=1024)  # planners ask for the same few models, thousands of times
 def _alike(model: Model) -> tuple[Layers, ...]:
     """The layers of a model without `layers`: at most four shapes, by window and by experts.
 
