@@ -45,7 +45,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, "num_hidden_layers": 32},
     "jamba": {"num_experts": 16},
-    "lfm2_moe": {"layer_types": (["conv", "conv", "full_attention", "conv"] * 6)},
+    "lfm2_moe": {"layer_types": (["conv", "conv", "full_attention", "conv"] * 8)},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "granitemoehybrid": {"layer_types": (["mamba"] * 5 + ["attention"]) * 5 + ["mamba"] * 2},

@@ -179,7 +179,8 @@ MODELS: list[Case] = [
     ("config without layers", _config(num_hidden_layers=None), RUN, "'num_hidden_layers' is missing"),
     ("heads that do not divide", _config(num_attention_heads=3), RUN, "not a multiple of 3 heads"),
     ("an encoder", _config(model_type="bert"), RUN, "an encoder, which generates no tokens"),
-    ("a state-space model", _config(mamba_d_state=16), RUN, "layers that Headway does not model"),
+    ("a state-space model", _config(model_type="rwkv"), RUN, "layers Headway does not model"),
+    ("a key that may matter", _config(mamba_d_state=16), RUN, "not understood: mamba_d_state (16)"),
     ("unknown quantisation", _config(quantization_config={"quant_method": "x"}), RUN, "method 'x' is not supported"),
 ]
 OWN: list[Case] = [
