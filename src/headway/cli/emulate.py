@@ -123,7 +123,7 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @click.option(
     "--kv-events-config",
     help="JSON as vLLM's: publish what the prefix cache stores and removes. Example: "
-    '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}',
+    '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}',
 )
 @click.option(
     "--enable-prompt-tokens-details", "--enable-cache-report", "reports_cached_tokens", is_flag=True,
