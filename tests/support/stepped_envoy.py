@@ -154,7 +154,7 @@ class SteppedEnvoy(Front):
         self.passages: dict[str, Passage] = {}
         self._is_starting = False
         spare = [self.ports[i % num_engines] for i in range(4)]  # the page's configuration has four engines
-        self._envoy = Envoy(envoys.configuration(), self._picker_port, spare, folder)
+        self._envoy = Envoy(envoys.unwatched(envoys.configuration()), self._picker_port, spare, folder)
         envoys.listening(self._envoy)
 
     def close(self) -> None:
