@@ -1,14 +1,18 @@
 # ruff: noqa: T201 (a script prints)
-"""Scalers on the seven days of SageServe's published week, with intervals over the days.
+"""Scalers on the seven days of SageServe's published week, with intervals; and on steps, ramps and spikes of demand.
 
-    python bench/scaling_week.py [--days 0,1,2,3,4,5,6] [--hours 8-14] [--startup-s 60,155,600] [--jobs 1] [--json FILE]
+    python bench/scaling_week.py [--sets week,shapes] [--days 0,1,2,3,4,5,6] [--hours 8-14] [--startup-s 60,155,600]
+                                 [--seed 0] [--jobs 1] [--json FILE]
 
-These hours of each day are a run of their own of examples/thursday.yaml's fleet, the first hour aside, with every
-scaler's settings and the clairvoyant plans. A row is a setting of Headway's scaler over all days: GPU-hours, the share
-of late requests, whether no setting of another scaler has both fewer GPU-hours and fewer late requests over the week,
-and GPU-hours over those of the others where they are as seldom late over the week, with 95% jackknife intervals over
-the days. Needs HEADWAY_DATA. Runs are cached
-one by one in out/scaling-week, so that an interrupted bench goes on.
+The week: these hours of each day are a run of their own of examples/thursday.yaml's fleet, the first hour aside, with
+every scaler's settings and the clairvoyant plans. A row is a setting of Headway's scaler over all days: GPU-hours,
+the share of late requests, whether no setting of another scaler has both fewer GPU-hours and fewer late requests over
+the week, and GPU-hours over those of the others where they are as seldom late over the week, with 95% jackknife
+intervals over the days. Needs HEADWAY_DATA.
+
+The shapes: demand that changes in steps of 1 to 30 start times, in ramps, and in spikes of two start times, whose start
+time is the first of `--startup-s`. Headway's settings beside HPA's, by the same measures. Runs are cached one by one in
+out/scaling-week, so that an interrupted bench goes on.
 """
 
 from __future__ import annotations
@@ -43,6 +47,21 @@ from headway.scenario.oracle_plan import served_tps, timetables
 from headway.scenario.run import assemble
 
 ROOT = Path(__file__).parents[1]
+LOW_RPS, HIGH_RPS, SPIKE_RPS = 0.5, 4.0, 6.0
+"""One replica of the shapes' fleet serves about one request per second in time."""
+
+
+def _steps(num: int, cycles: int) -> list[float]:
+    return ([LOW_RPS] * num + [HIGH_RPS] * num) * cycles + [LOW_RPS] * num
+
+
+_RISE = [LOW_RPS + (HIGH_RPS - LOW_RPS) * i / 30 for i in range(30)]
+SHAPES: dict[str, list[float]] = {
+    "steps of 1": _steps(1, 20), "steps of 3": _steps(3, 8), "steps of 10": _steps(10, 3), "steps of 30": _steps(30, 1),
+    "ramps of 30": [*_RISE, *_RISE[::-1]] * 2,
+    "spikes of 2": ([LOW_RPS] * 23 + [SPIKE_RPS] * 2) * 3 + [LOW_RPS] * 10,
+}  # fmt: skip
+"""Requests per second, a start time each."""
 SCALERS = ("headway", "hpa", "lt-i")
 OTHERS = ("HPA", "LT-I", "clairvoyant")
 
@@ -71,6 +90,25 @@ def planned(day: int, hours: tuple[int, int], startup_s: float, pool: Executor |
     folder = ROOT / "out" / "scaling-week"
     answer = plan(made, options, assembled, Oracle(served_tps, timetables), Simulator(), folder, pool=pool)
     return answer.plans[0]
+
+
+def shaped(name: str, startup_s: float, pool: Executor | None, seed: int) -> list[ScalerResult]:
+    """All settings on one shape."""
+    rates, duration_s = SHAPES[name], startup_s * len(SHAPES[name])
+    made = {
+        "name": name, "seed": seed,
+        "workload": {
+            "prompt_tokens": {"kind": "lognormal", "mean": 3000, "cv": 0.4, "max": 8000},
+            "output_tokens": {"kind": "lognormal", "mean": 300, "cv": 1},
+            "arrivals": {"kind": "curve", "step_s": startup_s, "rates": rates}, "duration_s": duration_s,
+        },
+        "fleet": [{"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-v1", "max_replicas": 10}],
+        "slo": {"ttft_s": 4}, "policies": {"routing": "least-loaded"}, "simulation": {"until_s": duration_s},
+    }  # fmt: skip
+    options = ScalingOptions(scalers=SCALERS[:2], startup_s=(startup_s,), max_late=0.99, clairvoyant=False)
+    folder = ROOT / "out" / "scaling-week"
+    answer = plan(made, options, assembled, Oracle(served_tps, timetables), Simulator(), folder, pool=pool)
+    return list(answer.plans[0].results)
 
 
 def over_days(plans: list[StartUpPlan]) -> list[ScalerResult]:
@@ -103,8 +141,10 @@ def jackknife(own: ScalerResult, others: list[ScalerResult]) -> tuple[float, flo
         return whole(structs.replace(each, by_seed=each.by_seed[:day] + each.by_seed[day + 1 :]))
 
     num, point = len(own.by_seed), ratio(own, others)
+    if num < 2 or point is None:
+        return None
     left = [ratio(without(own, day), [without(each, day) for each in others]) for day in range(num)]
-    if num < 2 or point is None or None in left:
+    if None in left:
         return None
     return interval([num * point - (num - 1) * each for each in left if each is not None])
 
@@ -118,6 +158,7 @@ def shown(own: ScalerResult, others: list[ScalerResult]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", default="week,shapes")
     parser.add_argument("--days", default="0,1,2,3,4,5,6")
     parser.add_argument("--hours", default="8-14")
     parser.add_argument("--startup-s", default="60,155,600")
@@ -127,26 +168,35 @@ def main() -> None:
     options = parser.parse_args()
     days, starts = ([*map(kind, text.split(","))] for kind, text in ((int, options.days), (float, options.startup_s)))
     first, last = map(int, options.hours.split("-"))
-    weeks: dict[float, list[ScalerResult]] = {}
+    found: dict[str, list[ScalerResult]] = {}
     with ProcessPoolExecutor(options.jobs) if options.jobs > 1 else nullcontext() as pool:
-        for startup_s in starts:
-            run = partial(planned, hours=(first, last), startup_s=startup_s, pool=pool, seed=options.seed)
-            weeks[startup_s] = over_days([run(day) for day in days])
-    print(
-        "| starts | Headway's setting | GPU-hours | late | on the frontier | over HPA | over LT-I | over clairvoyant |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for startup_s, results in weeks.items():
-        real = [each for each in results if not each.is_oracle]
-        for own in (each for each in real if each.family == "headway"):
-            ratios = [shown(own, [each for each in results if each.family == family]) for family in OTHERS]
-            mark = "yes" if is_on_frontier(own, real) else "no"
-            print(
-                f"| {startup_s:g} s | {own.setting} | {own.gpu_hours:,.0f} | {own.late:.1%} | {mark} "
-                f"| {' | '.join(ratios)} |"
-            )
+        if "week" in options.sets.split(","):
+            show_heads("starts", OTHERS)
+            for startup_s in starts:
+                run = partial(planned, hours=(first, last), startup_s=startup_s, pool=pool, seed=options.seed)
+                found[f"{startup_s:g} s"] = over_days([run(day) for day in days])
+                show(f"{startup_s:g} s", found[f"{startup_s:g} s"], OTHERS)
+        if "shapes" in options.sets.split(","):
+            show_heads("demand", OTHERS[:1])
+            for name in SHAPES:
+                found[name] = shaped(name, starts[0], pool, options.seed)
+                show(name, found[name], OTHERS[:1])
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.encode({f"{startup_s:g}": found for startup_s, found in weeks.items()}))
+        options.json.write_bytes(msgspec.json.encode(found))
+
+
+def show_heads(first: str, others: tuple[str, ...]) -> None:
+    heads = (first, "Headway's setting", "GPU-hours", "late", "on the frontier", *(f"over {each}" for each in others))
+    print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+
+
+def show(name: str, results: list[ScalerResult], others: tuple[str, ...]) -> None:
+    """A row for each setting of Headway's."""
+    real = [each for each in results if not each.is_oracle]
+    for own in (each for each in real if each.family == "headway"):
+        ratios = [shown(own, [each for each in results if each.family == family]) for family in others]
+        mark = "yes" if is_on_frontier(own, real) else "no"
+        print(f"| {name} | {own.setting} | {own.gpu_hours:,.0f} | {own.late:.1%} | {mark} | {' | '.join(ratios)} |")
 
 
 if __name__ == "__main__":

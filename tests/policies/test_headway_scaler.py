@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fakes import FakePool, FakePools, FakeReplica
 from headway.core.policy import Floats
+from headway.policies.scaling.demand import ArrivalCounts
 from headway.policies.scaling.growth import RecentGrowth
 from headway.policies.scaling.headway import HeadwayScaler
 from headway.policies.scaling.start_times import StartTimes
@@ -172,6 +173,31 @@ def test_pools_that_fail_to_start_are_passed_over() -> None:
     assert set(scaler.scale(FakePools([failing, other], 5.0, {("", "", 0): (30, 3000)}))) == {"b"}
 
 
+@given(st.floats(2, 200), st.floats(0, 1))
+def test_a_rate_that_has_risen_is_seen_at_once_and_a_constant_one_is_left_alone(rate: float, phase: float) -> None:
+    steady, risen = ArrivalCounts(60.0), ArrivalCounts(60.0)
+    for i in range(40):
+        at_s = 5.0 * i
+        steady.push(at_s, int(rate * at_s + phase))
+        risen.push(at_s, int(rate * at_s + phase + 4 * rate * max(at_s - 185, 0)))
+    assert steady.present_rps(60.0) == steady.rate_rps(60.0)
+    assert risen.present_rps(60.0) == pytest.approx(5 * rate, rel=0.15) and risen.rate_rps(60.0) < 2 * rate
+
+
+def test_a_step_is_answered_within_two_intervals_and_what_clears_the_backlog_is_not_kept() -> None:
+    fleet = FluidFleet(HeadwayScaler(), pool(2, max_replicas=30))
+    fleet.run(2.0, 1800)
+    before = fleet.number(fleet.pools[0])
+    fleet.run(20.0, 15)
+    demand = 20.0 / SERVED_RPS / 0.7
+    assert fleet.number(fleet.pools[0]) >= min(2 * before + 4, 8)
+    fleet.run(20.0, 180)
+    most = max(fleet.counts)
+    assert most > demand and fleet.backlog == 0
+    fleet.run(20.0, 900)
+    assert demand - 1 <= fleet.number(fleet.pools[0]) < most
+
+
 def test_combos_are_scaled_by_their_goodput() -> None:
     roles = [FakeReplica(0, role="prefill"), FakeReplica(1, role="decode")]
 
@@ -182,7 +208,7 @@ def test_combos_are_scaled_by_their_goodput() -> None:
     scaler = HeadwayScaler(hold_s=120)
     scaler.scale(FakePools([combos], 0.0, {("", "", 0): (0, 0)}))
     wanted = scaler.scale(FakePools([combos], 20.0, {("", "", 0): (200, 20_000)}))
-    assert wanted["pair"] == 5  # 10 requests/s, 2 for each
+    assert wanted["pair"] == 6  # 10 requests/s, 2 for each, and what waits until they serve; no step adds more
     combos.replicas = [FakeReplica(i, combo=i // 2, role=("prefill", "decode")[i % 2]) for i in range(12)]
     Combos.num_serving = 6
     for i in range(2, 20):

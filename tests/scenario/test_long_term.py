@@ -139,6 +139,24 @@ def test_ilp_and_greedy_agree() -> None:
     assert hours[0] == pytest.approx(hours[1], rel=0.02)
 
 
+@pytest.mark.parametrize("rate_scale", [1.0, 2.0])
+def test_the_past_of_a_trace_is_its_hours_before_the_run(tmp_path: Path, rate_scale: float) -> None:
+    """Past and run together are the trace, in the run's own time."""
+    rows = [f"{60 * i},{100 + i},5" for i in range(240)]
+    (tmp_path / "day.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    trace = {"path": "day.csv", "from_s": 7200, "rate_scale": rate_scale}
+    made = {"workload": {"trace": trace}, "fleet": [{"model": "llama-2-70b", "gpu": "a100-80gb", "tp": 4}]}
+    demand = demand_of(scenario.assemble(made, Places(), tmp_path))
+    hours, config = 2 / rate_scale, Planning()
+    demand.check_past(hours)
+    (past,), (own,) = demand.past(hours, config).values(), demand.own(config).values()
+    assert len(past) * config.step_s == hours * 3600
+    assert past.sum() * config.step_s == pytest.approx(sum(100 + i for i in range(120)))
+    assert own.sum() * config.step_s == pytest.approx(sum(100 + i for i in range(120, 240)))
+    with pytest.raises(HeadwayError, match=rf"past_hours: 4, but the run begins {hours:g} hours after"):
+        demand.check_past(4)
+
+
 def test_theta_is_what_an_instance_serves() -> None:
     """At theta it is in time; with half again as much, it is not."""
     chosen = assembled(document("reactive"))

@@ -27,6 +27,7 @@ from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFlo
 from headway.planning.combos import curve_page
 from headway.planning.combos import page as combos_page
 from headway.planning.combos import plan as combos
+from headway.planning.combos.candidates import Ranking
 from headway.planning.combos.curve import curve_yaml, plan_curve
 from headway.planning.combos.plan import offer_of, own_gpus
 from headway.planning.combos.problem import Counts, Objective, Offer
@@ -129,15 +130,16 @@ def plan_capacity(
 
 def plan_combos(
     scenario: ScenarioLike, gpus: Gpus, *, rps: float | None = None, objective: Objective = "co",
-    gpus_per_server: int | None = None, aggregated_only: bool = False, sizes: int = 2, attainment: float = ATTAINMENT,
-    profile_requests: int = MOST_REQUESTS, curve: bool = False, routings: Sequence[str] = combos.ROUTINGS,
-    cache: str | Path | None = None,
+    gpus_per_server: int | None = None, aggregated_only: bool = False, sizes: int = 2, select: Ranking = "goodput",
+    top: int | None = None, attainment: float = ATTAINMENT, profile_requests: int = MOST_REQUESTS, curve: bool = False,
+    routings: Sequence[str] = combos.ROUTINGS, cache: str | Path | None = None,
 ) -> Plan:  # fmt: skip
     """Which GPUs prefill and which decode, and how many such combos, for one service: `headway plan combos`.
 
     `gpus`: offers, or texts such as "h800:8:2.8". `rps`: requests per second; None: the mean of the scenario's
-    arrivals. `curve`: plan for these arrivals as they move; rows are then the sizes that were rehearsed, static and
-    scaled. `routings`: routers that the plan is rehearsed with; of equals, the first is taken.
+    arrivals. `select`, `top`: only the best combos are planned with, by what they serve per dollar or by Cauchy's
+    Eq. 15 ("eq15"). `curve`: plan for these arrivals as they move; rows are then the sizes that were rehearsed, static
+    and scaled. `routings`: routers that the plan is rehearsed with; of equals, the first is taken.
 
     Raises HeadwayError for `curve` with `rps`, and where the arrivals have no curve.
     """
@@ -149,7 +151,8 @@ def plan_combos(
     service = combos.service_scenario(document, places, base_dir, simulator, rps)
     options = combos.ComboOptions(
         offers=offers, counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(), objective=objective,
-        attainment=attainment, per_pair=sizes or None, num_requests=profile_requests, routings=tuple(routings),
+        attainment=attainment, per_pair=sizes or None, ranking=select, top=top, num_requests=profile_requests,
+        routings=tuple(routings),
     )  # fmt: skip
     if curve:
         return _for_curve(service, options, simulator, _folder(cache))
@@ -242,12 +245,13 @@ def plan_fleet(
 def plan_cascade(
     scenario: ScenarioLike, *, quality: float | None = None, latency_s: float | None = None,
     gpus: int | Gpus | None = None, gpus_per_server: int | None = None, rps: float | None = None,
-    combos: bool = False, alternatives: bool = True, cache: str | Path | None = None,
+    combos: bool = False, alternatives: bool = True, fresh_draws: int = 5, cache: str | Path | None = None,
 ) -> Plan:  # fmt: skip
     """Thresholds, GPUs per model and replica shapes of a cascade: `headway plan cascade`.
 
     `quality`: the mean score to reach, at the least p95 latency; `latency_s`: the p95 to keep, at the best quality;
-    both: at the least cost. `gpus`: their number, or offers as in `plan_combos`.
+    both: at the least cost. `gpus`: their number, or offers as in `plan_combos`. `fresh_draws`: other draws of the
+    requests, on which the plan is rehearsed.
     """
     if quality is None and latency_s is None:
         raise HeadwayError("expected quality or latency_s, or both")
@@ -260,7 +264,7 @@ def plan_cascade(
         gpus=tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in offers),
         gpus_per_server=gpus_per_server, rps=rps, combos=combos,
     )  # fmt: skip
-    answer = cascade.plan(request, _folder(cache), None, alternatives)
+    answer = cascade.plan(request, _folder(cache), None, alternatives, fresh_draws=fresh_draws)
     rows = [
         {
             "model": stage.model, "gpus": stage.gpus, "replicas": stage.shapes, "threshold": stage.threshold,

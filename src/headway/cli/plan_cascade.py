@@ -15,7 +15,7 @@ from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
-from headway.planning.cascade.page import LOST, caveats, lost, named_plans, numbers_of, page
+from headway.planning.cascade.page import LOST, caveats, lost, named_plans, numbers_of, on_fresh_draws, page
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.regret import JudgeError
@@ -51,13 +51,17 @@ _path = click.Path(path_type=Path)
 )
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan for this many more qualities, low to high.")
 @click.option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
+@click.option(
+    "--fresh-draws", type=click.IntRange(min=0), default=5, show_default=True,
+    help="Other draws of the requests on which the plan is rehearsed: its p95 there, with an interval.",
+)  # fmt: skip
 @click.option("--no-alternatives", is_flag=True, help="Plan without alternatives to compare with.")
 @gpu_file_option
 @plan_options
 def cascade(
     scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: str | None,
     gpus_per_server: int | None, combos: bool, rps: float | None, prefix_hit_rate: float, curve: int,
-    regret: str | None, no_alternatives: bool, gpu_file: Path | None, **outputs: Any,
+    regret: str | None, fresh_draws: int, no_alternatives: bool, gpu_file: Path | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
@@ -79,7 +83,7 @@ def cascade(
     with output.counting("simulating") as progress:
         answer = plan(
             request, output.cache_dir("cascades"), progress and (lambda num: progress(num, num)), not no_alternatives,
-            curve, errors,
+            curve, errors, fresh_draws,
         )  # fmt: skip
     if output.out is not None:
         write(output.out, scenario_yaml(answer, request))
@@ -122,7 +126,7 @@ def _show(answer: CascadeAnswer) -> None:
         rows.append([name, " + ".join(str(stage.num_gpus) for stage in each.plan.stages), *numbers_of(each)])
     print_table(heads, rows)
     click.echo(answer.chosen.plan.why)
-    for line in caveats(answer):
+    for line in (*caveats(answer), *on_fresh_draws(answer)):
         click.echo(line)
     if answer.confidence is not None:
         low, high = answer.confidence.quality

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, listed_routers, with_gpus
-from headway.cli.output import print_json, print_table
+from headway.cli.output import POSITIVE, print_json, print_table
 from headway.cli.plan_curve import plan_for_curve
 from headway.cli.plan_output import (
     INFEASIBLE,
@@ -62,6 +62,11 @@ _path = click.Path(path_type=Path)
     help="Sizes of each pair of GPU types to profile, the most promising ones; 0: all.",
 )
 @click.option(
+    "--select", "ranking", type=click.Choice(["goodput", "eq15"]), default="goodput", show_default=True,
+    help="Rank combos by the tokens that they serve per dollar, or by Cauchy's Eq. 15.",
+)  # fmt: skip
+@click.option("--top", type=POSITIVE, help="Plan with so many combos of each service, the best ones; default: all.")
+@click.option(
     "--attainment",
     type=click.FloatRange(min=0, max=1, min_open=True),
     default=ATTAINMENT,
@@ -88,8 +93,8 @@ _path = click.Path(path_type=Path)
 @plan_options
 def combos(
     scenarios: tuple[Path, ...], gpus: str, rps: str | None, objective: str, gpus_per_server: int | None,
-    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, curve: bool, routing: str,
-    gpu_file: Path | None, **outputs: Any,
+    aggregated_only: bool, sizes: int, ranking: str, top: int | None, attainment: float, profile_requests: int,
+    curve: bool, routing: str, gpu_file: Path | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
 
@@ -119,6 +124,8 @@ def combos(
         attainment=attainment,
         num_requests=profile_requests,
         per_pair=sizes or None,
+        ranking=ranking,  # type: ignore[arg-type]  # click has checked it
+        top=top,
         routings=tuple(listed_routers(routing)),
     )
     output = PlanOutput(**outputs)

@@ -50,7 +50,8 @@ from headway.serving.export.autoscalers import autoscalers
 @click.option("--forecaster", help="Of scalers that forecast, as in headway forecast evaluate. Default: their own.")
 @click.option(
     "--past-hours", type=click.FloatRange(min=0), default=0.0, show_default=True,
-    help="Hours of demand that the forecaster knows at the start; for a workload of demand.",
+    help="Hours of demand that the forecaster knows at the start: of a workload of demand those before its "
+    "start_hour, of a trace those before its from_s, of --demand FOLDER its first ones.",
 )  # fmt: skip
 @click.option("--seeds", type=POSITIVE, default=1, show_default=True, help="Seeds of the demand, from the scenario's.")
 @click.option("--no-clairvoyant", is_flag=True, help="Leave out the plan that knows the demand.")
@@ -80,7 +81,7 @@ def scaling(
     if slo is not None:
         document = {**document, "slo": {**(document.get("slo") or {}), **_slo(slo)}}
     if demand is not None:
-        document = with_demand(document, demand, per_s)
+        document = with_demand(document, demand, per_s, past_hours)
     if past_hours and forecaster is None:
         raise HeadwayError("--past-hours: goes with --forecaster, which learns from them")
     options = ScalingOptions(

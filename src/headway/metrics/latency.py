@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
@@ -127,6 +128,16 @@ class Sample:
     def _since_arrival_s(self, name: str) -> Floats:
         values_s = floats(self.records.workload, "arrival_s", self.id)
         return np.subtract(floats(self.records.requests, name, self.rows), values_s, out=values_s)
+
+
+def nothing_measured(arrival_s: npt.NDArray[Any], warmup_s: float) -> str:
+    """Why no request counts."""
+    if not len(arrival_s):
+        return "nothing is measured: the workload has no requests"
+    return (
+        f"nothing is measured: all requests arrived in the first {arrival_s.max():.3g} s, within the warm-up of"
+        f" {warmup_s:g} s (simulation.warmup_s, or --warmup-s)"
+    )
 
 
 def sample(

@@ -13,9 +13,12 @@ import msgspec
 from msgspec import structs
 
 from headway import __version__
-from headway.config.scenario import Scenario, StepTimes
+from headway.config.scenario import Scenario, StepTimes, listed, variants
+from headway.config.spec import PolicySpecs
 from headway.control.policies import Policies
+from headway.core.errors import HeadwayError
 from headway.core.record import Records
+from headway.metrics.latency import DefaultSlo, Sample, nothing_measured, sample
 from headway.workload.atomic_file import write_text
 from headway.workload.sources import RequestSource
 
@@ -52,6 +55,31 @@ class Simulator(Protocol):
 
     def policies(self, scenario: Scenario) -> Policies:
         """The scenario's policies, resolved."""
+
+
+def first_policies(scenario: Scenario) -> str:
+    """That the first of several sets of policies is planned with; empty if there is one.
+
+    Sets that differ in their scalers alone count as one.
+    """
+    sets = [structs.replace(each.spec.policies, scaling=None) for each in variants(scenario)]
+    if all(each == sets[0] for each in sets):
+        return ""
+    first = scenario.spec.variants[0].name if scenario.spec.variants else _named(sets[0])
+    return f"the scenario has {len(sets)} sets of policies: this plan is for the first, {first}"
+
+
+def _named(policies: PolicySpecs) -> str:
+    chosen = [policies.routing, policies.ordering]
+    return " and ".join(each if isinstance(each, str) else str(listed(each)[0]) for each in chosen)
+
+
+def counted(records: Records, warmup_s: float, slo: DefaultSlo | None) -> Sample:
+    """The requests that a verdict is made from. HeadwayError, with the cause, if there are none."""
+    found = sample(records, warmup_s, slo)
+    if not len(found):
+        raise HeadwayError(nothing_measured(records.workload["arrival_s"], warmup_s))
+    return found
 
 
 class _Entry(msgspec.Struct, frozen=True):

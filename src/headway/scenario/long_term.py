@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from inspect import signature
-from math import sqrt
+from math import ceil, sqrt
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -40,11 +40,14 @@ from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.generate import generate
 from headway.workload.sources import TraceSource
-from headway.workload.spec import WorkloadSpec, resolved
+from headway.workload.spec import TraceSpec, WorkloadSpec, resolved
 from headway.workload.table import Workload
 
 TRIAL_REQUESTS = 800
-"""Requests of one simulation that measures what a replica serves in time."""
+"""Requests of one simulation that measures what a replica serves in time, at the least."""
+TRIAL_SLOS = 10.0
+"""A trial lasts so many times the SLO of the first token: a queue that grows by a tenth is then longer than the SLO."""
+MOST_TRIAL_REQUESTS = 20_000
 IN_TIME = 0.95
 """Share of first tokens that have to be in time: SageServe's SLA is a 95th percentile (2.2)."""
 DEFAULT_TTFT_S = 1.0
@@ -63,7 +66,8 @@ class ForecasterSpec(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     """A name that `headway forecast evaluate` knows; one that ends in `-leak` is fitted on the run's own demand."""
     past_hours: Annotated[float, Meta(ge=0)] = 0.0
-    """Demand known before the run begins, generated from the workload's description of those hours."""
+    """Demand known before the run begins, generated from the workload's description of those hours; of a trace, the
+    hours before its `from_s`."""
 
 
 class PlannerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +144,8 @@ class ScenarioDemand:
     def __init__(self, scenario: Scenario, line: Callable[[Pool], Line]) -> None:
         self.scenario, self._line = scenario, line
         self._served_tps: dict[str, float] = {}
+        self.notes: list[str] = []
+        """What is known only in part."""
 
     @cached_property
     def table(self) -> Workload:
@@ -151,8 +157,19 @@ class ScenarioDemand:
     def check_past(self, past_hours: float) -> None:
         """HeadwayError where the workload does not describe so many hours before the run."""
         spec = resolved(self.scenario.spec.workload)
-        if past_hours and spec.demand is None:
-            raise HeadwayError("forecaster: past_hours: goes with a workload of demand")
+        if not past_hours:
+            return
+        trace = _own_times(spec)
+        if trace is not None:
+            known_hours = trace.from_s / trace.rate_scale / HOUR_S
+            if past_hours > known_hours:
+                raise HeadwayError(
+                    f"forecaster: past_hours: {past_hours:g}, but the run begins {known_hours:g} hours after the"
+                    f" trace's; expected trace.from_s of {past_hours * HOUR_S * trace.rate_scale:g} or more"
+                )
+            return
+        if spec.demand is None:
+            raise HeadwayError("forecaster: past_hours: goes with a workload of demand, or a trace with its own times")
         if past_hours > (spec.start_hour or 0.0):
             raise HeadwayError(
                 f"forecaster: past_hours: {past_hours:g}, but the workload begins at hour {spec.start_hour or 0:g};"
@@ -160,10 +177,19 @@ class ScenarioDemand:
             )
 
     def past(self, hours: float, config: Planning) -> dict[Cell, Floats]:
-        """Interactive input tokens per second before the run. Its seed is not the run's, as if of another week."""
+        """Interactive input tokens per second before the run: of a trace, its own hours before `from_s`.
+
+        Of a workload of demand, they are drawn with another seed than the run's, as if of another week.
+        """
         if not hours:
             return {}
         spec, span_s = resolved(self.scenario.spec.workload), hours * HOUR_S
+        if (trace := _own_times(spec)) is not None:
+            # Times of the file, which `rate_scale` has not shortened.
+            from_s = max(trace.from_s - span_s * trace.rate_scale, 0.0)
+            known = structs.replace(trace, from_s=from_s, to_s=trace.from_s, limit=None)
+            table = self._generate(structs.replace(spec, trace=known, num_requests=None, duration_s=None))
+            return self._series(table, span_s, config)
         before = structs.replace(
             spec, start_hour=(spec.start_hour or 0.0) - hours, duration_s=span_s, num_requests=None, surges=None
         )
@@ -210,7 +236,13 @@ class ScenarioDemand:
         if key not in self._served_tps:
             one = structs.replace(unit, replicas=1)
             alone = Fleet((), (one,)) if isinstance(one, Combo) else Fleet((one,))
-            self._served_tps[key] = _served_tps(unit.name, alone, self._trial(unit_of(unit)[0]), self._line)
+            tps, is_limit = _served_tps(unit.name, alone, self._trial(unit_of(unit)[0]), self._line)
+            self._served_tps[key] = tps
+            if not is_limit:
+                self.notes.append(
+                    f"one of {unit.name} serves {tps:,.0f} input tokens a second in time, and may serve more: "
+                    f"{MOST_TRIAL_REQUESTS:,} requests, the longest trial, do not fill it"
+                )
         return self._served_tps[key]
 
     def _trial(self, pool: Pool) -> Workload:
@@ -226,19 +258,33 @@ class ScenarioDemand:
         few = rows[:: max(len(rows) // TRIAL_REQUESTS, 1)][:TRIAL_REQUESTS]
         lengths = {name: table.columns[name][few] for name in ("prompt_tokens", "output_tokens")}
         slo = table.columns.get("slo_ttft_s", np.full(1, np.nan))[few if "slo_ttft_s" in table.columns else [0]]
-        limit_s = DEFAULT_TTFT_S if np.isnan(slo).all() else float(np.nanmin(slo))
+        default_s = self.scenario.spec.slo.ttft_s or DEFAULT_TTFT_S
+        limit_s = default_s if np.isnan(slo).all() else float(np.nanmin(slo))
         return Workload(
             {"arrival_s": np.arange(len(few), dtype="f8"), **lengths, "slo_ttft_s": np.full(len(few), limit_s)}
         )
 
 
-def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], Line]) -> float:
-    """Input tokens per second at the highest rate in time, by doubling and then bisection."""
-    gaps = np.random.Generator(np.random.PCG64(0)).exponential(1.0, len(rows))
-    per_request = float(rows.prompt_tokens.mean())
+def _own_times(spec: WorkloadSpec) -> TraceSpec | None:
+    """The trace, if its requests come at its own times."""
+    if spec.trace is None or spec.arrivals is not None:
+        return None
+    return TraceSpec(path=spec.trace) if isinstance(spec.trace, str) else spec.trace
+
+
+def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], Line]) -> tuple[float, bool]:
+    """Input tokens per second at the highest rate in time, by doubling and then bisection; and whether it is the limit.
+
+    A trial repeats the rows until it is long enough to show a queue that grows. Where the longest one arrives within
+    one SLO and is in time nevertheless, a higher rate would tell no more: the unit may serve more than the result.
+    """
+    per_request, limit_s = float(rows.prompt_tokens.mean()), float(rows.columns["slo_ttft_s"][0])
 
     def in_time(rate: float) -> bool:
-        source = TraceSource(rows.with_columns({"arrival_s": np.cumsum(gaps) / rate}))
+        num = min(max(TRIAL_REQUESTS, ceil(TRIAL_SLOS * limit_s * rate)), MOST_TRIAL_REQUESTS)
+        repeated = rows.take(np.arange(num) % len(rows))
+        gaps = np.random.Generator(np.random.PCG64(0)).exponential(1.0, num)
+        source = TraceSource(repeated.with_columns({"arrival_s": np.cumsum(gaps) / rate}))
         records = simulate(alone, source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
         request = ints(records.requests, "request")
         waits_s = floats(records.requests, "first_token_s") - floats(records.workload, "arrival_s", request)
@@ -248,12 +294,14 @@ def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], 
     low, high = 0.0, 1 / 16
     while in_time(high):
         low, high = high, 2 * high
+        if low * limit_s >= MOST_TRIAL_REQUESTS:
+            return low * per_request, False
     if not low:
         raise HeadwayError(f"plan: tps: one of {name} serves hardly any request in time; set its tps")
     while high / low > PRECISION:
         middle = sqrt(low * high)
         low, high = (middle, high) if in_time(middle) else (low, middle)
-    return low * per_request
+    return low * per_request, True
 
 
 class Forecasters:

@@ -115,11 +115,11 @@ def timetables(
     return [(f"x{headroom:g}", _scaler(plan(headroom), ahead_s)) for headroom in headrooms]
 
 
-def served_tps(scenario: Scenario) -> dict[str, float]:
-    """Input tokens per second that one unit of each pool or combo serves in time, by simulation."""
+def served_tps(scenario: Scenario) -> tuple[dict[str, float], Sequence[str]]:
+    """Input tokens per second that one unit of each pool or combo serves in time, by simulation; and notes on them."""
     demand = ScenarioDemand(scenario, StepTimes(scenario))
     units: list[Pool | Combo] = [*scenario.fleet.pools, *scenario.fleet.combos]
-    return {unit.name: demand.served_tps(unit) for unit in units}
+    return {unit.name: demand.served_tps(unit) for unit in units}, demand.notes
 
 
 def _scaler(counts: Mapping[str, list[int]], ahead_s: float) -> dict[str, Any]:

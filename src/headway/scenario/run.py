@@ -26,7 +26,7 @@ from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.core.record import REFUSED, Outcome, Records
-from headway.metrics.latency import sample
+from headway.metrics.latency import nothing_measured, sample
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import Summary, flatten, summarize
 from headway.metrics.usage import usage
@@ -287,10 +287,7 @@ def _empty_window(records: Records, summary: Summary) -> list[str]:
     arrivals = records.workload["arrival_s"]
     if summary.num_requests or not len(arrivals) or not summary.warmup_s:
         return []
-    return [
-        f"nothing is measured: all requests arrived in the first {arrivals.max():.3g} s, within the warm-up of"
-        f" {summary.warmup_s:g} s (simulation.warmup_s, or --warmup-s)"
-    ]
+    return [nothing_measured(arrivals, summary.warmup_s)]
 
 
 def _rejections(records: Records, pools: tuple[Pool, ...], is_shedding: bool) -> list[str]:

@@ -85,6 +85,10 @@ def test_a_plan_keeps_its_promise_as_a_scenario(file: Path, tmp_path: Path, caps
         "uniform allocation",
         "cascade-serve",
     }
+    # On other draws of the requests, with an interval.
+    fresh = answer["fresh"]
+    assert len(fresh["seeds"]) == 5 and 0 <= fresh["num_met"] <= 5
+    assert fresh["p95_s"]["low"] < fresh["p95_s"]["mean"] < fresh["p95_s"]["high"]
     # The same again simulates no stage anew.
     again = plan(capsys, file, "--quality", 78, "--cache", cache)
     assert again[1]["chosen"]["plan"]["stages"] == chosen["plan"]["stages"]

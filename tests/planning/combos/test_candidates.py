@@ -152,6 +152,24 @@ def test_candidates_are_ranked_by_served_tokens_per_dollar() -> None:
     assert msgspec.json.decode(msgspec.json.encode(chosen), type=Selection) == chosen
 
 
+def test_the_papers_selection_is_the_top_four_pairs_of_types_by_its_closed_form() -> None:
+    some = offers()
+    estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    every = select([service()], some, estimate).candidates
+    found = select([service()], some, estimate, top=4, ranking="eq15")
+    types = [tuple(group.gpu for group in each.combo.phases) for each in found.candidates]
+    assert len(set(types)) == len(found.candidates) == 4
+    worst = min(each.closed_form_tokens_per_usd or 0.0 for each in found.candidates)
+    for each in every:
+        own = tuple(group.gpu for group in each.combo.phases)
+        if own in types:  # of its types, the size that serves the most per dollar stays
+            kept = found.candidates[types.index(own)]
+            assert (kept.tokens_per_usd or inf) >= (each.tokens_per_usd or inf)
+        else:
+            assert (each.closed_form_tokens_per_usd or 0.0) <= worst * (1 + 1e-9)
+    assert len(found.candidates) + len(found.rejected[service().name]) >= len(every)
+
+
 def test_the_closed_form_may_keep_the_direction_that_serves_less() -> None:
     """An H20 decodes faster than an H800 in small batches; in large ones it is bound by FLOPs and slower."""
     h20, h800 = (InstanceSpeed(LLAMA, catalog.gpu(name), ENGINE, 1) for name in ("h20", "h800"))

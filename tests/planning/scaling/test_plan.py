@@ -138,7 +138,7 @@ def test_the_page_draws_a_frontier(answer: ScalingPlan, tmp_path: Path) -> None:
 def test_every_family_has_a_ladder_that_can_be_assembled() -> None:
     options = ScalingOptions(scalers=tuple(FAMILIES), clairvoyant=False)
     case = StartUpCase(DOCUMENT, None, options, lambda each: assemble(each, Places(), Path()), Oracle(
-        lambda scenario: {"main": 900.0}, timetables))  # fmt: skip
+        lambda scenario: ({"main": 900.0}, ()), timetables))  # fmt: skip
     assert {each.family.lower() for each in case.candidates} == set(FAMILIES)
     for candidate in case.candidates:
         assemble({**DOCUMENT, "policies": {"scaling": candidate.scaling}}, Places(), Path())

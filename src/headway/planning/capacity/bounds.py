@@ -21,6 +21,7 @@ from headway.perf.speculation import AnyStepModel, step_model
 from headway.planning.capacity.problem import LATENCY_SLOS, SLO_NAMES, CandidateBounds, Targets
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 SLACK = 0.9
 TAIL = 0.01
 """Share of requests above a 99th percentile."""
@@ -38,6 +39,8 @@ class ArrivingRequests:
     output_tokens: Floats
     span_s: float | None
     """From the first arrival to the last; None if arrivals depend on answers."""
+    counted: Mask | None = None
+    """Those that the targets count: after the warm-up, and with an SLO. None: not known."""
 
 
 def lower_bounds(
@@ -54,6 +57,8 @@ def lower_bounds(
         step = step_model(pool.model, pool.gpu, pool.engine, pool.parallel, own)
     except HeadwayError as error:
         return CandidateBounds(reason=str(error))
+    if (reason := _too_long(pool, kv_tokens, requests, targets)) is not None:
+        return CandidateBounds(reason=reason)
     if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
         return CandidateBounds(reason=f"{pool.parallel.num_gpus} GPUs; a node has {pool.gpu.gpus_per_node}")
     if not len(requests.prompt_tokens):
@@ -71,6 +76,31 @@ def lower_bounds(
             reason = f"{SLO_NAMES[name]} is {least_s:.3g} s at best, unloaded; the target is {target:g} s"
             return structs.replace(unloaded, reason=reason)
     return structs.replace(unloaded, least_replicas=replica.fewest(requests, targets))
+
+
+def _too_long(pool: Pool, kv_tokens: int, requests: ArrivingRequests, targets: Targets) -> str | None:
+    """Why no number of replicas is enough, if too many requests are longer than one replica takes."""
+    if requests.counted is None:
+        return None
+    tokens = (requests.prompt_tokens + requests.output_tokens)[requests.counted]
+    context, room = pool.model.max_context_tokens, min(kv_tokens, pool.kv_capacity_tokens or kv_tokens) + 1
+    num = int((tokens > min(context, room)).sum())
+    if not num:
+        return None
+    shares = [] if targets.attainment is None else [1 - targets.attainment]
+    if any(getattr(targets, name) is not None for name in LATENCY_SLOS):
+        shares.append(TAIL)
+    if all(num <= ceil(share * len(tokens)) for share in shares):
+        return None
+    of = f"the context of {context:,} tokens"
+    if room < context:
+        of = f"the {room:,} tokens that one replica has room for"
+    return too_long(num, len(tokens), of)
+
+
+def too_long(num: int, total: int, of: str) -> str:
+    """As in "17 of 1,000 requests (1.7%) are longer than the context of 4,096 tokens"."""
+    return f"{num:,} of {total:,} requests ({100 * num / total:.3g}%) are longer, prompt and output, than {of}"
 
 
 def _tail(values: Floats) -> float:

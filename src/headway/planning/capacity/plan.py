@@ -20,7 +20,8 @@ from headway.config.spec import PolicySpec, Spec
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
-from headway.planning.capacity.bounds import ArrivingRequests, lower_bounds
+from headway.metrics.latency import nothing_measured
+from headway.planning.capacity.bounds import ArrivingRequests, Mask, lower_bounds
 from headway.planning.capacity.problem import (
     CandidateBounds,
     CapacityCandidate,
@@ -83,9 +84,11 @@ def plan(
     if not options.gpus and not _names_gpu(document):
         options = structs.replace(options, gpus=DEFAULT_GPUS)
     document, spec, notes = _checked(document, places, base_dir, options)
-    requests, has_slo = _requests(spec, base_dir)
-    targets = _targets(options.targets, spec, has_slo)
+    requests, own_slo = _requests(spec, base_dir)
+    targets = _targets(options.targets, spec, bool(own_slo.any()))
     document["slo"] = _slo(document.get("slo"), targets)
+    if requests.counted is not None and not any(document["slo"].values()):
+        requests = with_(requests, counted=requests.counted & own_slo)
     regions = tuple(dict.fromkeys(pool.region for pool in spec.fleet if pool.region))
     rehearsal = CapacityRehearsal(
         document,
@@ -175,6 +178,18 @@ def _checked(
         completed["fleet"] = [{**pools[0], "gpu": options.gpus[0]}, *pools[1:]]
     if completed.pop("faults", None):
         notes.append("the scenario's faults are left out; ask for --what-if lose=1")
+    if completed.get("variants"):
+        spec = strict_yaml.convert(completed, Spec, places)
+        own = dict(completed["variants"][0]).items()
+        if len(spec.variants) > 1:
+            what = (
+                f"the scenario has {len(spec.variants)} variants: this plan is for the first, {spec.variants[0].name}"
+            )
+            notes.append(f"{what}; --routing and --ordering compare several")
+        completed["policies"] = (completed.get("policies") or {}) | {
+            key: value for key, value in own if key not in ("name", "scaling")
+        }
+        del completed["variants"]
     spec = strict_yaml.convert(completed, Spec, places)
     if len({str(pool.model) for pool in spec.fleet}) > 1:
         raise places.error(("fleet",), "several models; a capacity plan is for one")
@@ -258,8 +273,8 @@ def _situations(options: CapacityOptions, regions: tuple[str, ...]) -> tuple[Sit
     return tuple(dict.fromkeys(situations))
 
 
-def _requests(spec: Spec, base_dir: Path) -> tuple[ArrivingRequests, bool]:
-    """The workload's requests, and whether they have SLOs of their own."""
+def _requests(spec: Spec, base_dir: Path) -> tuple[ArrivingRequests, Mask]:
+    """The workload's requests, and which of them have SLOs of their own."""
     table = generate(spec.workload, spec.seed, base_dir)
     reactive = resolved(spec.workload).reacts
     prompt = table.prompt_tokens.astype(float)
@@ -268,9 +283,17 @@ def _requests(spec: Spec, base_dir: Path) -> tuple[ArrivingRequests, bool]:
         shared = np.add.reduceat(np.append(table.prefix.tokens, 0), table.prefix.offsets[:-1]).astype(float)
         shared[np.diff(table.prefix.offsets) == 0] = 0
         computed = np.maximum(prompt - shared, 1.0)
-    span = None if reactive or not len(table) else float(table.arrival_s[-1] - table.arrival_s[0])
-    has_slo = any(name in table.columns for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s"))
-    return ArrivingRequests(prompt, computed, table.output_tokens.astype(float), span), has_slo
+    if not len(table):
+        raise HeadwayError(nothing_measured(table.arrival_s, 0.0))
+    span = None if reactive else float(table.arrival_s[-1] - table.arrival_s[0])
+    counted = None if span is None else table.arrival_s >= spec.simulation.warmup_s
+    if counted is not None and not counted.any():
+        raise HeadwayError(nothing_measured(table.arrival_s, spec.simulation.warmup_s))
+    has_slo = np.zeros(len(table), bool)
+    for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s"):
+        if name in table.columns:
+            has_slo |= ~np.isnan(table.columns[name])
+    return ArrivingRequests(prompt, computed, table.output_tokens.astype(float), span, counted), has_slo
 
 
 def _targets(targets: Targets, spec: Spec, has_slo: bool) -> Targets:

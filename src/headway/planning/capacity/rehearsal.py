@@ -18,10 +18,10 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.metrics.columns import Floats
-from headway.metrics.latency import SLO_KINDS, sample, slo_masks
+from headway.metrics.latency import SLO_KINDS, slo_masks
 from headway.metrics.usage import usage
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
-from headway.planning.rehearsals import RehearsalCache, Simulator, content_key, model_keys, scenario_key
+from headway.planning.rehearsals import RehearsalCache, Simulator, content_key, counted, model_keys, scenario_key
 from headway.planning.verdicts import TargetMissedError, watched
 from headway.workload.sources import RequestSource
 
@@ -145,7 +145,7 @@ class CapacityRehearsal:
 def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
     """Percentiles count an unfinished request as infinitely late."""
     warmup_s = chosen.spec.simulation.warmup_s
-    measured = sample(records, warmup_s, chosen.spec.slo)
+    measured = counted(records, warmup_s, chosen.spec.slo)
     tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
     has, good = slo_masks(measured)["all"]
     window_s = records.end_s - warmup_s

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import yaml
@@ -15,8 +16,11 @@ from headway.catalog.coefficients import PoolCalibration
 from headway.config.scenario import StepTimes, assemble, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.metrics.interval import interval
+from headway.metrics.seeds import Estimate
 from headway.planning.cascade.cascadia import plans
 from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, alternatives
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Floats, QualityFloor, Target
@@ -52,6 +56,17 @@ class PlanConfidence(Struct, frozen=True, forbid_unknown_fields=True):
     None: in some draws none does."""
 
 
+class FreshDraws(Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan, rehearsed on requests that it was not made on: the scenario's with other seeds."""
+
+    seeds: tuple[int, ...]
+    p95_s: Estimate | None
+    """The mean over the draws, with its 95% interval; None: of some draw no request finished."""
+    quality: Estimate | None
+    num_met: int
+    """Draws on which the target is met."""
+
+
 class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     """The plan, what else could be done with the GPUs, and quality against latency."""
 
@@ -62,6 +77,8 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     """Plans for qualities from low to high."""
     confidence: PlanConfidence | None
     """In the chosen plan's thresholds; None: it is one model, or pre-routed."""
+    fresh: FreshDraws | None
+    """None: fewer than two draws were asked for."""
     num_simulated: int
     num_cached: int = field(name="num_found")
     regrets: tuple[Regret, ...] = ()
@@ -72,13 +89,15 @@ class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
 
 def plan(
     request: PlanningRequest, folder: Path | None = None, progress: Callable[[int], None] | None = None,
-    compare: bool = True, curve: int = 0, errors: Sequence[JudgeError] = (),
+    compare: bool = True, curve: int = 0, errors: Sequence[JudgeError] = (), fresh_draws: int = 0,
 ) -> CascadeAnswer:  # fmt: skip
     """The best plan whose rehearsal meets the target; where none does, the one that comes nearest.
 
     Where the problem offers combos, the plan without them is made too and taken if it is better. `folder`: of the file
     of known latencies. `progress`: called with the number of simulated stages. `compare`: plan the alternatives; one
     that is better is chosen. `curve`: number of plans from low to high quality. `errors`: of judges, for `regrets`.
+    `fresh_draws`: draws of the requests on which the chosen plan is rehearsed once more. The best of many plans is best
+    on its own requests in part by chance, so its p95 there is lower than on others.
     """
     with cached_latencies(request, folder) as latencies:
         latencies.progress = progress
@@ -96,9 +115,28 @@ def plan(
         models = [stage.model for stage in chosen.plan.stages]
         certainty = confidence(request.problem.scores.stages(models), chosen.plan.thresholds)
     return CascadeAnswer(
-        request.problem.target, chosen, (*without_combos, *alternative), pareto, certainty, latencies.num_evaluated,
-        latencies.num_cached, regret, _pools(request, chosen),
+        request.problem.target, chosen, (*without_combos, *alternative), pareto, certainty,
+        fresh(request, chosen.plan, fresh_draws), latencies.num_evaluated, latencies.num_cached, regret,
+        _pools(request, chosen),
     )  # fmt: skip
+
+
+def fresh(request: PlanningRequest, plan: CascadePlan, num: int) -> FreshDraws | None:
+    """Rehearsals with the `num` next seeds; None for fewer than two."""
+    if num < 2:
+        return None
+    seeds = tuple(range(request.seed + 1, request.seed + 1 + num))
+    found = [rehearse(request, plan, seed) for seed in seeds]
+    met = sum(each.meets(request.problem.target) for each in found)
+    return FreshDraws(
+        seeds, _estimate([each.p95_s for each in found]), _estimate([each.quality for each in found]), met
+    )
+
+
+def _estimate(values: Sequence[float | None]) -> Estimate | None:
+    known = [each for each in values if each is not None]
+    bounds = interval(known)
+    return None if bounds is None or len(known) < len(values) else Estimate(fmean(known), *bounds)
 
 
 def _pools(request: PlanningRequest, chosen: RehearsedPlan) -> tuple[PoolCalibration, ...]:

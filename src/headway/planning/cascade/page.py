@@ -38,7 +38,7 @@ def page(answer: CascadeAnswer, command: str) -> str:
 <h1>{escape(f"{used} GPUs: quality {number(result.quality)} at a p95 of {number(result.p95_s)} s")}</h1>
 {reached}
 <p>{escape(chosen.why)}</p>
-{"".join(f'<p class="note">{escape(line)}</p>' for line in caveats(answer))}
+{"".join(f'<p class="note">{escape(line)}</p>' for line in (*caveats(answer), *on_fresh_draws(answer)))}
 </header>
 <section><h2>Stages</h2>{table(STAGES, 2, _stages(chosen, answer.confidence))}</section>
 <section><h2>Quality against latency</h2>{chart("pareto", "Quality and p95 latency", _CAPTION)}</section>
@@ -89,6 +89,19 @@ def _target(target: Target) -> str:
         return f"p95 {target.latency_s:g} s"
     least = f"quality {target.q_min:g}"
     return f"{least} within {target.latency_s:g} s, cheapest" if isinstance(target, Cheapest) else least
+
+
+def on_fresh_draws(answer: CascadeAnswer) -> list[str]:
+    """What the plan keeps on requests that it was not made on, in one sentence; none if that was not rehearsed."""
+    fresh = answer.fresh
+    if fresh is None:
+        return []
+    num, parts = len(fresh.seeds), []
+    for name, each, unit in (("p95", fresh.p95_s, " s"), ("quality", fresh.quality, "")):
+        if each is not None:
+            parts.append(f"{name} {each.mean:.4g}{unit} ({each.low:.4g} to {each.high:.4g}, 95%)")
+    kept = ", ".join(parts) or "not all requests finish"
+    return [f"on {num} fresh draws of the requests: {kept}; the target is met on {fresh.num_met} of {num}"]
 
 
 def _stages(chosen: CascadePlan, confidence: PlanConfidence | None) -> list[str]:

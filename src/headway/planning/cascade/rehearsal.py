@@ -16,7 +16,7 @@ from headway.config.strict_yaml import Places
 from headway.core.fleet import Handover
 from headway.core.record import Outcome, Records
 from headway.metrics.cascade import answer_metrics
-from headway.metrics.latency import distribution, sample
+from headway.metrics.latency import distribution
 from headway.metrics.usage import usage
 from headway.planning.cascade.cascadia import with_held_out
 from headway.planning.cascade.deployment import StageLatencies
@@ -33,6 +33,7 @@ from headway.planning.cascade.problem import (
 )
 from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import bounds_of
+from headway.planning.rehearsals import counted
 from headway.workload.quality_judges import noisy_score
 from headway.workload.quality_source import QualitySpec, restricted_to
 from headway.workload.table import QUALITY
@@ -123,14 +124,15 @@ def simulated(
 def result_of(chosen: Scenario, records: Records) -> RehearsalResult:
     """The result of a run. A summary would compute token times, too, which take longer than the run."""
     warmup_s = chosen.spec.simulation.warmup_s
-    counted = sample(records, warmup_s, None)
-    e2e_s, given, num = distribution(counted.e2e_s), answer_metrics(records, counted), int(counted.finished.sum())
+    measured = counted(records, warmup_s, None)
+    e2e_s, given = distribution(measured.e2e_s), answer_metrics(records, measured)
+    num = int(measured.finished.sum())
     usd = float(usage(records, warmup_s).usd.sum()) + given.judge_usd
     return RehearsalResult(
         quality=given.quality,
         p95_s=None if e2e_s is None else e2e_s.p95,
         mean_s=None if e2e_s is None else e2e_s.mean,
-        num_requests=len(counted),
+        num_requests=len(measured),
         num_completed=num,
         usd_per_request=usd / num if num else None,
     )

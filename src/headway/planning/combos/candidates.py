@@ -37,6 +37,8 @@ from headway.planning.combos.problem import (
 from headway.planning.together import Together, in_turn
 
 Directions = Literal["closed-form", "estimate", "both"]
+Ranking = Literal["goodput", "eq15"]
+"""By served tokens per dollar, or by Eq. 15 as in the paper."""
 
 
 def group(model: Model, engine: Engine, offer: Offer, num_gpus: int) -> Group:
@@ -142,8 +144,12 @@ def select(
     per_pair: int | None = None,
     directions: Directions = "closed-form",
     together: Together = in_turn,
+    ranking: Ranking = "goodput",
 ) -> Selection:
     """Candidates for every service; of each, the `top` best by served tokens per dollar, or all.
+
+    With the ranking "eq15" they are the best by the paper's Eq. 15 (4.2 takes the top four). It does not tell sizes of
+    the same types apart, so of each pair of types one stays: the size that serves the most tokens per dollar.
 
     Combos without goodput are left out. Of the two directions of a pair of types one stays: by the closed form, as in
     the paper; by the estimate of served tokens per dollar; or `both` stay. The choices may differ: the closed form
@@ -158,7 +164,15 @@ def select(
     rejected: dict[str, tuple[Rejected, ...]] = {}
     for service in services:
         some, rejected[service.name] = _of_service(service, offers, profiler, counts, per_pair, directions, together)
-        candidates += some if top is None else some[:top]
+        if ranking == "eq15":
+            some, smaller = _by_closed_form(some)
+            rejected[service.name] = (*rejected[service.name], *smaller)
+        if top is not None:
+            what = f"not among the {top} best by {'Eq. 15' if ranking == 'eq15' else 'served tokens per dollar'}"
+            rejected[service.name] = (
+                *rejected[service.name], *(Rejected(each.combo.label, what) for each in some[top:])
+            )  # fmt: skip
+        candidates += some[:top]
     return Selection(tuple(candidates), rejected)
 
 
@@ -187,6 +201,16 @@ def _of_service(
             late.append(Rejected(combo.label, "no request is in time, at any rate"))
     candidates.sort(key=lambda each: (-_or_infinite(each.tokens_per_usd), each.combo.usd_per_hour, each.combo.label))
     return candidates, (*too_large, *wrong_direction, *unlikely, *late)
+
+
+def _by_closed_form(ranked: Sequence[ComboCandidate]) -> tuple[list[ComboCandidate], list[Rejected]]:
+    """The first of each pair of types, by Eq. 15; and the others."""
+    firsts: dict[tuple[str, ...], ComboCandidate] = {}
+    for each in ranked:
+        firsts.setdefault(tuple(group.gpu for group in each.combo.phases), each)
+    others = [each for each in ranked if each not in firsts.values()]
+    kept = sorted(firsts.values(), key=lambda each: -_or_infinite(each.closed_form_tokens_per_usd))
+    return kept, [Rejected(each.combo.label, "another size of its types serves more per dollar") for each in others]
 
 
 def _likely(

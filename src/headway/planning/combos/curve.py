@@ -27,14 +27,14 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.metrics.arriving import while_arriving
 from headway.metrics.columns import floats
-from headway.metrics.latency import DefaultSlo, sample, slo_masks
+from headway.metrics.latency import DefaultSlo, slo_masks
 from headway.planning.combos.candidates import select
 from headway.planning.combos.plan import ComboOptions, problem_of
 from headway.planning.combos.problem import RESTART_S, ComboCandidate, ComboPlan, Selection, ServiceDemand
 from headway.planning.combos.rehearsal import GoodputProfiler, Progress, ServiceScenario, fleet_sections
 from headway.planning.combos.search import deploy
 from headway.planning.combos.uncertainty import UncertainDemand
-from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
+from headway.planning.rehearsals import RehearsalCache, Simulator, counted, scenario_key
 from headway.planning.stability import stability
 from headway.planning.together import together_in
 from headway.workload.generate import generate
@@ -123,8 +123,8 @@ def plan_curve(
         {chosen.service.name: chosen}, simulator, cache, options.attainment, options.num_requests, progress, pool=pool
     )
     selection = select(
-        [chosen.service], options.offers, profiler, options.counts, None, options.per_pair, options.directions,
-        together_in(pool),
+        [chosen.service], options.offers, profiler, options.counts, options.top, options.per_pair, options.directions,
+        together_in(pool), options.ranking,
     )  # fmt: skip
     rates, window_s = window_rates(chosen)
     rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, simulator, cache, progress)
@@ -193,7 +193,7 @@ class CurveRehearsal:
         for way, quantile, rps in sizes:
             found = self._deployed(rps)
             is_same = last is not None and last.counts == found.counts
-            if found.status == "short" or (way == "static" and is_same):
+            if found.status == "short" or not found.combos or (way == "static" and is_same):
                 continue
             last = found
             sizing = self._rehearsed(way, quantile, rps, found)
@@ -227,7 +227,7 @@ class CurveRehearsal:
             self.num_simulated += 1
             if self.progress is not None:
                 self.progress(self.num_simulated, self.num_simulated + 1)
-            measured = sample(self.simulator.records(scenario), 0.0, DefaultSlo(slo.ttft_s, slo.tpot_s))
+            measured = counted(self.simulator.records(scenario), 0.0, DefaultSlo(slo.ttft_s, slo.tpot_s))
             in_time = slo_masks(measured)["all"][1]
             arrival_s = floats(measured.records.workload, "arrival_s", measured.id)
             found, served = stability(arrival_s, measured.ttft_s, in_time), while_arriving(measured, in_time)

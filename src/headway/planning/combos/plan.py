@@ -19,7 +19,8 @@ from headway.config.scenario import StepTimes, assemble, variants, with_absolute
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
-from headway.planning.combos.candidates import Directions, Efficiencies, select
+from headway.metrics.latency import nothing_measured
+from headway.planning.combos.candidates import Directions, Efficiencies, Ranking, select
 from headway.planning.combos.problem import (
     ComboCandidate,
     ComboPlan,
@@ -74,6 +75,9 @@ class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Sizes of each pair of GPU types that are profiled, the likeliest ones; None: all."""
     directions: Directions = "estimate"
     """How the better direction of a pair of types is chosen."""
+    ranking: Ranking = "goodput"
+    top: int | None = None
+    """Candidates of each service that are planned with, the best by `ranking`; None: all."""
     routings: tuple[str, ...] = ROUTINGS
 
 
@@ -143,6 +147,11 @@ def service_scenario(
         name: with_unmeasured(own.coefficients(name, pool.engine.name, pool.engine.version), first) for name in names
     }
     used[pool.gpu.name] = StepTimes(scenario).coefficients[pool.name]
+    if not rate and rps is None:
+        raise places.error(
+            ("workload",), f"requests arrive at one time ({num} of them), so their rate is unknown; expected --rps, or"
+            " more arrivals"
+        )  # fmt: skip
     service = ComboService(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s, used)
     document["workload"] = strict_yaml.plain(workload if rps is None else structs.replace(workload, arrivals=rps))
     is_recorded = workload.trace is not None or isinstance(workload.arrivals, Replay)
@@ -155,6 +164,8 @@ def service_scenario(
 def _means(workload: WorkloadSpec, seed: int, base_dir: Path) -> tuple[float, float, float, int]:
     """Mean prompt and output tokens, requests per second, and the number of requests."""
     rows = generate(workload, seed, base_dir)
+    if not len(rows):
+        raise HeadwayError(nothing_measured(rows.arrival_s, 0.0))
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     rate = (len(rows) - 1) / span_s if span_s > 0 else 0.0
     return float(rows.prompt_tokens.mean()), float(rows.output_tokens.mean()), rate, len(rows)
@@ -184,15 +195,20 @@ def plan(
         options.offers,
         profiler,
         options.counts,
-        None,
+        options.top,
         options.per_pair,
         options.directions,
         together_in(pool),
+        options.ranking,
     )
     whole = WholeRehearsal(
         simulator, cache, options.attainment, options.num_requests, LONGEST * options.num_requests, progress, pool=pool
     )
     best, selection, rehearsals = _lasting(scenarios, options, selection, profiler, whole)
+    if any(each.document.get("policies") for each in scenarios):
+        routers = ", ".join(options.routings)
+        note = f"the scenarios' own policies are left out: the plan is rehearsed with the routers {routers} (--routing)"
+        best = structs.replace(best, notes=(*best.notes, note))
     return ComboAnswer(
         plan=best,
         selection=selection,

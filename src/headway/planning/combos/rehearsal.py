@@ -18,11 +18,11 @@ from headway import catalog
 from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
 from headway.core.fleet import Gpu
-from headway.metrics.latency import DefaultSlo, Sample, sample
+from headway.metrics.latency import DefaultSlo, Sample
 from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
 from headway.planning.highest_rate import SLOPE, Strains, highest
-from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, model_keys, scenario_key
+from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, counted, model_keys, scenario_key
 from headway.planning.solver import Floats
 from headway.planning.stability import LENGTHEN
 
@@ -78,7 +78,7 @@ class RateTask:
     def strains(self) -> Strains:
         records = self.simulator.records(self.scenario)
         end_s = float(records.workload["arrival_s"][-1])
-        measured = sample(records, end_s / LIVES, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
+        measured = counted(records, end_s / LIVES, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
         return strains(measured, end_s, self.attainment, self.growth)
 
 

@@ -14,10 +14,10 @@ from msgspec import structs
 from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
 from headway.metrics.columns import floats
-from headway.metrics.latency import DefaultSlo, sample, slo_masks
+from headway.metrics.latency import DefaultSlo, slo_masks
 from headway.planning.combos.problem import PlannedCombo, RouterResult, ServiceRehearsal, ServiceSlo
 from headway.planning.combos.rehearsal import Progress, ServiceScenario, fleet_sections
-from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
+from headway.planning.rehearsals import RehearsalCache, Simulator, counted, scenario_key
 from headway.planning.stability import Stability, lasting, lasts, stability
 from headway.planning.together import Together, together_in
 
@@ -39,7 +39,7 @@ class WholeTask:
     simulator: Simulator
 
     def stability(self) -> Stability:
-        measured = sample(self.simulator.records(self.scenario), 0.0, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
+        measured = counted(self.simulator.records(self.scenario), 0.0, DefaultSlo(self.slo.ttft_s, self.slo.tpot_s))
         arrival_s = floats(measured.records.workload, "arrival_s", measured.id)
         return stability(arrival_s, measured.ttft_s, slo_masks(measured)["all"][1])
 

@@ -62,7 +62,7 @@ def page(plan: FleetPlan, title: str, command: str, out: Path | None = None) -> 
 
 def headline(plan: FleetPlan) -> str:
     if plan.usd_per_hour is None:
-        return "The GPUs at hand are not enough"
+        return "No fleet serves these requests" if plan.unservable else "The GPUs at hand are not enough"
     number = sum(plan.gpus.values())
     models = f"{len(plan.models)} models" if len(plan.models) > 1 else next(iter(plan.models))
     return f"{number} GPU{'s' if number != 1 else ''} for {models}: {dollars(plan.usd_per_hour)} an hour"

@@ -19,11 +19,14 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
 from headway.metrics.interval import interval
+from headway.metrics.latency import nothing_measured
 from headway.metrics.seeds import Estimate, SeededMetrics
+from headway.planning.capacity.bounds import too_long
 from headway.planning.combos.problem import Offer
 from headway.planning.fleet import text
 from headway.planning.fleet.allocation import Parts, by_model, cheapest, fits, gpus, one_less, one_more, usd
 from headway.planning.fleet.problem import (
+    WORTH,
     FleetPlan,
     FleetPoint,
     FleetRun,
@@ -37,6 +40,7 @@ from headway.planning.fleet.requests import FleetRequests, check_workload, names
 from headway.planning.fleet.sizing import SizedOptions, SizingTask, size
 from headway.planning.rehearsals import OF_SHAPE, Simulator, model_keys
 from headway.planning.tiers import search as tiers
+from headway.workload.table import Workload
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,8 +55,6 @@ DROPPED = ("fleet", "combos", "policies", "variants", "faults", "roles", "cascad
 """Sections of the scenario that a plan does without while it rehearses."""
 DECAYS = (0.5, 2.0)
 """Of the headroom of tiers."""
-WORTH = 0.01
-"""Share of the cost that separate prefill and decode replicas must save."""
 
 
 class FleetOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,6 +91,8 @@ class FleetPlanner:
     num_found: int = 0
     seeds: int = 1
     notes: list[str] = field(default_factory=list)
+    unservable: dict[str, str] = field(default_factory=dict)
+    """As of `FleetPlan`."""
 
     def sized(self) -> tuple[SizedOption, ...]:
         """Every model on every type of GPU, and on pairs of types that prefill and decode."""
@@ -233,19 +237,26 @@ def plan(
     """
     planner = _planner(document, places, base_dir, options, simulator, folder, cache_dir, pool, progress)
     options = planner.options
-    sized = planner.sized()
+    sized = () if planner.unservable else planner.sized()
     together = [each for each in sized if not each.is_split]
-    parts, why = cheapest(sized, planner.rates, options.offers, planner.holds)
-    without, _ = cheapest(together, planner.rates, options.offers, planner.holds)
+    parts: Parts = ()
+    without: Parts = ()
+    why = ""
+    if not planner.unservable:
+        parts, why = cheapest(sized, planner.rates, options.offers, planner.holds)
+        without, _ = cheapest(together, planner.rates, options.offers, planner.holds)
     if without and (not parts or usd(without) <= usd(parts) * (1 + WORTH)):
         parts = without
     common = FleetPlan(
         status="short", sentences=(), target=options.attainment, slo=_slo(planner.template.document),
         models=planner.num_requests,
         limits={offer.gpu.name: offer.limit for offer in options.offers}, options=sized, why=why,
+        unservable=planner.unservable,
     )  # fmt: skip
     if not parts:
-        short = structs.replace(common, num_simulated=planner.num_simulated, num_found=planner.num_found)
+        short = structs.replace(
+            common, notes=tuple(planner.notes), num_simulated=planner.num_simulated, num_found=planner.num_found
+        )
         return structs.replace(short, sentences=text.short(short))
     return _compared(planner, common, sized, parts, without)
 
@@ -261,6 +272,8 @@ def _compared(
         routers.append(structs.replace(best, kind="one more", label="before units were left out"))
         best = planner.point("plan", "the plan", fewer, best.policies)
     split, other = _split(planner, sized, best, without)
+    if other is not None and split.status == "worth it" and other.kind == "disaggregated":
+        best, other = other, structs.replace(best, kind="not disaggregated", label="prefill and decode together")
     verdict, tiered = planner.tiers(best)
     others = [*routers, *([other] if other else []), *planner.neighbours(best), *_of_one_type(planner, sized, best)]
     if tiered is not None and verdict.status == "worth it":
@@ -297,10 +310,18 @@ def _split(
         parts, _ = cheapest(forced, planner.rates, offers, planner.holds)
         fleets += [parts] if parts else []
     if not fleets:
-        return SplitVerdict("impossible", None, cost), None
+        return split_verdict(None, cost), None
     dearer = min(fleets, key=usd)
     point = planner.point("disaggregated", "prefill and decode apart", dearer, best.policies)
-    return SplitVerdict("not worth it", usd(dearer), cost), point
+    return split_verdict(usd(dearer), cost, point.is_met), point
+
+
+def split_verdict(usd_split: float | None, usd_together: float, is_met: bool = True) -> SplitVerdict:
+    """On the cheapest fleet that separates the phases, which is met or not; None: there is none."""
+    if usd_split is None:
+        return SplitVerdict("impossible", None, usd_together)
+    is_worth = is_met and usd_split * (1 + WORTH) < usd_together
+    return SplitVerdict("worth it" if is_worth else "not worth it", usd_split, usd_together, is_met)
 
 
 def _of_one_type(planner: FleetPlanner, sized: Sequence[SizedOption], best: FleetPoint) -> Iterator[FleetPoint]:
@@ -324,9 +345,9 @@ def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:
     if best.runs[0].is_growing:
         yield "waits still grow at the end of the requests: plan for a longer recording"
     if not best.is_met:
-        yield f"with the whole fleet only {best.runs[0].worst:.1%} of a model's requests are in time"
+        yield f"with the whole fleet only {text.share(best.runs[0].worst)} of a model's requests are in time"
     if best.interval is not None and best.interval.mean < planner.options.attainment:
-        what = f"with arrivals drawn anew {best.interval.mean:.1%} are in time"
+        what = f"with arrivals drawn anew {text.share(best.interval.mean)} are in time"
         yield f"{what}: the plan has little to spare, take one more"
 
 
@@ -364,9 +385,34 @@ def _planner(
     counts = {name: counts[name] for name in rates}
     planner = FleetPlanner(template, requests, options, rates, counts, simulator, cache_dir, pool, progress)
     planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
+    planner.notes += _left_out(document, planner.options)
+    planner.unservable = _unservable(rows, [each for each in models if each.name in rates], spec, options.attainment)
     if rows.prefix is not None and "prefix-affinity" not in options.routings:
         planner.options = structs.replace(options, routings=(*options.routings, "prefix-affinity"))
     return planner
+
+
+def _unservable(rows: Workload, models: Sequence[Model], spec: Spec, attainment: float) -> dict[str, str]:
+    """The models of which more requests are longer than the context than may be late. HeadwayError: none counts."""
+    found: dict[str, str] = {}
+    counted, warmup_s = rows.arrival_s >= spec.simulation.warmup_s, spec.simulation.warmup_s
+    for model in models:
+        own = rows.columns["model"] == rows.models.index(model.name)
+        if not (own & counted).any():
+            raise HeadwayError(f"{model.name}: {nothing_measured(rows.arrival_s[own], warmup_s)}")
+        tokens = (rows.prompt_tokens + rows.output_tokens)[own & counted]
+        num = int((tokens > model.max_context_tokens).sum())
+        if (len(tokens) - num) / len(tokens) < attainment:
+            found[model.name] = too_long(num, len(tokens), f"its context of {model.max_context_tokens:,} tokens")
+    return found
+
+
+def _left_out(document: Mapping[str, Any], options: FleetOptions) -> list[str]:
+    """That the scenario's own policies are not used, if it has any."""
+    if not document.get("policies") and not document.get("variants"):
+        return []
+    routers = ", ".join(options.routings)
+    return [f"the scenario's policies are left out: the plan compares the routers {routers} (--routing)"]
 
 
 def _template(

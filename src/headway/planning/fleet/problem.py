@@ -118,6 +118,10 @@ def router_of(policies: dict[str, Any]) -> str:
     return str(routing["name"] if isinstance(routing, dict) else routing)
 
 
+WORTH = 0.01
+"""Share of the cost that separate prefill and decode replicas must save."""
+
+
 class SplitVerdict(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether separate prefill and decode replicas are worth it."""
 
@@ -127,6 +131,8 @@ class SplitVerdict(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the cheapest fleet that separates them for one model at least."""
     usd_per_hour_together: float | None = None
     """Of the cheapest fleet that does not; None: there is none."""
+    is_met: bool = True
+    """Whether the whole fleet that separates them keeps enough requests in time."""
 
 
 class TierVerdict(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,6 +172,8 @@ class FleetPlan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tiers: TierVerdict = TierVerdict("one class")
     seeds: tuple[int, ...] = ()
     why: str = ""
+    unservable: dict[str, str] = {}
+    """By model: why no fleet of any GPUs keeps enough of its requests in time. Empty: none that is known."""
     notes: tuple[str, ...] = ()
     num_simulated: int = 0
     num_found: int = 0

@@ -13,10 +13,10 @@ from msgspec import Struct
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.metrics.columns import floats
-from headway.metrics.latency import Sample, sample, slo_masks
+from headway.metrics.latency import Sample, slo_masks
 from headway.planning.combos.problem import Group, Offer
 from headway.planning.fleet.problem import FleetPart, FleetRun
-from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, model_keys, scenario_key
+from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, counted, model_keys, scenario_key
 from headway.planning.stability import stability
 
 HANDOVER = {"mode": "layerwise", "degree": 8}
@@ -116,7 +116,7 @@ def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Pa
 
 def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
     records = simulator.records(scenario)
-    measured = sample(records, scenario.spec.simulation.warmup_s, scenario.spec.slo)
+    measured = counted(records, scenario.spec.simulation.warmup_s, scenario.spec.slo)
     has, met = slo_masks(measured)["all"]
     in_time = np.where(has, met, measured.finished)
     arrival_s = floats(records.workload, "arrival_s", measured.id)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from headway.metrics.seeds import Estimate
 from headway.planning.fleet.allocation import Parts, by_model
-from headway.planning.fleet.problem import FleetPlan, FleetPoint, SizedOption
+from headway.planning.fleet.problem import WORTH, FleetPlan, FleetPoint, SizedOption, SplitVerdict
 from headway.report.table import dollars, seconds
 
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
@@ -35,6 +35,9 @@ def sentences(plan: FleetPlan) -> tuple[str, ...]:
 
 
 def short(plan: FleetPlan) -> tuple[str, ...]:
+    if plan.unservable:
+        reasons = "; ".join(f"{model}: {reason}" for model, reason in plan.unservable.items())
+        return (f"No fleet keeps {share(plan.target)} of each model's requests in time: {reasons}.",)
     return (f"The GPUs at hand do not keep {share(plan.target)} of each model's requests in time: {plan.why}.",)
 
 
@@ -70,10 +73,20 @@ def _split(plan: FleetPlan) -> str:
     if verdict.status == "worth it":
         return f"{what} are worth it: without them the fleet costs {together} an hour."
     if verdict.status == "not worth it":
-        return f"{what} are not worth it: the cheapest fleet that has them costs {apart} an hour."
+        return f"{what} are not worth it: the cheapest fleet that has them costs {apart} an hour{_saving(verdict)}."
     if verdict.status == "impossible":
         return f"{what} are not worth it: no such fleet of these GPUs keeps enough requests in time."
     return f"{what} were not considered."
+
+
+def _saving(verdict: SplitVerdict) -> str:
+    """Why a fleet that costs less is not chosen; nothing of one that costs as much or more."""
+    apart, together = verdict.usd_per_hour_split or 0.0, verdict.usd_per_hour_together or 0.0
+    if apart >= together:
+        return ""
+    if not verdict.is_met:
+        return " and keeps too few requests in time"
+    return f", which saves {1 - apart / together:.2%}, and less than {WORTH:.0%} is not worth two kinds of replicas"
 
 
 def _tiers(plan: FleetPlan) -> str:

@@ -23,16 +23,17 @@ RATE_COLUMNS = ("rate", "rps", "requests_per_s", "requests")
 MOST_STEPS = 200_000
 
 
-def with_demand(document: Mapping[str, Any], source: str, per_s: float) -> dict[str, Any]:
+def with_demand(document: Mapping[str, Any], source: str, per_s: float, past_hours: float = 0.0) -> dict[str, Any]:
     """The document with the arrivals of a source, whose values are per `per_s` seconds.
 
     The lengths of requests stay the scenario's own. Records of `headway serve` (a folder, or a Parquet file) replace
-    the whole workload. HeadwayError where the source cannot be read.
+    the whole workload; the run begins after their first `past_hours`. HeadwayError where the source cannot be read.
     """
     workload = dict(document.get("workload") or {})
     path = Path(source)
     if not _is_url(source) and (path.is_dir() or path.suffix == ".parquet"):
-        return {**document, "workload": {"trace": {"path": str(path.absolute())}}}
+        trace: dict[str, Any] = {"path": str(path.absolute())}
+        return {**document, "workload": {"trace": trace | ({"from_s": 3600.0 * past_hours} if past_hours else {})}}
     if "trace" in workload or "demand" in workload or "builtin" in workload:
         raise HeadwayError(
             f"{source}: the scenario's workload has requests of its own; expected one with prompt_tokens and"

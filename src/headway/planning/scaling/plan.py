@@ -19,10 +19,10 @@ from headway.config.scenario import Scenario, StepTimes, variants, with_absolute
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Pool
 from headway.metrics.interval import interval
-from headway.metrics.latency import sample, slo_masks
+from headway.metrics.latency import slo_masks
 from headway.metrics.usage import held_gpu_hours
 from headway.planning.gpu_hours_bound import gpu_hours_bound
-from headway.planning.rehearsals import RehearsalCache, Simulator, scenario_key
+from headway.planning.rehearsals import RehearsalCache, Simulator, counted, first_policies, scenario_key
 from headway.planning.scaling.candidates import BATCH_TIER, LadderInputs, ScalerCandidate, ladders
 from headway.workload.generate import generate
 
@@ -118,7 +118,8 @@ class ScalingPlan(Struct, frozen=True, kw_only=True):
 class Oracle(Struct, frozen=True):
     """What only the layer above can make, since it simulates: rates in time, and timetables that know the trace."""
 
-    served_tps: Callable[[Scenario], Mapping[str, float]]
+    served_tps: Callable[[Scenario], tuple[Mapping[str, float], Sequence[str]]]
+    """Input tokens per second by pool, and notes on them."""
     timetables: Callable[[Scenario, Mapping[str, float]], Sequence[tuple[str, dict[str, Any]]]]
     """(head-room, scaler) pairs."""
 
@@ -133,7 +134,7 @@ class _Task:
         spec = self.scenario.spec
         warmup_s = spec.simulation.warmup_s
         records = self.simulator.records(self.scenario)
-        has, good = slo_masks(sample(records, warmup_s, spec.slo))["all"]
+        has, good = slo_masks(counted(records, warmup_s, spec.slo))["all"]
         if not has.any():
             raise HeadwayError("no request has an SLO, so none can be late; set one, as with --slo ttft=2")
         bound = None
@@ -193,7 +194,10 @@ class StartUpCase:
         self.startup_s, self.options = startup_s, options
         self.notes: list[str] = []
         self.document = without_scaling(document) if startup_s is None else with_start(document, startup_s)
+        whole = assemble(document)
         self.scenario = variants(assemble(self.document))[0]
+        if note := first_policies(whole):
+            self.notes.append(note)
         spec, fleet = self.scenario.spec, self.scenario.fleet
         if spec.cascade is not None:
             raise HeadwayError("cascade: a cascade's models are planned by headway plan cascade")
@@ -205,7 +209,9 @@ class StartUpCase:
 
         def served_tps() -> Mapping[str, float]:
             if not tps:
-                tps.update(oracle.served_tps(self.scenario))
+                found, notes = oracle.served_tps(self.scenario)
+                tps.update(found)
+                self.notes += notes
             return tps
 
         table = generate(spec.workload, spec.seed, self.scenario.base_dir)

@@ -15,8 +15,8 @@ from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.spec import PolicySpecs
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.metrics.latency import sample, slo_masks
-from headway.planning.rehearsals import Simulator
+from headway.metrics.latency import slo_masks
+from headway.planning.rehearsals import Simulator, counted
 from headway.planning.tiers import search
 from headway.planning.tiers.search import Interval, TierPlan
 from headway.workload.files import to_parquet
@@ -73,7 +73,7 @@ class TierRehearsal:
             workload=WorkloadSpec(trace=TraceSpec(path=str(self._trace(num_tiers, seed)))),
         )
         records = self.simulator.records(dataclasses.replace(self.scenario, spec=spec))
-        has, good = slo_masks(sample(records, spec.simulation.warmup_s, spec.slo))["all"]
+        has, good = slo_masks(counted(records, spec.simulation.warmup_s, spec.slo))["all"]
         self.num_done += 1
         if self.progress:
             self.progress(self.num_done, self.total)
@@ -91,8 +91,15 @@ class TierRehearsal:
                     "workload: clients that react cannot be merged; expected no concurrency, sessions or agents"
                 )
             table = generate(workload, seed, self.scenario.base_dir)
-            num_classes = int(table.columns["tier"].max()) + 1
-            table.columns["tier"] = search.merged(table.columns["tier"], num_classes, num_tiers)
+            tier = table.column("tier")
+            num_classes = int(tier.max(initial=0)) + 1
+            if num_classes == 1:
+                raise HeadwayError(
+                    "workload: all requests are of one class, so there are no tiers to merge; expected several, as in"
+                    " tiers: [{tier: 0, share: 0.5, ttft_s: 1}, {tier: 1, share: 0.5, ttft_s: 5}], or a trace with a"
+                    " column `tier`"
+                )
+            table = table.with_columns({"tier": search.merged(tier, num_classes, num_tiers)})
             path = self.folder / f"{num_tiers}-{seed}.parquet"
             to_parquet(table, path)
             self._traces[num_tiers, seed] = path

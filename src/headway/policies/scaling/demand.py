@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from math import sqrt
 
 import numpy as np
 
 from headway.core.past_demand import PastDemand
 from headway.core.view import PoolsView
 
+CHANCE = 3.0
+"""Standard deviations: of a thousand counts, one lies further off."""
 Cell = tuple[str, str]
 """(model, region)."""
 
@@ -79,6 +82,24 @@ class ArrivalCounts:
         first = max(bisect_right(self._times_s, self._times_s[-1] - window_s) - 1, 0)
         elapsed_s = self._times_s[-1] - self._times_s[first]
         return (self._counts[-1] - self._counts[first]) / elapsed_s if elapsed_s > 0 else 0.0
+
+    def present_rps(self, window_s: float) -> float:
+        """The mean rate over the last `window_s`; where the rate has risen within it, the mean since then.
+
+        It has risen where two parts of the window differ by more than `CHANCE` standard deviations of a Poisson
+        process; where it has most likely, if there are several such times.
+        """
+        first = max(bisect_right(self._times_s, self._times_s[-1] - window_s) - 1, 0)
+        now, count, best, rate = self._times_s[-1], self._counts[-1], CHANCE, self.rate_rps(window_s)
+        for i in range(first + 1, len(self._times_s) - 1):
+            after_s, before_s = now - self._times_s[i], self._times_s[i] - self._times_s[first]
+            after, before = count - self._counts[i], self._counts[i] - self._counts[first]
+            if after_s > 0 and before_s > 0 and after + before > 0:
+                rise = after / after_s - before / before_s
+                if rise > best * sqrt(after / after_s**2 + before / before_s**2):
+                    best = rise / sqrt(after / after_s**2 + before / before_s**2)
+                    rate = after / after_s
+        return rate
 
 
 class StepRates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, exp
+from math import ceil, exp, sqrt
 from operator import attrgetter
 
 import numpy as np
@@ -25,9 +25,10 @@ SMOOTHING_S = 60.0
 """Time constant of the observed load: KV use and unfinished prompts change from iteration to iteration."""
 LEARNING_S = 1800.0
 """Time constant of what a replica serves, at full use."""
+FULL_S, FULL_USE = 60.0, 0.9
+"""Time constant of what a full replica serves; it is full at that use, if requests wait for longer than their SLO."""
 TOLERANCE = 0.1
 """A load above the target by less than this share is met, and so is a need of so much of one replica."""
-SHORTEST_DRAIN_S = 60.0
 LEAST_HOLD_S = 1800.0
 """Peaks of published demand return within the hour, and what is kept so long is paid back by fewer late requests."""
 RETRY_S = 60.0
@@ -91,7 +92,7 @@ class HeadwayScaler:
         require_callable("tasks", tasks)
         self.interval_s = interval_s
         self._use, self._epsilon, self._hold_s = use, epsilon, hold_s
-        self._ttft_s, self._batch_tier = ttft_s, batch_tier
+        self._ttft_s, self._batch_tier, self._miss_to_idle = ttft_s, batch_tier, miss_to_idle
         self._weights = _Weights(tps or {})
         self._starts = StartTimes(startup_s)
         self._forecasts = _Forecasts(forecaster, tasks, step_s, miss_to_idle / (miss_to_idle + 1.0))
@@ -169,7 +170,7 @@ class HeadwayScaler:
             self._models[model] = served = _Served(self._use, unit, capacity, now)
         backlog = sum(self._loads[pool.name].backlog_tokens for pool in pools)
         used = sum(serving[pool.name] * self._loads[pool.name].use for pool in pools)
-        served.learn(tokens, backlog, used, capacity, elapsed_s)
+        served.learn(tokens, backlog, used, capacity, elapsed_s, self._ttft_s_of(pools))
         served.is_known = served.rate > 0 and (requests >= FEW_REQUESTS or served.is_assumed)
 
     def _needs(self, model: str, pools: Sequence[PoolView], now: float) -> dict[str, _Need]:
@@ -181,19 +182,29 @@ class HeadwayScaler:
             own = by_region.get(region, [])
             cell = self._cells.setdefault((model, region), _Cell(self._seen_s or now, self._forecasts.step_s))
             lead_s = max((self._starts.lead_s(pool, now) for pool in own or pools), default=0.0) + self.interval_s
-            capacity = max(self._demand_capacity(model, region, cell, lead_s, now), self._load_capacity(own))
-            capacity += self._backlog_capacity(model, own, lead_s)
+            present_tps = cell.present_tps()
+            capacity = self._demand_capacity(model, region, cell, present_tps, lead_s, now)
+            backlog = self._backlog_capacity(model, own, present_tps, lead_s, now)
+            if self._is_late(model, own):
+                cell.late_until_s = now + 2 * SMOOTHING_S
+            if not capacity or now >= cell.late_until_s:  # a batch full of a backlog says nothing of what demand needs
+                capacity = max(capacity, self._load_capacity(own))
             hold_s = max(lead_s, LEAST_HOLD_S) if self._hold_s is None else self._hold_s
-            needs[region] = _Need(capacity, cell.peak(now, capacity, hold_s), hold_s)
+            # In tokens, as what a replica serves is learnt meanwhile.
+            rate = self._models[model].rate or 1.0
+            lately = cell.peak(now, capacity * rate, hold_s) / rate
+            needs[region] = _Need(capacity + backlog, max(capacity, lately) + backlog, hold_s)
         return needs
 
-    def _demand_capacity(self, model: str, region: str, cell: _Cell, lead_s: float, now: float) -> float:
+    def _demand_capacity(
+        self, model: str, region: str, cell: _Cell, present_tps: float, lead_s: float, now: float
+    ) -> float:
         """The capacity for the present and the expected demand."""
         served = self._models[model]
         if not served.is_known:
             return 0.0
         expected_tps = self._forecasts.most_tps((model, region), cell, lead_s, now)
-        return max(cell.recent.rate_rps(RECENT_STEP_S), expected_tps) / served.rate
+        return max(present_tps, expected_tps) / served.rate
 
     def _load_capacity(self, pools: Sequence[PoolView]) -> float:
         """The capacity at which the present load would be the targeted use; 0 within the tolerance."""
@@ -202,16 +213,40 @@ class HeadwayScaler:
         needed = used / self._use
         return needed if needed > capacity * (1.0 + TOLERANCE) else 0.0
 
-    def _backlog_capacity(self, model: str, pools: Sequence[PoolView], lead_s: float) -> float:
-        """The capacity that works off, within a start time, what waits beyond what is served within the SLO."""
+    def _backlog_capacity(
+        self, model: str, pools: Sequence[PoolView], present_tps: float, lead_s: float, now: float
+    ) -> float:
+        """The capacity that works off what will wait, beyond what is served within the SLO, when it comes.
+
+        Of a backlog B at a demand of d, the capacity x works off B in B / x, in which d B / x tokens are late; it is
+        there for about a start time before it is of use. With a late token as dear as `miss_to_idle` idle ones, the
+        least cost is at x = sqrt(miss_to_idle d B / start time).
+        """
         served = self._models[model]
         if not pools or served.rate <= 0:
             return 0.0
-        full_rate = served.rate / self._use
-        capacity = sum(self._weights[pool] * pool.num_serving for pool in pools)
-        ttft_s = min(self._loads[pool.name].slo_ttft_s for pool in pools)
-        waiting = sum(self._loads[pool.name].backlog_tokens for pool in pools) - ttft_s * capacity * full_rate
-        return max(waiting, 0.0) / (full_rate * max(lead_s, SHORTEST_DRAIN_S))
+        full_tps = self._full_tps(model, pools)
+        started_tokens = served.full_rate * sum(
+            self._weights[pool] * self._starts.elapsed_s(pool, now) for pool in pools
+        )
+        waiting = sum(self._loads[pool.name].backlog_tokens for pool in pools) - self._ttft_s_of(pools) * full_tps
+        if served.is_known:
+            # A start time from now, what starts will have served for as long as it has been starting.
+            waiting += (present_tps - full_tps) * lead_s - started_tokens
+        if waiting <= 0:
+            return 0.0
+        return sqrt(self._miss_to_idle * present_tps * waiting / lead_s) / served.full_rate
+
+    def _is_late(self, model: str, pools: Sequence[PoolView]) -> bool:
+        """Whether more waits than is served within the SLO."""
+        waiting = sum(self._loads[pool.name].backlog_tokens for pool in pools)
+        return bool(pools) and waiting > self._ttft_s_of(pools) * self._full_tps(model, pools)
+
+    def _full_tps(self, model: str, pools: Sequence[PoolView]) -> float:
+        return self._models[model].full_rate * sum(self._weights[pool] * pool.num_serving for pool in pools)
+
+    def _ttft_s_of(self, pools: Sequence[PoolView]) -> float:
+        return min((self._loads[pool.name].slo_ttft_s for pool in pools), default=self._ttft_s)
 
     def _resized(self, pools: Sequence[PoolView], needs: Mapping[str, _Need], now: float) -> dict[str, int]:
         fleet = _Counts(pools, self._weights)
@@ -241,12 +276,15 @@ class _Cell:
     ) -> None:
         """`by_minute` and `by_step`: rates before the start."""
         self.requests = self.tokens = 0
-        self.recent = ArrivalCounts(RECENT_STEP_S)
+        self.recent, self.recent_requests = ArrivalCounts(RECENT_STEP_S), ArrivalCounts(RECENT_STEP_S)
         self.recent.push(nothing_until_s, 0)
+        self.recent_requests.push(nothing_until_s, 0)
         week_s = (MOST_DAYS + 1) * 86_400.0
         self.by_minute = StepRates(RECENT_STEP_S, nothing_until_s, most=round(week_s / RECENT_STEP_S), past=by_minute)
         self.by_step = StepRates(step_s, nothing_until_s, most=max(round(week_s / step_s), 1), past=by_step)
         self.growth = RecentGrowth(RECENT_STEP_S)
+        self.late_until_s = nothing_until_s
+        """Until then, the observed load is that of a backlog."""
         self._peaks: deque[tuple[float, float]] = deque()
         """(time, need), falling: what is followed by a larger need is no peak."""
 
@@ -254,6 +292,14 @@ class _Cell:
         self.requests, self.tokens = requests, tokens
         for counts in (self.recent, self.by_minute, self.by_step):
             counts.push(now, tokens)
+        self.recent_requests.push(now, requests)
+
+    def present_tps(self) -> float:
+        """The mean of the last minute; where requests come faster than at its beginning, at their present rate."""
+        mean_tps, mean_rps = self.recent.rate_rps(RECENT_STEP_S), self.recent_requests.rate_rps(RECENT_STEP_S)
+        if mean_rps <= 0:
+            return mean_tps
+        return mean_tps * max(self.recent_requests.present_rps(RECENT_STEP_S) / mean_rps, 1.0)
 
     def peak(self, now: float, need: float, hold_s: float) -> float:
         while self._peaks and self._peaks[-1][1] <= need:
@@ -465,20 +511,33 @@ class _Served:
         self._used = 300.0 * capacity * use if self.is_assumed else 0.0
         self._done_tokens: float | None = None
         self.is_known = self.is_assumed
+        self._full_rate = 0.0
+        """Seen at full use; 0: not yet."""
+
+    @property
+    def full_rate(self) -> float:
+        """What a weight of one serves at full use: no less than at the targeted one."""
+        return max(self._full_rate, self.rate) if self._full_rate else self.rate / self._use
 
     @property
     def rate(self) -> float:
         return self._use * self._tokens / self._used if self._used > 0 else float(self.is_assumed)
 
-    def learn(self, tokens: int, backlog_tokens: float, used: float, capacity: float, elapsed_s: float) -> None:
+    def learn(
+        self, tokens: int, backlog_tokens: float, used: float, capacity: float, elapsed_s: float, ttft_s: float
+    ) -> None:
         """`tokens` came so far, of which `backlog_tokens` wait; `used` of `capacity` was used for `elapsed_s`."""
         done, self._done_tokens = self._done_tokens, tokens - backlog_tokens
         if done is None or used <= 0 or elapsed_s <= 0:
             return
+        done_tokens = max(self._done_tokens - done, 0.0)
+        if used >= FULL_USE * capacity > 0 and backlog_tokens > ttft_s * capacity * self.full_rate > 0:
+            share = 1.0 - exp(-elapsed_s / FULL_S)
+            self._full_rate = self.full_rate + share * (done_tokens / (capacity * elapsed_s) - self.full_rate)
         relative = used / capacity / self._use
         share = min(relative, 1.0 / relative) ** 2
         kept = exp(-elapsed_s * share / LEARNING_S)
-        self._tokens = kept * self._tokens + share * max(self._done_tokens - done, 0.0)
+        self._tokens = kept * self._tokens + share * done_tokens
         self._used = kept * self._used + share * used * elapsed_s
 
 

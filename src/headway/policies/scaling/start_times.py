@@ -39,6 +39,10 @@ class StartTimes:
         expected_s = _upper(samples) if samples else self._prior_s
         return max(expected_s, now - starts.since_s[0]) if starts.since_s else expected_s
 
+    def elapsed_s(self, pool: PoolView, now: float) -> float:
+        """For how long the units that start now have been starting, in sum."""
+        return sum(now - since_s for since_s in self._pools[pool.name].since_s)
+
 
 class _Starts:
     def __init__(self, num_failed: int, now: float) -> None:
