@@ -86,6 +86,8 @@ class FaultyEngine:
         self._interval_s = interval_s
         self._fault: dict[str, Any] = {}
         self._executions: Counter[str] = Counter()
+        self._num_gone = 0
+        """Streams whose clients left."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -97,7 +99,7 @@ class FaultyEngine:
                 method, path = lines[0].split(" ")[:2]
                 if method == "POST":
                     self._executions[headers.get("x-request-id", "")] += 1
-                    if not await self._complete(json.loads(body), writer):
+                    if not await self._complete(json.loads(body), reader, writer):
                         break
                 else:
                     writer.write(self._answer_about(method, path, body))
@@ -112,17 +114,26 @@ class FaultyEngine:
             self._fault = json.loads(body)
         if path == "/executions":
             return _whole(json.dumps(self._executions).encode())
+        if path == "/gone":
+            return _whole(json.dumps(self._num_gone).encode())
+        if path == "/health" and self._fault.get("name") == "sick":
+            return _whole(b"{}", 503)
         if path == "/v1/models":
             return _whole(json.dumps({"data": [{"id": MODEL}]}).encode())
         return _whole(b"{}" if path != "/metrics" else b"")
 
-    async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+    async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer a completion. False: close the connection."""
         answer, fault = Answer(body), self._fault
         if answer.is_poison:
             await asyncio.sleep(fault.get("delay_s", 0.0))
             os._exit(1)
         match fault.get("name"):
+            case "close":
+                return False
+            case "sick":
+                writer.write(_whole(b'{"error": {"message": "sick"}}', 503))
+                return True
             case "hang":
                 await asyncio.sleep(NEVER_S)
             case "status":
@@ -141,19 +152,31 @@ class FaultyEngine:
             await asyncio.sleep(self._interval_s * answer.num)
             writer.write(_whole(answer.whole()))
             return True
-        return await self._stream(answer, fault, writer)
+        return await self._stream(answer, fault, reader, writer)
 
-    async def _stream(self, answer: Answer, fault: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+    async def _stream(
+        self, answer: Answer, fault: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         name = fault.get("name")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         k, end = answer.first, answer.first + answer.num
         while k < end or name == "endless":
-            if name in ("stall", "garbage event", "cut") and k - answer.first == fault.get("after", 5):
+            if reader.at_eof() or writer.is_closing():
+                self._num_gone += 1
+                return False
+            if name in ("stall", "garbage event", "cut", "error event", "no done") and (
+                k - answer.first == fault.get("after", 5)
+            ):
                 if name == "stall":
                     await writer.drain()
                     await asyncio.sleep(NEVER_S)
                 if name == "cut":
                     return False
+                if name == "error event":
+                    writer.write(_event({"error": {"message": "as asked for", "code": 500}}) + _event(b"[DONE]"))
+                if name in ("error event", "no done"):
+                    writer.write(b"0\r\n\r\n")
+                    return True
                 writer.write(_event(b'{"choices": [{"delta": '))
             writer.write(_event(answer.chunk(k, k == end - 1 and name != "endless")))
             await writer.drain()

@@ -40,6 +40,8 @@ class Engine:
         """Of all requests, health checks included."""
         self.bodies: list[dict[str, Any]] = []
         self.keeps_bodies = True
+        self.kept: dict[str, bytes] = {}
+        """Further paths that can be read, with their answers."""
         self.num_prompt_tokens: int | None = None
         """What /tokenize counts; None: there is no such path."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -58,7 +60,12 @@ class Engine:
                 body = await reader.readexactly(int(length))
                 if self.keeps_bodies:
                     self.heads.append(head)
-                if head.startswith(b"GET"):
+                path = head.split(b" ")[1].decode("latin-1")
+                if head.startswith(b"GET") and path.startswith("/v1/responses/"):
+                    found = self.kept.get(path)
+                    missing = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+                    writer.write(missing if found is None else whole(found))
+                elif head.startswith(b"GET"):
                     writer.write(whole(b'{"data":[]}'))
                 elif head.startswith(b"POST /tokenize") and self.num_prompt_tokens is not None:
                     writer.write(whole(b'{"count":%d}' % self.num_prompt_tokens))
@@ -73,7 +80,7 @@ class Engine:
     async def _answer(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer a completion. True if the connection ends with it."""
         if self.keeps_bodies:
-            self.bodies.append(json.loads(body))
+            self.bodies.append(json.loads(body) if body else {})
         self.num_open += 1
         try:
             for piece in self.reply:

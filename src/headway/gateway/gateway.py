@@ -46,6 +46,7 @@ from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.gateway.upstream.engine import count_prompt
 from headway.gateway.upstream.health import HealthMonitor
 from headway.gateway.upstream.kv_snapshot import delete_stale
+from headway.gateway.upstream.stored_responses import StoredResponses
 
 if TYPE_CHECKING:
     from headway.gateway.accounts.store import StoredKey
@@ -97,6 +98,7 @@ class Gateway:
             self.replicas, self.settings, self._replica_up, self.driver.replica_down, self.driver.fail_over,
             self._load_read, self._replica_ejected, lambda: self.clock.now,
         )  # fmt: skip
+        self.driver.is_lost = self.health.is_lost
         self.ejections: dict[int, str] = {}
         """By replica that is ejected or generates nothing, why."""
         self._returning: set[int] = set()
@@ -113,6 +115,7 @@ class Gateway:
         self._tracing, self._new_relay = self._make_relays()
         self.quarantine = Quarantine(self.settings.quarantine_s)
         self._prompt_blocks = PromptBlocks()
+        self.responses = StoredResponses()
         self.cache_feeds = self._make_cache_feeds()
         self.batches = self._make_batches()
         self.charges = self._make_charges()
@@ -337,6 +340,8 @@ class Gateway:
     ) -> Relay:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
+        if client_request.previous_response_id is not None:
+            await self.response_holder(client_request.previous_response_id, caller.owner)
         features = await self.features(client_request)
         if client_request.stream_key is not None:
             if self.peers is not None:
@@ -362,6 +367,12 @@ class Gateway:
                     client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
                 )
         return client_request.features(now)
+
+    async def response_holder(self, id: str, owner: str) -> LiveReplica | None:
+        """The replica that keeps a response of this owner; None: none that is up does."""
+        up = [replica for replica in self.replicas if self.health.is_up(replica)]
+        found = await self.responses.find(id, up, owner)
+        return None if found is None else self.replicas[found]
 
     def _admit_copied(
         self, client_request: ClientRequest, features: Features, caller: Caller, request_id: str
@@ -397,11 +408,13 @@ class Gateway:
         return self._relay(client_request, request, writer)
 
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
-        return self._new_relay(
+        relay = self._new_relay(
             client_request, request, self.driver, self.health, paced(client_request, writer, self.settings),
             self.settings.max_attempts,
             self.plan.sends_priority, self.quarantine,
         )  # fmt: skip
+        relay.keep_alive_s = self.settings.keep_alive_s
+        return relay
 
     def stream_key(self, key: StreamKey | None, model: str) -> StreamKey | None:
         """The key, unless several models of a cascade may answer."""
@@ -426,7 +439,7 @@ class Gateway:
         """Reserve the request's tokens in its caller's limits, and hand it to control. ApiError if it is refused."""
         try:
             if not caller.owner:
-                return self._admit(features, new_request, caller.tenant, deadline_s)
+                return self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
             return self._admit_keyed(features, new_request, caller, deadline_s)
         except ApiError as error:
             caller.count_refusal(error)
@@ -439,13 +452,13 @@ class Gateway:
         caller: Caller,
         deadline_s: float | None,
     ) -> InFlightRequest:
-        prompt_tokens, output_tokens = self.prompt_tokens(features), features.max_tokens or 0
+        prompt_tokens, output_tokens = self.most_tokens(features)
         tokens, hold = prompt_tokens + output_tokens, None
         caller.reserve(tokens)
         try:
             if self.charges is not None:
                 hold = self.charges.hold(caller.owner, features.model, prompt_tokens, output_tokens)
-            request = self._admit(features, new_request, caller.tenant, deadline_s)
+            request = self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
         except BaseException:
             caller.give_back(tokens)
             if hold is not None and self.charges is not None:
@@ -464,6 +477,11 @@ class Gateway:
             ratio = prompt_tokens / num_chars
             self._tokens_per_char += _RATIO_WEIGHT * (min(ratio, 2.0) - self._tokens_per_char)
 
+    def most_tokens(self, features: Features) -> tuple[int, int]:
+        """Prompt and output tokens that a request may cost at most, for its caller's rates and budgets: of all its
+        sequences. A request that sets no limit reserves none for its answer, and is charged at its end."""
+        return self.prompt_tokens(features), (features.max_tokens or 0) * features.num_sequences
+
     def prompt_tokens(self, features: Features) -> int:
         """Tokens of the prompt: exact if it came as token ids or was counted, else estimated from its length."""
         if features.prompt_tokens is not None:
@@ -471,7 +489,12 @@ class Gateway:
         return max(1, round(features.num_chars * self._tokens_per_char))
 
     def _admit(
-        self, features: Features, new_request: Callable[[Live], InFlightRequest], tenant: str, deadline_s: float | None
+        self,
+        features: Features,
+        new_request: Callable[[Live], InFlightRequest],
+        tenant: str,
+        deadline_s: float | None,
+        owner: str,
     ) -> InFlightRequest:
         if self.is_closing:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
@@ -483,6 +506,8 @@ class Gateway:
             longest = max(longest, stage.service.longest_tokens)
         live = self._live(features, model, tenant, deadline_s, longest)
         live.keeps_model = features.keeps_model
+        if features.response_id is not None:
+            live.allowed = self._keepers(features.response_id, owner, service)
         may_fall_back = self.driver.control.may_fall_back
         if live.prompt_tokens + live.output_tokens > longest and not may_fall_back(live):
             prompt = "the prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
@@ -495,9 +520,27 @@ class Gateway:
         if is_full and not may_fall_back(live):
             retry_s = 1 + int(service.hold_queue.oldest_s(live, self.clock.now))
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=retry_s)
+        if self.settings.max_waiting is not None and not may_fall_back(live):
+            self._shed_beyond(self.settings.max_waiting, service)
         request = new_request(live)
+        request.owner = owner
         self.driver.arrived(request)
         return request
+
+    def _shed_beyond(self, max_waiting: int, service: Service) -> None:
+        """ApiError if each replica that is up reports so many waiting requests."""
+        waiting = [self.replicas[view.id].num_waiting for view in service.up_views()]
+        if waiting and min(waiting) >= max_waiting:
+            what = f"{service.model}: {min(waiting)} requests or more wait at each replica"
+            raise ApiError(429, what, "overloaded", retry_after_s=1)
+
+    def _keepers(self, response_id: str, owner: str, service: Service) -> frozenset[int] | None:
+        """The replica that keeps the response that a request continues; None: none of the service's that is up."""
+        known = self.responses.holder(response_id)
+        if known is None or known[1] != owner:
+            return None
+        member = service.member(known[0])
+        return None if member is None or not member.is_up else frozenset((known[0],))
 
     def _service(self, features: Features) -> tuple[Service, str]:
         """The service that answers first, and the model's name for control. ApiError if there is none."""
@@ -506,6 +549,10 @@ class Gateway:
             if features.is_passthrough:
                 raise ApiError(400, f"{features.model!r} answers chats and completions only", "invalid_value", "model")
             return cascade.stages[0].service, features.model
+        if not features.model:
+            if len(self.plan.names) != 1:
+                raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
+            features.model = next(iter(self.plan.names))
         service = services.get(features.model)
         if service is None:
             self._add_reported_names()
@@ -636,6 +683,8 @@ class Gateway:
                 replica = self.replicas[request.replica.id]
                 if expected := replica.take_expected(live):
                     self.cache_feeds.answered(replica, expected, live.cached_tokens)
+            if request.response_id is not None and request.replica is not None:
+                self.responses.add(request.response_id, request.replica.id, request.owner)
             if live.answer_s == live.answer_s:
                 self._reasons[live.model] = live.reasoning_tokens > 0
         self.request_metrics.count_end(request, outcome, now)

@@ -193,8 +193,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     flex_s: _Seconds = 600.0
     """Deadline of a request with `service_tier: flex`, from its arrival, at most `timeout_s`. Until shortly before it,
     the admission policy may hold the request while it would delay others."""
-    hold_s: Annotated[float, Meta(ge=0)] = 30.0
-    """Longest wait for a replica while none is up."""
+    hold_s: Annotated[float, Meta(ge=0)] | None = None
+    """Longest wait for a replica while none is up. Unset: 0.2 s if all are lost, as none can be reached or passes its
+    health check; 30 s while one starts, is about to be checked, or is suspended."""
     max_held: Annotated[int, Meta(ge=0)] = 10_000
     """Largest number of held requests per model; more are rejected."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 << 20
@@ -210,6 +211,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Metrics older than this are replaced by the gateway's own counts."""
     probe_timeout_s: _Seconds = 5.0
     """Time limit for an engine's answer to a probe."""
+    keep_alive_s: _Seconds | None = None
+    """The client of a stream gets a comment (`: waiting`) whenever it has got nothing for so long, while its request is
+    held, its prompt is computed, or another engine takes over: proxies between them close silent connections. After the
+    first comment an error is an event of a response with status 200. Without one: none."""
+    max_waiting: Annotated[int, Meta(ge=0)] | None = None
+    """New requests get a 429 while each replica of their model that is up reports so many waiting requests, or more.
+    Unset: they are sent in any case. Engines that report no number take no part."""
     pace_s: _Seconds | None = None
     """Least time between two answering tokens that the client of a stream is sent, such as the pacer's `tpot_s`: tokens
     that engines generate faster are kept, and sent while the request waits. Without one, they are sent at once."""
@@ -258,6 +266,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     objectives: dict[str, Annotated[int, Meta(ge=0)]] = {}
     """For `headway epp`: the tier by the name in a request's header `x-llm-d-inference-objective`, or
     `x-gateway-inference-objective`. A request with another name has the tier that it has without one."""
+    probe_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    """A port apart for probes, on all addresses: `/livez` (200 while the process makes progress), and `/readyz` and
+    `/health` (200 while a replica is up). A thread of its own answers, however many requests there are."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """Time for streams to end at shutdown."""
 

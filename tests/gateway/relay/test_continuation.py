@@ -22,7 +22,7 @@ def _chat(**options: object) -> ClientRequest:
 
 def _add(partial: PartialResponse, delta: dict[str, str], ids: list[int] | None) -> None:
     choice = {"index": 0, "delta": delta} | ({} if ids is None else {"token_ids": ids})
-    chunk = sse.decode_chunk(json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode())
+    chunk = sse.read_chunk(json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode())[0]
     partial.add(chunk, 1 if ids is None else len(ids))
 
 
@@ -55,8 +55,8 @@ def test_the_end_tag_of_reasoning_may_come_in_any_pieces(pieces: list[str]) -> N
     for i, piece in enumerate(pieces):
         finish = "stop" if i == len(pieces) - 1 else None
         payload = json.dumps({"choices": [{"text": piece, "finish_reason": finish}]}).encode()
-        value = sse.decode_object(payload)
-        resumed.convert(sse.decode_chunk(value))
+        value = sse.decoded(payload)
+        resumed.convert(sse.chunk_in(value)[0])
         deltas += [choice["delta"] for choice in value["choices"]] if resumed.rewrite(value) else []
     before, _, after = "".join(pieces).partition("</think>")
     assert "".join(delta.get("reasoning", "") for delta in deltas) == before

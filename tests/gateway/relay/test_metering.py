@@ -35,7 +35,7 @@ def meter_of(**fields: Any) -> tuple[ResponseMeter, Live, OrderedScheduler, Rese
 
 
 def chunk(**delta: Any) -> Chunk:
-    return sse.decode_chunk({"choices": [{"delta": delta}]})
+    return sse.chunk_in({"choices": [{"delta": delta}]})[0]
 
 
 def test_a_chunk_with_text_is_a_token() -> None:
@@ -49,8 +49,8 @@ def test_a_chunk_with_text_is_a_token() -> None:
 
 def test_token_ids_count_exactly() -> None:
     meter, live, _, _ = meter_of()
-    meter.measure(sse.decode_chunk({"choices": [{"delta": {"content": "so"}, "token_ids": [1, 2, 3]}]}))
-    meter.measure(sse.decode_chunk({"choices": [{"delta": {"content": ""}, "token_ids": [4]}]}))
+    meter.measure(sse.chunk_in({"choices": [{"delta": {"content": "so"}, "token_ids": [1, 2, 3]}]})[0])
+    meter.measure(sse.chunk_in({"choices": [{"delta": {"content": ""}, "token_ids": [4]}]})[0])
     assert live.generated_tokens == 4 and meter.partial.token_ids == [1, 2, 3, 4]
 
 
@@ -58,7 +58,7 @@ def test_llama_cpps_timings_count_tokens_without_text() -> None:
     meter, live, _, _ = meter_of()
     for num in (1, 4):
         timings = {"prompt_n": 5, "cache_n": 2, "predicted_n": num}
-        meter.measure(sse.decode_chunk({"choices": [{"delta": {"content": "so"}}], "timings": timings}))
+        meter.measure(sse.chunk_in({"choices": [{"delta": {"content": "so"}}], "timings": timings})[0])
     assert live.generated_tokens == 4 and meter.partial.seen_tokens == 11 and meter.partial.token_ids is None
 
 
@@ -66,7 +66,7 @@ def test_the_engines_usage_corrects_both_counts() -> None:
     meter, live, _, _ = meter_of()
     meter.tokens_before = live.generated_tokens = 3  # of another replica, whose tokens are part of this prompt
     meter.measure(chunk(content="so"))
-    meter.measure(sse.decode_chunk({"usage": {"prompt_tokens": 10, "completion_tokens": 2}}))
+    meter.measure(sse.chunk_in({"usage": {"prompt_tokens": 10, "completion_tokens": 2}})[0])
     assert (live.prompt_tokens, meter.prompt_tokens, live.generated_tokens) == (7, 7, 5)
 
 
@@ -145,9 +145,9 @@ def test_tokens_of_one_read_are_spread_over_the_time_since_the_last(monkeypatch:
 )
 def test_an_engine_says_how_much_of_the_prompt_was_cached(answer: dict[str, Any]) -> None:
     meter, live, _, _ = meter_of()
-    meter.measure(sse.decode_chunk({"usage": {"prompt_tokens": 9, "prompt_tokens_details": None}}))
+    meter.measure(sse.chunk_in({"usage": {"prompt_tokens": 9, "prompt_tokens_details": None}})[0])
     assert live.cached_tokens == 0
-    meter.measure(sse.decode_chunk(answer))
+    meter.measure(sse.chunk_in(answer)[0])
     assert live.cached_tokens == 6
 
 
@@ -162,12 +162,12 @@ def test_engines_say_what_they_computed_anew_to_continue_an_answer(answer: dict[
     in_flight = InFlightRequest(Live(0, 0.0, 5, 10, model="m"))
     in_flight.reservation = Reservation()
     meter = ResponseMeter(chat_request(stream=True), in_flight, OrderedScheduler([]))
-    meter.measure(sse.decode_chunk(answer))
+    meter.measure(sse.chunk_in(answer)[0])
     assert in_flight.continued_tokens == (0, 0)
     for tokens_before in (4, 5):
         meter.tokens_before = tokens_before
         for _ in range(2):  # llama.cpp says so in each chunk
-            meter.measure(sse.decode_chunk(answer))
+            meter.measure(sse.chunk_in(answer)[0])
     assert in_flight.continued_tokens == (6, 12)
 
 
@@ -180,7 +180,9 @@ def test_engines_say_what_they_computed_anew_to_continue_an_answer(answer: dict[
     ],
 )
 def test_cached_tokens_of_answers_that_are_passed_on(usage: dict[str, Any], expected: tuple[int, int, int]) -> None:
-    assert passthrough.usage_of(json.dumps({"usage": usage}).encode()) == expected
     meter = passthrough.Passthrough()
+    counts = meter.measure_whole(json.dumps({"usage": usage}).encode())
+    assert counts is not None
+    assert (counts.prompt_tokens, counts.completion_tokens, counts.cached_tokens) == expected
     meter.measure(json.dumps({"type": "message_start", "message": {"usage": usage}}).encode())
     assert (meter.prompt_tokens, meter.generated_tokens, meter.cached_tokens) == expected

@@ -63,7 +63,7 @@ def test_the_error_of_an_engine_that_always_fails_reaches_the_client(tmp_path: P
 def test_requests_are_held_for_a_replica_that_starts_late(tmp_path: Path) -> None:
     late = serving.slow_emulator()
     late.kill()
-    front = serving.gateway(serving.fleet_file(tmp_path, [late.url]))
+    front = serving.gateway(serving.fleet_file(tmp_path, [late.url], gateway={"hold_s": serving.PATIENCE_S}))
     with serving.closing(late, front):
         assert send(front, "/health").json()["status"] == "unavailable"
         replies: list[Any] = []

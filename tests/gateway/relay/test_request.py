@@ -89,10 +89,9 @@ def test_the_tier_is_the_bodys_then_the_headers_then_openais(
 @pytest.mark.parametrize(
     ("fields", "headers", "param"),
     [
-        ({"model": None}, {}, "model"),
-        ({"max_tokens": 0}, {}, "max_tokens"),
+        ({"model": 7}, {}, "model"),
         ({"stream": "yes"}, {}, "stream"),
-        ({"messages": [7]}, {}, "messages[0]"),
+        ({"n": 1.5}, {}, "n"),
         ({"priority": -1}, {}, "priority"),
         ({}, {"x-headway-tier": "high"}, "x-headway-tier"),
         ({}, {"x-slo-ttft-ms": "nan"}, "x-slo-ttft-ms"),
@@ -105,9 +104,45 @@ def test_errors_name_the_field(fields: dict[str, object], headers: dict[str, str
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 1}), (COMPLETIONS, {"prompt": ""}),
+        (COMPLETIONS, {"prompt_embeds": "AAAA", "max_tokens": 4}), (COMPLETIONS, {"prompt": {"prompt_string": "x"}}),
+        (COMPLETIONS, {"prompt": [1, "a"]}), (COMPLETIONS, {"prompt": "x", "max_tokens": -1}), (CHAT, {}),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": "16"}), (CHAT, {"messages": []}), (CHAT, {"messages": [7]}),
+        (CHAT, {"messages": {}}), (CHAT, {"messages": [{"role": "user"}], "stream_options": [], "max_tokens": {}}),
+        (EMBEDDINGS, {"messages": [{"role": "user", "content": "x"}]}), (EMBEDDINGS, {"input": {"image": "a"}}),
+        ("/pooling", {"input": "x"}), ("/classify", {"input": ["x"]}), ("/v1/messages/count_tokens", {"messages": []}),
+        ("/v2/rerank", {"query": "q", "documents": [{"text": "d"}]}), ("/score", {"queries": "a", "documents": ["b"]}),
+        (RESPONSES, {"previous_response_id": "resp_1", "input": None}), ("/tokenize", {"messages": []}),
+    ],
+)  # fmt: skip
+def test_what_the_gateway_need_not_understand_is_the_engines(path: str, body: dict[str, object]) -> None:
+    raw = json.dumps({**body, "model": "m"}).encode()
+    request = read_request(path, raw, {})
+    assert request.encoded(dict(request.body)) == raw
+    assert len(request.features(0.0).prefix) <= 64 and (request.max_tokens or 0) >= 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "num"),
+    [
+        (CHAT, {}, 1), (CHAT, {"n": 3}, 3), (COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, 6), (CHAT, {"n": None}, 1),
+        (COMPLETIONS, {"prompt": [[1], [2, 3]]}, 2), (COMPLETIONS, {"prompt": [1, 2]}, 1), (CHAT, {"n": -4}, 1),
+        (COMPLETIONS, {"best_of": 5, "n": 2}, 5), (COMPLETIONS, {"best_of": "x"}, 1), (CHAT, {"n": 10**30}, 1 << 16),
+    ],
+)  # fmt: skip
+def test_a_request_costs_the_tokens_of_all_its_sequences(path: str, fields: dict[str, object], num: int) -> None:
+    request = read(path, **fields)
+    assert request.num_sequences == request.features(0.0).num_sequences == num
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "expected"),
     [
         (CHAT, {}, True),
+        (CHAT, {"messages": [7]}, False),
+        (COMPLETIONS, {"prompt_embeds": "AAAA"}, False),
         (CHAT, {"n": 2}, False),
         (CHAT, {"tools": [{}]}, False),
         (COMPLETIONS, {"prompt": [1, 2]}, True),

@@ -25,7 +25,7 @@ JUDGE = Judge(url="http://judge:1", model="judge", timeout_s=1.0)
 
 
 def _chunk(**logprobs: Any) -> Choice:
-    return sse.decode_chunk(json.dumps({"choices": [{"index": 0, "logprobs": logprobs}]}).encode()).choices[0]
+    return sse.read_chunk(json.dumps({"choices": [{"index": 0, "logprobs": logprobs}]}).encode())[0].choices[0]
 
 
 def test_confidence_is_the_geometric_mean_of_the_probabilities() -> None:

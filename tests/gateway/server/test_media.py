@@ -90,7 +90,7 @@ def test_keys_models_and_bad_fields_are_checked(client: Any, front: serving.Proc
         client.audio.transcriptions.create(model="no-such", file=("a.wav", AUDIO))
     with pytest.raises(openai.BadRequestError, match="response_format"):
         client.audio.transcriptions.create(model=MODEL, file=("a.wav", AUDIO), response_format="srt")
-    with pytest.raises(openai.BadRequestError, match="'input' is missing"):
+    with pytest.raises(openai.BadRequestError, match="input"):
         client.post("/audio/speech", body={"model": MODEL}, cast_to=object)
     with pytest.raises(openai.APIStatusError, match=r"1,048,576|1048576"):
         client.audio.transcriptions.create(model=MODEL, file=("a.wav", bytes(2 << 20)))

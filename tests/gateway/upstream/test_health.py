@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from typing import Any, cast
@@ -147,3 +148,75 @@ def test_an_engine_that_serves_another_model_than_its_pool_says_is_named(
     _calls(Engine(), is_over, is_new=True, model=pool_model, served=served)
     told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert told == (["pool/0 serves qwen3-8b, but pool pool has `model: llama-3.1-8b`"] if is_told else [])
+
+
+class BreakingEngine(Engine):
+    """Passes health checks and completes one token; its streams break after five."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_tokens = 5
+        self.asked: list[int] = []
+
+    async def fetch(self, path: str, timeout_s: float, body: bytes | None = None) -> tuple[int, bytes]:
+        if body is not None:
+            self.asked.append(1)
+        return 200, b""
+
+    async def request(self, method: str, path: str, headers: str, body: bytes) -> Any:
+        num = json.loads(body)["max_tokens"]
+        self.asked.append(num)
+        engine = self
+
+        class Answer:
+            status = 200
+            left = num
+
+            async def read_part(self) -> bytes:
+                self.left -= 1
+                if num - self.left > engine.most_tokens:
+                    raise BrokenOffError("broke off the connection")
+                reason = b'"length"' if not self.left else b"null"
+                return b'data: {"choices":[{"text":"a","finish_reason":%b}]}\n\n' % reason + (
+                    b"" if self.left else b"data: [DONE]\n\n"
+                )
+
+        return Answer()
+
+    def release(self, connection: Any) -> None:
+        """Keep nothing."""
+
+
+def test_a_replica_whose_streams_break_is_down_until_a_longer_stream_succeeds() -> None:
+    """Neither its health checks nor one token bring it back."""
+    engine, died = BreakingEngine(), BrokenOffError("broke off the connection")
+    died.after_tokens = 5
+
+    def is_over(monitor: HealthMonitor[EngineEndpoint], calls: list[str]) -> bool:
+        if monitor.is_up(monitor.replicas[0]) and len(engine.asked) < 2:
+            monitor.failed(monitor.replicas[0], died)
+        if len(engine.asked) == 2:
+            engine.most_tokens = 99
+        return len(engine.asked) > 2 and monitor.is_up(monitor.replicas[0])
+
+    calls = _calls(engine, is_over)
+    assert calls == ["down", "up", "down", "up", "down", "up"] and engine.asked == [13, 13, 13]
+
+
+def test_breaks_in_mid_stream_eject_as_other_failures_do() -> None:
+    """Those of all streams of an engine that ends are one."""
+    monitor = HealthMonitor(
+        [_replica(0, Engine()), _replica(1, Engine())], Settings(), *[lambda *_: None] * 4, lambda *_: None, lambda: 0.0
+    )
+    for breaker in monitor.breakers.values():
+        breaker.is_open = False
+    broken = monitor.replicas[0]
+    for _ in range(9):
+        monitor.failed(broken, BrokenOffError("killed"))
+    assert not monitor.outliers.is_ejected(0)
+    for _ in range(4):
+        monitor.breakers[0].is_open = False
+        monitor.failed(broken, BrokenOffError("broke off"))
+    monitor.breakers[0].is_open = False
+    monitor.check_outliers()
+    assert monitor.outliers.is_ejected(0)

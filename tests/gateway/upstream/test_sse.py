@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("httptools")
 
-from headway.gateway.upstream import sse
+from headway.gateway.relay import passthrough
+from headway.gateway.upstream import loose_json, sse
 from headway.gateway.upstream.chunks import Delta
-from headway.gateway.upstream.errors import EngineError
+from headway.gateway.upstream.errors import EngineError, RefusedError, openai_error
 
 FIELDS = ("token_ids", "prompt_token_ids", "prompt_text", "timings")
 
@@ -54,36 +56,159 @@ def test_payloads(event: bytes, payload: bytes | None) -> None:
 
 def test_a_chunk_has_the_fields_that_the_gateway_reads() -> None:
     data = b'{"id":"c","choices":[{"index":0,"delta":{"content":"so","odd":1},"token_ids":[7]}],"more":{"a":[]}}'
-    chunk = sse.decode_chunk(data)
+    chunk, unread = sse.read_chunk(data)
     assert chunk.id == "c" and chunk.choices[0].delta == Delta(content="so") and chunk.choices[0].token_ids == [7]
-    assert sse.decode_chunk(sse.decode_object(data)) == chunk
+    assert unread == "" and sse.chunk_in(sse.decoded(data)) == (chunk, "")
+
+
+_SAID = b'{"choices":[{"index":0,"delta":{"content":"so"}%b}],"usage":{"prompt_tokens":9,"completion_tokens":2}%b}'
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"choices":7}', b'{"usage":{"prompt_tokens":-1}}', b'{"a":"\xff"}']
-)
-def test_what_is_no_chunk_is_an_error(data: bytes) -> None:
-    with pytest.raises(EngineError, match="no completion chunk"):
-        sse.decode_chunk(data)
-
-
-def test_objects_of_another_shape_are_errors() -> None:
-    with pytest.raises(EngineError, match="no completion chunk"):
-        sse.decode_chunk({"choices": 7})
-    with pytest.raises(EngineError, match="no object"):
-        sse.decode_object(b"[]")
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "unread"),
     [
-        (b'{"error":{"message":"no"}}', 'reported an error: {"message":"no"}'),
-        (b'{"choices":[{"finish_reason":"abort"}]}', "gave the request up"),
+        (b"", "what is no JSON"), (b"{", "what is no JSON"), (b"<html>", "what is no JSON"),
+        (b"\xff", "what is no JSON"),
+        (b"[" * 50_000, "what is no JSON"), (b"[]", "JSON that is no object"), (b"null", "JSON that is no object"),
+        (b"7", "JSON that is no object"), (b"NaN", "JSON that is no object"), (b'"a"', "JSON that is no object"),
+        (b'{"choices":7}', "fields of other types"), (b'{"choices":[7]}', "fields of other types"),
+        (b'{"usage":[]}', "fields of other types"), (b'{"choices":[{"delta":"so"}]}', "fields of other types"),
+        (b"{}", ""), (b'{"choices":null}', ""), (b'{"error":null,"choices":[]}', ""), (b'{"error":{"code":null}}', ""),
+        (b'{"usage":{"prompt_tokens":-1}}', ""), (b'{"usage":{"completion_tokens":1e400}}', ""),
     ],
-)
-def test_failures_that_come_as_chunks(data: bytes, message: str) -> None:
-    with pytest.raises(EngineError, match=message):
-        sse.decode_chunk(data)
+)  # fmt: skip
+def test_what_cannot_be_read_is_named_and_no_error(data: bytes, unread: str) -> None:
+    chunk, named = sse.read_chunk(data)
+    assert named == unread
+    assert not any(choice.text or choice.delta for choice in chunk.choices)
+    assert chunk.usage is None or chunk.usage.completion_tokens == chunk.usage.prompt_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("in_choice", "beside"),
+    [
+        (b'',b''), (b',"logprobs":{"content":[{"logprob":-Infinity}]}', b""), (b',"logprobs":NaN', b""),
+        (b"", b',"created":1.5,"id":"c"'), (b"", b',"x":"\\ud800"'), (b"", b',"x":"\xff"'), (b',"index":0', b""),
+        (b',"finish_reason":{"type":"stop"}', b""), (b"", b',"timings":null,"choices2":null'),
+        (b',"token_ids":null', b',"prompt_token_ids":null'),
+    ],
+)  # fmt: skip
+def test_one_odd_field_hides_no_other(in_choice: bytes, beside: bytes) -> None:
+    chunk, _ = sse.read_chunk(_SAID % (in_choice, beside))
+    delta, usage = chunk.choices[0].delta, chunk.usage
+    assert delta is not None and delta.content == "so"
+    assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (9, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "reasoning"),
+    [
+        ("so", "so", None), ([{"type": "text", "text": "so"}], "so", None), (["so", {"text": " it"}], "so it", None),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}], None, "hm"),
+        ([{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "so"}], "so", "hm"), ([7, None], None, None),
+    ],
+)  # fmt: skip
+def test_a_content_may_have_parts(content: Any, text: str | None, reasoning: str | None) -> None:
+    chunk, _ = sse.chunk_in({"choices": [{"delta": {"content": content}}]})
+    delta = chunk.choices[0].delta
+    assert delta is not None and (delta.content, delta.reasoning) == (text, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"prompt_tokens": 9, "completion_tokens": 2}, (9, 2, 0)),
+        ({"prompt_tokens": 9, "completion_tokens": None, "total_tokens": 9}, (9, 0, 0)),
+        ({"prompt_tokens": 9.0, "completion_tokens": "2"}, (9, 2, 0)),
+        ({"prompt_tokens": 9, "total_tokens": 11}, (9, 2, 0)), ({"total_tokens": 9}, (9, 0, 0)),
+        ({"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 6}}, (9, 2, 6)),
+        ({"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 6}, (9, 2, 6)),
+        ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_cache_hit_tokens": 6}, (9, 2, 6)),
+        ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": []}, (9, 2, 0)),
+        ({"tokens": {"input_tokens": 9, "output_tokens": 2}}, (9, 2, 0)), ({"prompt_tokens": True}, (0, 0, 0)),
+    ],
+)  # fmt: skip
+def test_forms_of_usage(usage: dict[str, Any], counts: tuple[int, int, int]) -> None:
+    found = loose_json.usage_of(usage)
+    assert (found.prompt_tokens, found.completion_tokens, found.cached_tokens) == counts
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=3),
+    lambda each: st.lists(each, max_size=3)
+    | st.dictionaries(st.sampled_from("choices delta message content usage text index type finish_reason id timings "
+                                      "prompt_tokens token_ids error code object".split()), each, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(_JSON)
+def test_any_json_is_a_chunk_or_an_engines_error(value: Any) -> None:
+    with suppress(EngineError):
+        sse.read_chunk(json.dumps(value).encode())
+    with suppress(EngineError):
+        passthrough.Passthrough().measure(json.dumps(value).encode())
+        passthrough.Passthrough().measure_whole(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b'{"error":{"message":"no"}}', 500), (b'{"error":"no"}', 500), (b'{"error":{"message":"no","code":400}}', 400),
+        (b'{"error":{"message":"no","code":"400"}}', 400), (b'{"error":{"status":"INVALID_ARGUMENT","code":400}}', 400),
+        (b'{"error":{"message":"no","type":"invalid_request_error","code":"context_length_exceeded"}}', 400),
+        (b'{"error":{"message":"no","type":"BadRequestError","code":null}}', 400), (b'{"error":[1]}', 500),
+        (b'{"object":"error","message":"no","type":"BadRequestError","param":null,"code":400}', 400),
+        (b'{"object":"error","message":"no","type":"InternalServerError","code":500}', 500),
+        (b'{"error":"too long","error_type":"validation"}', 400), (b'{"error":"full","error_type":"overloaded"}', 500),
+        (b'{"type":"error","error":{"type":"invalid_request_error","message":"no"}}', 400),
+        (b'{"error":{"message":"slow down","type":"rate_limit_error"}}', 429), (b'{"detail":"no"}', 500),
+        (b'{"error":{"message":"no","code":502},"choices":[{"delta":{"content":"a"},"finish_reason":"error"}]}', 500),
+    ],
+)  # fmt: skip
+def test_errors_in_answers_have_the_status_that_they_name(data: bytes, status: int) -> None:
+    for read in (sse.read_chunk, passthrough.Passthrough().measure_whole):
+        with pytest.raises(EngineError) as caught:
+            read(data)
+        error = caught.value
+        assert (error.status if isinstance(error, RefusedError) else 500) == status
+        if isinstance(error, RefusedError):
+            assert json.loads(openai_error(status, error.body))["error"]["message"]
+
+
+def test_an_answer_that_was_given_up_is_a_failure() -> None:
+    with pytest.raises(EngineError, match="gave the request up"):
+        sse.read_chunk(b'{"choices":[{"finish_reason":"abort"}]}')
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_lines_end_in_any_way(ends: bytes, size: int) -> None:
+    data = (b"event: a\ndata: {\ndata: }\n\n: ping\n\ndata:[DONE] \n\n" + b"data: [DONE]").replace(b"\n", ends)
+    splitter, events = sse.EventSplitter(), list[bytes]()
+    for start in range(0, len(data), size):
+        events += splitter.split(data[start : start + size])
+    events += splitter.take_rest()
+    assert [sse.payload(event) for event in events] == [b"{\n}", None, b"[DONE] ", b"[DONE]"]
+    assert sse.is_done(b"[DONE] ") and not sse.is_done(b"[DONE]!")
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (b'event: error\ndata: {"message":"no","code":400}\n\n', 400), (b"event: error\ndata: went wrong\n\n", 500),
+        (b'event:error\ndata: {"error":{"message":"no","code":400}}\n\n', 400), (b"event: delta\ndata: {}\n\n", None),
+        (b'error: {"code":400,"message":"too long"}\n\n', None),
+    ],
+)  # fmt: skip
+def test_events_that_are_named_errors(event: bytes, status: int | None) -> None:
+    data = sse.payload(event)
+    assert data is not None
+    error = sse.error_of_event(event, data)
+    assert (None if error is None else getattr(error, "status", 500)) == status
+    if event.startswith(b"error:"):
+        with pytest.raises(RefusedError):
+            sse.read_chunk(data)
 
 
 _TEXTS = st.text('ab"\\{},: é', max_size=8) | st.sampled_from(['"token_ids":[1]', ',"token_ids":null', "prompt_text"])

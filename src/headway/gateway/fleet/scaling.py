@@ -288,8 +288,7 @@ class LiveScaling:
         stopped = self._fleet.replicas[replica]
         self._remove(stopped, at_once=False)
         if not any(member.is_up for member in self._host.driver.services[stopped.model].members):
-            log.warning("%s: its last replica stops before another one is up: requests wait, each for up to %g s",
-                        stopped.model, self._plan.settings.hold_s)  # fmt: skip
+            log.warning("%s: its last replica stops before another one is up: requests wait", stopped.model)
 
     def retry_after_s(self, live: Live) -> int:
         """The wait that the client of a rejected request is advised: until it would be served in time, or another

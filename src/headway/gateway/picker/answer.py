@@ -10,7 +10,13 @@ from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
-from headway.gateway.upstream.errors import EngineError, RefusedError, UnreachableError, is_retryable
+from headway.gateway.upstream.errors import (
+    EngineError,
+    RefusedError,
+    ReportedRefusalError,
+    UnreachableError,
+    is_retryable,
+)
 
 log = logging.getLogger("headway.gateway")
 _EVENTS = "text/event-stream"
@@ -35,6 +41,7 @@ class Answer:
         self._num_bytes = 0
         self.status = 0
         self._has_failed = False
+        self._is_json = True
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
         """The answer's headers have come."""
@@ -44,9 +51,11 @@ class Answer:
             self._whole, self._hides_usage = None, False
         elif status == 200 and self._request.stream and is_events:
             self._stream = EngineStream(
-                self._meter, ItlMeter(self._in_flight, self._gateway.driver), None, (), True, lambda data: True
+                self._meter, ItlMeter(self._in_flight, self._gateway.driver), None, (), True, lambda data: True,
+                has_begun=True,
             )  # fmt: skip
         self._hides_usage &= self._stream is not None
+        self._is_json = "json" in headers.get("content-type", "json").lower()
 
     def feed(self, data: bytes, is_last: bool) -> bytes:
         """Meter a part of the body, and return what is to be passed on in its place."""
@@ -69,8 +78,12 @@ class Answer:
             return
         try:
             stream.feed(data)
-            if is_last and not stream.has_ended:
-                raise EngineError("ended its stream without [DONE]")
+            if is_last and not stream.is_done:
+                stream.end()
+                if self._request.needs_end and not stream.has_ended(self._request.num_sequences):
+                    raise EngineError("ended its stream without [DONE]")
+            if stream.error is not None:
+                self._failed(stream.error)
         except EngineError as error:
             self._failed(error)
         if self._in_flight.prefill_leg is not None and self._in_flight.live.generated_tokens:
@@ -82,7 +95,9 @@ class Answer:
         if not self._has_failed and replica is not None:
             self._has_failed = True
             log.warning("%s %s", replica.name, error)
-            self._gateway.health.failed(replica, error)
+            if not isinstance(error, ReportedRefusalError):
+                error.after_tokens = self._in_flight.live.generated_tokens
+                self._gateway.health.failed(replica, error)
 
     def end(self) -> bytes:
         """The answer is complete: take the request off its replica. Later calls do nothing.
@@ -100,7 +115,7 @@ class Answer:
         body = b"" if self._whole is None else b"".join(self._whole)
         if self.status < 300 and self._stream is None and body:
             try:
-                self._meter.measure_unstreamed(body)
+                self._meter.measure_unstreamed(body, self._is_json)
             except EngineError as error:
                 self._failed(error)
         if is_retryable(self.status):

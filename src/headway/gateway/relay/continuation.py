@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest
 from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.chunks import Chunk, Delta
 from headway.gateway.upstream.dialects import Adapter
+from headway.gateway.upstream.loose_json import usage_of
 
 _SAMPLING_OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "user",
@@ -89,14 +88,14 @@ class PartialResponse:
                 self.last_text = delta.reasoning or delta.reasoning_content or ""
                 self.reasoning.append(self.last_text)
             if delta.tool_calls is not None:
-                self.tool_calls.append(msgspec.json.encode(delta.tool_calls).decode())
+                self.tool_calls.append(sse.encoded(delta.tool_calls).decode())
 
     def restore(self, part: StreamPart) -> None:
         """Take over an answer of which the client has these events."""
         for event in sse.EventSplitter().split(part.data):
             payload = sse.payload(event)
-            if payload is not None and payload != b"[DONE]":
-                self.add(sse.decode_chunk(payload), 0)
+            if payload is not None and not sse.is_done(payload):
+                self.add(sse.read_chunk(payload)[0], 0)
         self.tokens, self.prompt_ids = part.tokens, part.prompt_ids or self.prompt_ids
         self.token_ids = None if part.token_ids is None else list(part.token_ids)
 
@@ -193,17 +192,21 @@ class ResumedStream:
         value |= self._partial.head
         usage = value.get("usage")
         if isinstance(usage, dict):
-            prompt = self._partial.prompt_tokens or max(usage.get("prompt_tokens", 0) - self._tokens_before, 0)
-            generated = usage.get("completion_tokens", 0) + self._tokens_before
+            counts = usage_of(usage)
+            prompt = self._partial.prompt_tokens or max(counts.prompt_tokens - self._tokens_before, 0)
+            generated = counts.completion_tokens + self._tokens_before
             usage |= {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
-        choices = value.get("choices", ())
+        choices = value.get("choices")
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            return True
         if self._is_converted:
             value["object"] = "chat.completion.chunk"
             pairs = zip(choices, self._deltas, strict=True)
             value["choices"] = choices = [_chat_choice(choice, delta) for choice, delta in pairs]
         elif self._is_chat:
             for choice in choices:
-                (choice.get("delta") or {}).pop("role", None)
+                if isinstance(delta := choice.get("delta"), dict):
+                    delta.pop("role", None)
         return len(choices) != 1 or _has_content(choices[0])
 
     def _delta(self, text: str, is_last: bool) -> dict[str, str]:
@@ -229,5 +232,6 @@ def _chat_choice(choice: dict[str, Any], delta: dict[str, str]) -> dict[str, Any
 
 
 def _has_content(choice: dict[str, Any]) -> bool:
-    has_text = choice.get("text") or any((choice.get("delta") or {}).values())
+    delta = choice.get("delta")
+    has_text = choice.get("text") or (any(delta.values()) if isinstance(delta, dict) else delta)
     return bool(has_text or choice.get("finish_reason") is not None or choice.get("token_ids"))

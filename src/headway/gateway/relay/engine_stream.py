@@ -7,8 +7,12 @@ from functools import cache
 
 from headway.gateway.relay.continuation import ResumedStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.passthrough import Passthrough
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.errors import EngineError
 
+_MAX_KEPT = 16
+"""Events without tokens, after which the client is sent what has come."""
 _field_remover = cache(sse.FieldRemover)
 
 
@@ -24,86 +28,150 @@ class EngineStream:
         wants_usage: bool,
         write: Callable[[bytes], bool],
         pace: Callable[[bytes, int], bool] | None = None,
+        has_begun: bool = False,
     ) -> None:
         """`write` writes events for the client, and returns False if no more must be read for now. `pace` does the
-        same for an event with so many answering tokens, at their pace."""
+        same for an event with so many answering tokens, at their pace. `has_begun`: the client has been sent events."""
         self._meter, self._itl, self._write = meter, itl, write
         self._resumed, self._hidden_fields, self._wants_usage = resumed, hidden_fields, wants_usage
         self._pace = pace
         self._remover = _field_remover(hidden_fields) if hidden_fields else None
         self._is_rewritten = resumed is not None or meter.hides_logprobs
         self._splitter = sse.EventSplitter()
+        self._kept: list[bytes] | None = None if has_begun else []
+        """Events before the first token, which are kept, as the engine may refuse the request yet; None: it has begun
+        to answer."""
         self.last_events = b""
         """Events of the last read, which go with the end of the response."""
         self.is_done = False
         """[DONE] has come."""
         self.is_too_long = False
         """The engine generates more than it may; nothing that has come since is passed on."""
+        self.error: EngineError | None = None
+        """The error with which the engine ended its answer, which is passed on as it came."""
 
-    @property
-    def has_ended(self) -> bool:
-        """The stream may end here."""
+    def has_ended(self, num_choices: int) -> bool:
+        """Whether the answer is complete where the stream has ended without [DONE]."""
         passthrough = self._meter.passthrough
-        return self.is_done or (passthrough is not None and passthrough.has_ended)
+        if passthrough is not None:
+            return passthrough.has_ended or self.error is not None
+        return self.is_done or self._meter.num_finished >= num_choices
+
+    def end(self) -> None:
+        """The engine has ended the stream: read the last event, if it is complete but for its blank line."""
+        self._take(self._splitter.take_rest(), is_end=True)
 
     def feed(self, data: bytes) -> bool:
         """Split, meter, rewrite and write what one read brought. False: read no more for now.
 
-        EngineError for an invalid event or a reported error.
+        EngineError for a reported error.
         """
+        return self._take(self._splitter.split(data))
+
+    def _take(self, events: list[bytes], is_end: bool = False) -> bool:
         output: list[bytes] = []
         may_read = True
         try:
-            for event in self._splitter.split(data):
+            for event in events:
                 payload, num_before = sse.payload(event), len(output)
                 if payload is None:
                     output.append(event)
-                elif payload == b"[DONE]":
+                    if self._kept is not None and event.startswith(b":"):  # it keeps the connection alive
+                        self._begin(output)
+                elif sse.is_done(payload):
                     self.is_done = True
                     output.append(sse.DONE)  # in the usual spelling
                     break  # nothing belongs to the answer any more
+                elif is_end and not sse.is_json(payload):
+                    break  # cut off
+                elif not event.startswith(b"data: ") and (error := sse.error_of_event(event, payload)) is not None:
+                    self._take_error(error, event, output)
                 elif self._meter.passthrough is not None:
-                    self._meter.measure_passthrough(self._meter.passthrough, payload)
-                    output.append(event)
+                    self._pass_on(self._meter.passthrough, event, payload, output)
                 elif self._pace is not None:
-                    may_read = self._write_paced(self._pace, payload)
-                elif self._is_rewritten:
-                    output += self._rewrite(payload)
+                    may_read = self._write_paced(self._pace, event, payload)
                 else:
-                    chunk = sse.decode_chunk(payload)
-                    self._meter.measure(chunk)
-                    if (
-                        self._remover is not None
-                        and chunk.choices
-                        and (rest := self._remover.remove(payload)) is not payload
-                    ):
-                        event = b"data: " + rest + b"\n\n"
-                    if chunk.choices or chunk.usage is None or self._wants_usage:
-                        output.append(event)
+                    self._take_chunk(event, payload, output)
                 if self._meter.is_beyond_limit:
                     self.is_too_long = True
                     del output[num_before:]
                     break
-        finally:  # events before an invalid one have been metered, and are written
+        finally:  # events before an error have been metered, and are written
             self._itl.observe()
-            if self.is_done:
-                self.last_events = b"".join(output)
+            if self._kept is not None:
+                self._kept += output
+                output = []
+            elif self.is_done or is_end:
+                self.last_events += b"".join(output)
             elif output:
                 may_read = self._write(b"".join(output))
+        if self._kept is not None and (self.is_done or is_end):
+            self.last_events, self._kept = b"".join(self._kept), None
         return may_read and not self.is_done and not self.is_too_long
 
-    def _write_paced(self, pace: Callable[[bytes, int], bool], payload: bytes) -> bool:
+    def _begin(self, output: list[bytes]) -> None:
+        """The engine answers: what was kept goes first."""
+        if self._kept is not None:
+            output[:0] = self._kept
+            self._kept = None
+
+    def _take_error(self, error: EngineError, event: bytes, output: list[bytes]) -> None:
+        """An event reports an error. Raises it, unless the client is to get the event as it is."""
+        if self._meter.passthrough is None or self._kept is not None:
+            raise error
+        self.error = error
+        output.append(event)
+
+    def _pass_on(self, passthrough: Passthrough, event: bytes, payload: bytes, output: list[bytes]) -> None:
+        """Meter an event of an answer that is passed on unchanged."""
+        self._meter.measure_passthrough(passthrough, payload)
+        if passthrough.error is not None:
+            self._take_error(passthrough.error, event, output)
+            return
+        output.append(event)
+        if self._kept is not None and not passthrough.is_first:
+            self._begin(output)
+
+    def _take_chunk(self, event: bytes, payload: bytes, output: list[bytes]) -> None:
+        """Meter a chunk, and rewrite it where that is needed."""
+        if self._is_rewritten:
+            output += self._rewrite(event, payload)
+        else:
+            chunk, unread = sse.read_chunk(payload)
+            if unread:
+                self._meter.note_unread(unread)
+            self._meter.measure(chunk)
+            if self._remover is not None and chunk.choices and (rest := self._remover.remove(payload)) is not payload:
+                event = b"data: " + rest + b"\n\n"
+            if chunk.choices or chunk.usage is None or self._wants_usage:
+                output.append(event)
+        if self._kept is not None and (self._meter.has_progress or len(self._kept) + len(output) > _MAX_KEPT):
+            self._begin(output)
+
+    def _write_paced(self, pace: Callable[[bytes, int], bool], event: bytes, payload: bytes) -> bool:
         """Meter and rewrite an event, and write it at the pace of its tokens. False: read no more for now."""
         tokens = self._meter.answer_tokens
-        events = self._rewrite(payload)
+        events = self._rewrite(event, payload)
         if self._meter.is_beyond_limit:
             return True
-        return all([pace(event, self._meter.answer_tokens - tokens) for event in events])
+        if self._kept is not None:
+            if not self._meter.has_progress:
+                self._kept += events
+                return True
+            self._begin(events)
+        new, may_read = self._meter.answer_tokens - tokens, True
+        for each in events[:-1]:
+            may_read &= pace(each, 0)
+        return (pace(events[-1], new) if events else True) and may_read
 
-    def _rewrite(self, payload: bytes) -> list[bytes]:
+    def _rewrite(self, event: bytes, payload: bytes) -> list[bytes]:
         """Meter and rewrite an event of a resumed stream, or of one with log probabilities for the gateway only."""
-        value = sse.decode_object(payload)
-        chunk = sse.decode_chunk(value)
+        value = sse.decoded(payload)
+        chunk, unread = sse.chunk_in(value)
+        if unread:
+            self._meter.note_unread(unread)
+        if not isinstance(value, dict):
+            return [event]
         if self._resumed is not None:
             self._resumed.convert(chunk)
         self._meter.measure(chunk)

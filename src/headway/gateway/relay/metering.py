@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from time import monotonic
 
@@ -9,15 +10,15 @@ from headway.control.live import DECODING
 from headway.core.request import Phase
 from headway.gateway.relay import passthrough
 from headway.gateway.relay.continuation import PartialResponse
-from headway.gateway.relay.request import ClientRequest
+from headway.gateway.relay.request import RESPONSES, ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
-from headway.gateway.upstream.chunks import Chunk
-from headway.gateway.upstream.errors import InvalidAnswerError
+from headway.gateway.upstream.chunks import Chunk, Usage
 
+log = logging.getLogger("headway.gateway")
 _SLACK_TOKENS = 16
 _CHUNKS_PER_TOKEN = 2
 
@@ -44,10 +45,23 @@ class ResponseMeter:
     ) -> None:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
         self.partial = PartialResponse(request)
+        self._counts = None if request.is_single else ChoiceCounts(request.num_sequences)
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
         self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if needs_score else None
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
         """The gateway asked for log probabilities, and the client did not."""
+
+    @property
+    def num_finished(self) -> int:
+        """Choices that have their finish reason."""
+        if self._counts is not None:
+            return self._counts.num_finished
+        return int(self.partial.finish_reason is not None)
+
+    @property
+    def has_progress(self) -> bool:
+        """The engine has generated a token, or has ended its answer."""
+        return self._live.generated_tokens > 0 or self.num_finished > 0
 
     @property
     def answer_tokens(self) -> int:
@@ -70,6 +84,19 @@ class ResponseMeter:
         else:
             live.phase = Phase.REASONING
 
+    def note_unread(self, what: str) -> None:
+        """An answer, or an event of it, is passed on without being read."""
+        if what:
+            in_flight = self._in_flight
+            in_flight.unread = counts = dict(in_flight.unread or ())
+            counts[what] = counts.get(what, 0) + 1
+            replica = in_flight.replica
+            if replica is not None and what not in replica.noted:
+                replica.noted.add(what)
+                log.warning(
+                    "%s answers %s with %s, which is passed on and not read", replica.name, self._request.path, what
+                )
+
     def measure(self, chunk: Chunk) -> None:
         """Count a chunk's tokens, and set the request's phase by their kind."""
         partial = self.partial
@@ -91,8 +118,10 @@ class ResponseMeter:
                 reasons = self._is_in_think(text) or reasons
             has_reasoning |= reasons
             has_answer |= calls or bool(text and not reasons)
-        timings = chunk.timings
-        if timings is not None and timings.predicted_n:  # tokens may have no text, and chunks several tokens
+        timings, usage, choice_counts = chunk.timings, chunk.usage, self._counts
+        if choice_counts is not None:
+            tokens = max(choice_counts.add(chunk) - self._live.generated_tokens, 0)
+        elif timings is not None and timings.predicted_n:  # tokens may have no text, and chunks several tokens
             tokens = max(self.tokens_before + timings.predicted_n - self._live.generated_tokens, 0)
             if not self.tokens_before:
                 self._live.cached_tokens = max(timings.cache_n, 0)
@@ -100,14 +129,19 @@ class ResponseMeter:
         partial.add(chunk, tokens)
         if tokens:
             self._count_tokens(tokens, has_reasoning, has_answer)
-        if chunk.usage is not None:
+        if usage is None and len(chunk.choices) == 1:
+            usage = chunk.choices[0].usage
+        if usage is not None:
             partial.has_usage = True
-            partial.prompt_tokens = max(chunk.usage.prompt_tokens - self.tokens_before, 0)
+            partial.prompt_tokens = max(usage.prompt_tokens - self.tokens_before, 0)
             self.set_prompt_tokens(partial.prompt_tokens)
-            if not self.tokens_before and chunk.usage.prompt_tokens_details is not None:
-                self._live.cached_tokens = chunk.usage.cached_tokens
-            self._count_continued(chunk.usage.prompt_tokens - chunk.usage.cached_tokens, chunk.usage.cached_tokens)
-            self._count_tokens(self.tokens_before + chunk.usage.completion_tokens - self._live.generated_tokens)
+            if not self.tokens_before and usage.prompt_tokens_details is not None:
+                self._live.cached_tokens = usage.cached_tokens
+            self._count_continued(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens)
+            if choice_counts is not None:
+                self._count_tokens(choice_counts.num - self._live.generated_tokens)
+            elif usage.completion_tokens:  # 0: not reported, or there are none
+                self._count_tokens(self.tokens_before + usage.completion_tokens - self._live.generated_tokens)
 
     def _count_continued(self, computed: int, cached: int) -> None:
         """Count once for each attempt that continues the answer what its engine had to compute anew."""
@@ -119,6 +153,9 @@ class ResponseMeter:
     def measure_passthrough(self, meter: passthrough.Passthrough, payload: bytes) -> None:
         """Count the tokens of an event that is passed on unchanged."""
         tokens, is_reasoning = meter.measure(payload)
+        self.note_unread(meter.unread)
+        if meter.id is not None:
+            self._in_flight.response_id = meter.id
         if tokens:
             self._count_tokens(tokens, is_reasoning, not is_reasoning)
         if meter.prompt_tokens:
@@ -127,32 +164,33 @@ class ResponseMeter:
         if meter.generated_tokens:
             self._count_tokens(meter.generated_tokens - self._live.generated_tokens)
 
-    def measure_unstreamed(self, data: bytes) -> None:
-        """Count the tokens of an answer that was not streamed, as generated now.
+    def measure_unstreamed(self, data: bytes, is_text: bool = True) -> None:
+        """Count the tokens of an answer that was not streamed, as generated now. `is_text`: it may be JSON.
 
-        EngineError if it is no JSON object, reports an error, or was given up.
+        EngineError if it reports an error, or was given up.
         """
-        self._live.first_token_s = self._live.answer_s = self._scheduler.now
-        self._in_flight.is_unstreamed = True
-        if self.passthrough is not None:
-            usage = passthrough.usage_of(data)
-        else:
-            try:
-                chunk = sse.decode_chunk(data)
-            except InvalidAnswerError:
-                if error := sse.decode_object(data).get("error"):
-                    raise sse.reported(error) from None
-                return  # clients may understand more than Headway
+        usage: Usage | None = None
+        if is_text and self.passthrough is not None:
+            usage = self.passthrough.measure_whole(data)
+            self.note_unread(self.passthrough.unread)
+            if self._request.path == RESPONSES:
+                self._in_flight.response_id = self.passthrough.id
+        elif is_text:
+            chunk, unread = sse.read_chunk(data)
+            self.note_unread(unread)
             self.partial.add(chunk, 0)
             if self.confidence is not None:
                 for choice in chunk.choices:
                     self.confidence.observe(choice)
-            counts = chunk.usage
-            usage = None if counts is None else (counts.prompt_tokens, counts.completion_tokens, counts.cached_tokens)
+            usage = chunk.usage
+            if self._counts is not None and usage is not None:
+                usage.completion_tokens = self._counts.of_whole(chunk)
+        self._live.first_token_s = self._live.answer_s = self._scheduler.now
+        self._in_flight.is_unstreamed = True
         if usage is not None:
-            self.set_prompt_tokens(usage[0])
-            self._live.cached_tokens = usage[2]
-            self._count_tokens(usage[1])
+            self.set_prompt_tokens(usage.prompt_tokens)
+            self._live.cached_tokens = usage.cached_tokens
+            self._count_tokens(usage.completion_tokens)
 
     def _is_in_think(self, text: str) -> bool:
         """Whether the answer's first text, or a text within <think> and </think>, is reasoning."""
@@ -201,6 +239,79 @@ class ResponseMeter:
             live.reasoning_tokens = live.generated_tokens - tokens
         live.reasoning_end_s = live.answer_s
         return True
+
+
+class ChoiceCounts:
+    """Counts the tokens of an answer of several choices, whatever each engine's usage is of.
+
+    vLLM and SGLang report the total at the end and, on request, each choice's tokens with its chunks. llama.cpp reports
+    one choice's, by its `timings`, which no other engine has: at the end of each choice, and in a whole answer.
+    """
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_choices = num_choices
+        self._finished: set[int] = set()
+        self._by_choice: dict[int, int] = {}
+        self._total = self._sum = 0
+        """The last usage of no choice, and the sum of all."""
+        self._is_of_choices = False
+        """The usages of no choice are of one each."""
+        self._are_usages_of_choices = False
+        """The usages of a choice are its own."""
+
+    @property
+    def num_finished(self) -> int:
+        return len(self._finished)
+
+    @property
+    def num(self) -> int:
+        """Tokens of all choices so far."""
+        if self._is_of_choices:
+            return max(self._sum, sum(self._by_choice.values()))
+        return self._total or sum(self._by_choice.values())
+
+    def add(self, chunk: Chunk) -> int:
+        """Add a chunk of a stream; returns the tokens of all choices so far."""
+        usage, timings, choices = chunk.usage, chunk.timings, chunk.choices
+        one = choices[0] if len(choices) == 1 else None
+        was_over = self.num_finished >= self._num_choices
+        for choice in choices:
+            if choice.finish_reason is not None:
+                self._finished.add(choice.index)
+            counted, delta = self._by_choice.get(choice.index, 0), choice.delta
+            if choice.token_ids is not None:
+                counted += len(choice.token_ids)
+            elif choice.text or (
+                delta is not None
+                and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls is not None)
+            ):
+                counted += 1
+            if choice is one and timings is not None:
+                counted = timings.predicted_n or counted
+            if choice.usage is not None:
+                counted = choice.usage.completion_tokens or counted
+            self._by_choice[choice.index] = counted
+        if usage is None or not usage.completion_tokens:
+            return self.num
+        is_over = self.num_finished >= self._num_choices
+        self._are_usages_of_choices |= one is not None and not is_over
+        if one is not None and (timings is not None or was_over or self._are_usages_of_choices):
+            self._by_choice[one.index] = usage.completion_tokens
+        else:
+            self._is_of_choices |= timings is not None or not is_over
+            self._total = usage.completion_tokens
+            self._sum += usage.completion_tokens
+        return self.num
+
+    def of_whole(self, chunk: Chunk) -> int:
+        """Tokens of all choices of a whole answer."""
+        usage, timings, num = chunk.usage, chunk.timings, len(chunk.choices)
+        reported = 0 if usage is None else usage.completion_tokens
+        counts = [each.usage.completion_tokens for each in chunk.choices if each.usage is not None]
+        if len(counts) == num and num:
+            return max(reported, sum(counts))
+        is_of_one = timings is not None and timings.predicted_n == reported
+        return reported * max(num, 1) if is_of_one else reported
 
 
 class ItlMeter:

@@ -5,58 +5,40 @@ Sources: OpenAI's and Anthropic's documentation of these endpoints.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS, ApiError
-from headway.gateway.upstream.chunks import Count, PromptDetails
+from headway.gateway.upstream import loose_json
+from headway.gateway.upstream.chunks import Usage
+from headway.gateway.upstream.errors import EngineError, error_in, reported
 
-_LAST_EVENTS = frozenset(
-    ("response.completed", "response.incomplete", "response.failed", "message_stop", "transcript.text.done")
-)
-
-
+_LAST_EVENTS = frozenset((
+    "response.completed", "response.incomplete", "response.failed", "response.cancelled", "message_stop",
+    "transcript.text.done", "speech.audio.done", "error",
+))  # fmt: skip
+_FIRST_EVENTS = frozenset((
+    "response.created", "response.queued", "response.in_progress", "message_start",
+))  # fmt: skip
+"""Events that come before the engine begins to compute."""
 _TRANSCRIPTION = "transcription.chunk"
 """Kind of vLLM's events of transcriptions, each with a piece of text."""
 
 
-class _TokenCounts(msgspec.Struct):
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-    prompt_tokens: Count = 0
-    completion_tokens: Count = 0
-    input_tokens_details: PromptDetails | None = None
-    """Of /v1/responses."""
-    cache_read_input_tokens: Count | None = None
-    """Of /v1/messages, whose `input_tokens` do not count them."""
-    cache_creation_input_tokens: Count | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt that were in a prefix cache; 0 where the engine does not report them."""
-        details = self.input_tokens_details
-        return self.cache_read_input_tokens or (0 if details is None else details.cached_tokens or 0)
-
-    @property
-    def all_input_tokens(self) -> int:
-        """Tokens of the prompt; 0: not reported."""
-        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        return self.input_tokens + cached if self.input_tokens else self.prompt_tokens
-
-
-class _Answer(msgspec.Struct):
-    usage: _TokenCounts | None = None
-
-
 class _Event(msgspec.Struct):
+    """The fields of events without token counts, which are most."""
+
     type: str = ""
     object: str = ""
-    usage: _TokenCounts | None = None
-    response: _Answer | None = None
-    message: _Answer | None = None
+    usage: Any = None
+    response: Any = None
+    message: Any = None
+    error: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
-_decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Passthrough:
@@ -67,35 +49,99 @@ class Passthrough:
         """The last event has come."""
         self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
         """The engine's own counts; 0: not reported so far."""
+        self.is_first = False
+        """The last event came before the engine had computed anything."""
+        self.unread = ""
+        """What could not be read of the last event."""
+        self.error: EngineError | None = None
+        """The error that the last event reports."""
+        self.id: str | None = None
+        """Of a response, once it is known."""
 
     def measure(self, payload: bytes) -> tuple[int, bool]:
         """An event's approximate number of tokens, and whether they are reasoning."""
+        self.unread, self.error, self.is_first = "", None, False
         try:
             event = _decode_event(payload)
         except DECODE_ERRORS:
-            return 0, False
-        self.has_ended |= event.type in _LAST_EVENTS
-        for answer in (event, event.response, event.message):
-            if answer is not None and answer.usage is not None:
-                usage = answer.usage
-                self.prompt_tokens = usage.all_input_tokens or self.prompt_tokens
-                self.cached_tokens = usage.cached_tokens or self.cached_tokens
-                self.generated_tokens = usage.output_tokens or usage.completion_tokens or self.generated_tokens
-        is_delta = event.type.endswith((".delta", "_delta")) and event.type != "message_delta"
+            return self._measure_loosely(payload)
+        kind = event.type
+        if event.error or kind in ("error", "response.failed") or event.object == "error":
+            value = loose_json.parse(payload)
+            if isinstance(value, dict) and (error := error_in(value)) is not None:
+                self.has_ended, self.error = True, reported(error, value)
+                return 0, False
+        if kind in _LAST_EVENTS:
+            self.has_ended = True
+        elif kind in _FIRST_EVENTS:
+            self.is_first = True
+        if event.response is not None or event.message is not None or event.usage is not None:
+            self._take_usages(event.usage, event.response, event.message)
+        is_delta = kind.endswith((".delta", "_delta")) and kind != "message_delta"
         is_delta |= event.object == _TRANSCRIPTION and event.usage is None
-        is_reasoning = "reasoning" in event.type or b'"thinking_delta"' in payload
+        is_reasoning = "reasoning" in kind or b'"thinking_delta"' in payload
         return int(is_delta), is_delta and is_reasoning
 
+    def _measure_loosely(self, payload: bytes) -> tuple[int, bool]:
+        """The same for an event whose fields have other types."""
+        value = loose_json.parse(payload)
+        if not isinstance(value, dict):
+            self.unread = loose_json.NOT_JSON if value is loose_json.UNREAD else loose_json.NOT_OBJECT
+            return 0, False
+        if (error := error_in(value)) is not None:
+            self.has_ended, self.error = True, reported(error, value)
+            return 0, False
+        kind = value.get("type")
+        self.has_ended |= isinstance(kind, str) and kind in _LAST_EVENTS
+        self._take_usages(value.get("usage"), value.get("response"), value.get("message"))
+        is_strict = isinstance(kind, str) and isinstance(value.get("object", ""), str)
+        self.unread = "" if is_strict else loose_json.OTHER_FIELDS
+        is_delta = isinstance(kind, str) and kind.endswith((".delta", "_delta")) and kind != "message_delta"
+        return int(is_delta), is_delta and "reasoning" in str(kind)
 
-def usage_of(data: bytes) -> tuple[int, int, int] | None:
-    """Prompt, generated and cached tokens of an answer that was not streamed; None: not reported."""
+    def _take_usages(self, usage: Any, response: Any, message: Any) -> None:
+        for answer in (response, message):
+            if isinstance(answer, dict):
+                self._take_usage(answer.get("usage"))
+        if isinstance(response, dict) and isinstance(response.get("id"), str):
+            self.id = response["id"]
+        self._take_usage(usage)
+
+    def _take_usage(self, usage: Any) -> None:
+        if isinstance(usage, dict):
+            counts = loose_json.usage_of(usage)
+            self.prompt_tokens = counts.prompt_tokens or self.prompt_tokens
+            self.cached_tokens = counts.cached_tokens or self.cached_tokens
+            self.generated_tokens = counts.completion_tokens or self.generated_tokens
+
+    def measure_whole(self, data: bytes) -> Usage | None:
+        """The token counts of an answer that was not streamed; None: not reported. EngineError if it is an error."""
+        value = _decoded(data)
+        self.unread = "" if isinstance(value, dict | list) else loose_json.NOT_OBJECT
+        if value is loose_json.UNREAD:
+            self.unread = loose_json.NOT_JSON
+        if not isinstance(value, dict):
+            return None
+        if value.get("object") != "response" and (error := error_in(value)) is not None:
+            raise reported(error, value)
+        answer_id = value.get("id")
+        self.id = answer_id if isinstance(answer_id, str) else None
+        return usage_in(value)
+
+
+def _decoded(data: bytes) -> Any:
     try:
-        usage = _decode_answer(data).usage
+        return msgspec.json.decode(data)
     except DECODE_ERRORS:
-        return None
-    if usage is None:
-        return None
-    return usage.all_input_tokens, usage.output_tokens or usage.completion_tokens, usage.cached_tokens
+        return loose_json.parse(data)
+
+
+def usage_in(value: Mapping[str, Any]) -> Usage | None:
+    """The token counts in an answer, of whatever endpoint; None: not reported."""
+    for name in ("usage", "meta"):  # Cohere's `meta`
+        if isinstance(counts := value.get(name), dict):
+            return loose_json.usage_of(counts)
+    return loose_json.usage_of(value) if "input_tokens" in value else None
 
 
 def error_event(error: ApiError) -> bytes:

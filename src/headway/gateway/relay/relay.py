@@ -12,7 +12,6 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 from mypy_extensions import mypyc_attr
 
 from headway.core.errors import HeadwayError
@@ -25,7 +24,7 @@ from headway.gateway.relay.paced import PacedWriter
 from headway.gateway.relay.passthrough import error_event
 from headway.gateway.relay.quarantine import BrokenEngines, Quarantine
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.relay.writer import BufferedWriter, ResponseWriter, TokenWriter, write_error
+from headway.gateway.relay.writer import BufferedWriter, Headers, ResponseWriter, TokenWriter, write_error
 from headway.gateway.scheduling import vllm_disaggregation
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, RequestEndedError
 from headway.gateway.scheduling.scheduler import Scheduler
@@ -38,6 +37,7 @@ from headway.gateway.upstream.errors import (
     BrokenOffError,
     EngineError,
     RefusedError,
+    ReportedRefusalError,
     TooLongError,
     UnconfirmedRefusalError,
     UnreachableError,
@@ -49,6 +49,7 @@ from headway.gateway.upstream.errors import (
 from headway.gateway.upstream.health import HealthReports
 from headway.gateway.upstream.hints import add_order
 from headway.gateway.upstream.kv_snapshot import KvSnapshot
+from headway.gateway.upstream.loose_json import OTHER_TYPE
 
 log = logging.getLogger("headway.gateway")
 _MAX_RESPONSE_BYTES = 256 << 20
@@ -57,6 +58,7 @@ _SETTLE_S = 0.3
 _RENDER_S = 1.0
 """Time that the engine of the first attempt still has to render the chat, once another one needs it."""
 _MAX_REFUSAL_BYTES = 1 << 20
+_KEPT_HEADERS = ("content-encoding", "content-disposition")
 _PROGRESS_TOKENS = 8
 """Tokens after which a failure counts as the first one again. A replica that fails after fewer made no progress."""
 _TAIL_S = 1.0
@@ -93,6 +95,17 @@ class Relay:
     """The response was started."""
     _is_complete = False
     """The response's last byte was written."""
+    keep_alive_s: float | None = None
+    """The client of a stream gets a comment whenever it has got nothing for so long."""
+    _keep_alive_timer: asyncio.TimerHandle | None = None
+    _draining: asyncio.Task[None] | None = None
+    """Sends the last comment."""
+    _has_written = False
+    """The client has been sent something since the timer was set."""
+    _is_open = False
+    """Comments were sent before the response: status and headers cannot change any more."""
+    _is_opaque = False
+    """The response has begun with bytes that mean nothing here: nothing can be added to them."""
 
     def __init__(
         self,
@@ -151,6 +164,8 @@ class Relay:
 
     async def run(self) -> None:
         """Write the whole response, or the error."""
+        if self.keep_alive_s is not None and self._request.stream:
+            self._wait_to_keep_alive(self.keep_alive_s)
         try:
             if self.in_flight.restored is not None:
                 self._replay(self.in_flight.restored)
@@ -177,11 +192,31 @@ class Relay:
             log.error("%s", error)
             await self._write_error(ApiError(500, "a policy failed", "policy_error"))
         finally:
+            if self._keep_alive_timer is not None:
+                self._keep_alive_timer.cancel()
             if self._snapshot is not None:
                 self._snapshot.delete()
             if self._rendering is not None:
                 self._rendering.cancel()
             self._scheduler.drop(self.in_flight)
+
+    def _wait_to_keep_alive(self, seconds: float) -> None:
+        self._has_written = False
+        self._keep_alive_timer = asyncio.get_running_loop().call_later(seconds, self._keep_alive, seconds)
+
+    def _keep_alive(self, seconds: float) -> None:
+        """Send a comment if the client of a stream has got nothing for so long, as the request waits."""
+        is_silent = not self._has_written and self._writer is self._client and not self._client.is_full
+        if is_silent and not self._is_complete and not self._is_opaque and self.in_flight.outcome is None:
+            if not self._has_begun and not self._is_open:
+                self._is_open = True
+                self._client.start(200, [
+                    (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"),
+                    (b"x-request-id", self.in_flight.request_id.encode("latin-1")), (b"x-accel-buffering", b"no"),
+                ])  # fmt: skip
+            self._client.write(b": waiting\n\n", more=True)
+            self._draining = asyncio.create_task(self._client.drain())
+        self._wait_to_keep_alive(seconds)
 
     def _replay(self, part: StreamPart) -> None:
         """Send what the client was sent before its connection broke; the answer continues after it."""
@@ -286,7 +321,7 @@ class Relay:
         if request.stream:
             is_exact = adapter.gives_token_ids or adapter.has_slots
             self._meter.limit(request.max_tokens or replica.max_context_tokens, is_exact)
-        body["model"] = self._live.lora or replica.reported_model or request.model
+        body["model"] = self._live.lora or replica.reported_model or request.model or replica.model
         reservation = self.in_flight.reservation
         if reservation is not None and reservation.slot is not None:
             body["id_slot"] = reservation.slot
@@ -342,19 +377,43 @@ class Relay:
                 raise RefusedError(status, await connection.read(1 << 16))
             if status >= 400 and self._needs_confirmation(replica, status):
                 raise UnconfirmedRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
-        if connection.headers.get("content-encoding", "identity") != "identity":
-            raise EngineError("encoded its answer as nobody had asked for")
-        if self._refusal is not None:
-            self._settle_refusal(replica, status)
-        if self._is_prefill and status == 200:
-            await self._take_prefill(connection)
-        elif self._request.stream and status == 200:
-            await self._relay_stream(connection)
-        else:
+        try:
+            is_well = await self._relay_by_kind(connection)
+        except ReportedRefusalError as error:
+            status = error.status
+            if self._has_begun or is_retryable(status):
+                raise
+            if self._needs_confirmation(replica, status):
+                raise UnconfirmedRefusalError(status, error.body) from None
+            self._refuse(status, error.body)
+            is_well = True
+        if is_well:
+            self._health.succeeded(replica)
+            if status < 400:
+                self._quarantine.answered(self._request.raw)
+
+    async def _relay_by_kind(self, connection: Connection) -> bool:
+        """Relay the response by its kind. False: the engine has ended it with an error, which the client has."""
+        status, headers = connection.status, connection.headers
+        if status != 200 or (self._is_prefill and "content-encoding" not in headers):
+            await (self._take_prefill(connection) if status == 200 else self._relay_whole(connection))
+            return True
+        content_type = headers.get("content-type", "").lower()
+        if headers.get("content-encoding", "identity") != "identity":
+            if self._is_prefill or self._has_begun or self._is_open:
+                raise EngineError("encoded its answer as nobody had asked for")
+            await self._relay_bytes(connection, "an encoded answer")
+        elif "event-stream" in content_type or (self._request.stream and (self._has_begun or not content_type)):
+            return await self._relay_stream(connection)
+        elif not content_type or "json" in content_type:
             await self._relay_whole(connection)
-        self._health.succeeded(replica)
-        if status < 400:
-            self._quarantine.answered(self._request.raw)
+        elif self._has_begun or (self._is_open and not content_type.startswith("text/")):
+            raise EngineError(f"continued a stream with {content_type}")
+        elif content_type.startswith("text/") and not self._request.stream:
+            await self._relay_whole(connection)
+        else:
+            await self._relay_bytes(connection, "" if self._request.may_be_bytes else OTHER_TYPE)
+        return True
 
     def _needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether another replica is to confirm that the request is to blame for a refusal."""
@@ -364,13 +423,15 @@ class Relay:
         may_retry = may_retry and self._num_failures + 1 < self._max_attempts
         return may_retry and self._health.needs_confirmation(replica, status)
 
-    def _settle_refusal(self, replica: EngineEndpoint, status: int) -> None:
-        """A second replica has answered, or refused, the request that another one had refused."""
-        assert self._refusal is not None
+    def _settle_refusal(self, status: int) -> None:
+        """A second replica has answered, or refused, the request that another one may have refused."""
+        if self._refusal is None:
+            return
         (refusing, error), self._refusal = self._refusal, None
+        replica = self.in_flight.replica
         if status < 400:
             self._health.failed(refusing, error)
-        else:
+        elif replica is not None:
             self._health.refusal_confirmed(refusing)
             self._health.refusal_confirmed(replica)
 
@@ -397,8 +458,11 @@ class Relay:
 
     # Relaying the response to the client.
 
-    async def _relay_stream(self, connection: Connection) -> None:
-        """Pass a stream on, each read at once; the stream's last bytes go with the end of the response."""
+    async def _relay_stream(self, connection: Connection) -> bool:
+        """Pass a stream on, each read at once; the stream's last bytes go with the end of the response.
+
+        False: the engine has ended it with an error, which the client has.
+        """
         stream = EngineStream(
             self._meter,
             ItlMeter(self.in_flight, self._scheduler),
@@ -407,21 +471,54 @@ class Relay:
             self._request.wants_usage,
             self._write_events,
             self._write_tokens if isinstance(self._client, PacedWriter) else None,
+            self._has_begun,
         )
         while await connection.stream_to(stream.feed) and not (stream.is_done or stream.is_too_long):
             await self._wait_for_client()
         if stream.is_too_long:
             self._end_too_long()
-            return
-        if not stream.has_ended:
-            raise EngineError("ended its stream without [DONE]")
+            return True
+        if not stream.is_done:
+            stream.end()
+            if not stream.has_ended(self._request.num_sequences) and self._request.needs_end:
+                raise EngineError("ended its stream without [DONE]")
+            if self._meter.passthrough is None and not stream.is_done:
+                stream.last_events += sse.DONE
         if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
             self._write_events(stream.last_events)
             stream.last_events = b""
             await connection.read_tail(_TAIL_S)
             if self._dispatch is not None:
                 await self._dispatch.wait_for_prefill(_TAIL_S)
-        self._finish_stream(stream.last_events)
+        if stream.error is None:
+            self._finish_stream(stream.last_events)
+            return True
+        stream.error.after_tokens = self._live.generated_tokens
+        if self.in_flight.replica is not None and not isinstance(stream.error, RefusedError):
+            self._health.failed(self.in_flight.replica, stream.error)
+        self._finish_stream(stream.last_events, ReleaseReason.REFUSED)
+        return False
+
+    async def _relay_bytes(self, connection: Connection, what: str) -> None:
+        """Pass an answer on as it comes, whose bytes mean nothing here. `what` it is, if it should not be so."""
+        self._meter.note_unread(what)
+        headers = connection.headers
+        self._settle_refusal(200)
+        self._is_opaque = True
+        content_type = headers.get("content-type", "application/octet-stream").encode("latin-1")
+        length = headers.get("content-length")
+        extra = [(name.encode(), headers[name].encode("latin-1")) for name in _KEPT_HEADERS if name in headers]
+        is_known = length is not None and length.isdigit()
+        self._start(200, content_type, int(length or 0) if is_known else None, extra)
+        self.in_flight.is_unstreamed = True
+        self._live.first_token_s = self._live.answer_s = self._scheduler.now
+        while part := await connection.read_part():
+            self._writer.write(part, more=True)
+            if self._writer.is_full:
+                await self._wait_for_client()
+        self._is_complete = True
+        self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
+        self._writer.write(b"")
 
     def _end_too_long(self) -> None:
         """End a stream whose engine does not, and abort it there. EngineError for an API whose end is the engine's."""
@@ -450,22 +547,32 @@ class Relay:
         """Pass an answer that is not streamed, or a refusal, on."""
         meter, status = self._meter, connection.status
         data = await connection.read(_MAX_RESPONSE_BYTES)
+        if status >= 300:
+            self._refuse(status, data)
+            return
+        if self._has_begun:  # comments were sent while the request waited
+            raise EngineError("answered a stream as a whole")
         content_type = connection.headers.get("content-type", "application/json")
-        if status < 300:
-            meter.measure_unstreamed(data)
-            if self._dispatch is not None:
-                await self._dispatch.wait_for_prefill(_TAIL_S)
-            self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
-        else:
-            if self.in_flight.has_fallback and self._dispatch is None and is_too_long(status, data):
-                raise TooLongError(status, data)
-            self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-            data, content_type = openai_error(status, data), "application/json"
-        if meter.hides_logprobs and meter.partial.head:
-            answer = sse.decode_object(data)
+        is_json = "json" in content_type.lower()
+        meter.measure_unstreamed(data, is_json and bool(data))
+        if not is_json and not self._request.may_be_bytes:
+            meter.note_unread(OTHER_TYPE)
+        self._settle_refusal(status)
+        if self._dispatch is not None:
+            await self._dispatch.wait_for_prefill(_TAIL_S)
+        self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
+        if meter.hides_logprobs and meter.partial.head and isinstance(answer := sse.decoded(data), dict):
             sse.remove_fields(("logprobs",), answer)
-            data = msgspec.json.encode(answer)
+            data = sse.encoded(answer)
         self._write_whole(status, data, content_type)
+
+    def _refuse(self, status: int, data: bytes) -> None:
+        """Give the client the engine's refusal. TooLongError if a fallback may do better."""
+        if self.in_flight.has_fallback and self._dispatch is None and is_too_long(status, data):
+            raise TooLongError(status, data)
+        self._settle_refusal(status)
+        self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
+        self._write_whole(status, openai_error(status, data), "application/json")
 
     async def _take_prefill(self, connection: Connection) -> None:
         """Keep what a prefill replica reports about its KV cache, for the request to the decode replica."""
@@ -479,7 +586,8 @@ class Relay:
     def _write_events(self, data: bytes) -> bool:
         """Write a part of a stream. False: the client reads slowly."""
         if not self._has_begun:
-            self._start(200, b"text/event-stream", None)
+            self._start_stream()
+        self._has_written = True
         self._writer.write(data, more=True)
         self._copy(data)
         return not self._writer.is_full
@@ -487,8 +595,9 @@ class Relay:
     def _write_tokens(self, event: bytes, num_tokens: int) -> bool:
         """Write an event with so many answering tokens, at their pace. False: the client reads slowly."""
         if not self._has_begun:
-            self._start(200, b"text/event-stream", None)
+            self._start_stream()
         assert isinstance(self._writer, TokenWriter)
+        self._has_written = True
         self._writer.write_tokens(event, num_tokens)
         self._copy(event)
         return not self._writer.is_full
@@ -498,24 +607,35 @@ class Relay:
         if self.in_flight.copy is not None and self._writer is self._client:
             self.in_flight.copy.append(data, self._meter.partial)
 
-    def _finish_stream(self, data: bytes) -> None:
+    def _start_stream(self) -> None:
+        self._settle_refusal(200)
+        self._start(200, b"text/event-stream", None)
+
+    def _finish_stream(self, data: bytes, reason: ReleaseReason = ReleaseReason.FINISHED) -> None:
         self._is_complete = True
         self._copy(data.removesuffix(sse.DONE))
-        self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
+        self._scheduler.release(self.in_flight, reason)
         if not self._has_begun:
-            self._start(200, b"text/event-stream", None)
+            self._start_stream()
         self._writer.write(data)
 
     def _write_whole(self, status: int, data: bytes, content_type: str) -> None:
+        if self._is_open:
+            self._is_complete = self._has_begun = True
+            end = b"" if self._request.is_passthrough else sse.DONE
+            self._writer.write(b"data: " + b" ".join(data.splitlines()) + b"\n\n" + end)
+            return
         self._start(status, content_type.encode("latin-1"), len(data))
         self._is_complete = True
         self._writer.write(data)
 
-    def _start(self, status: int, content_type: bytes, length: int | None) -> None:
+    def _start(self, status: int, content_type: bytes, length: int | None, extra: Headers = ()) -> None:
         """Start the response with the headers known now. `length` None: a stream."""
         self._has_begun = True
         replica, live = self.in_flight.replica, self._live
         live.keeps_model = True
+        if self._is_open and self._writer is self._client:
+            return
         headers = [(b"content-type", content_type), (b"x-request-id", self.in_flight.request_id.encode("latin-1"))]
         if replica is not None:
             headers.append((b"x-headway-replica", replica.name.encode("latin-1", "replace")))
@@ -538,7 +658,7 @@ class Relay:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         else:
             headers.append((b"content-length", b"%d" % length))
-        self._writer.start(status, headers)
+        self._writer.start(status, [*headers, *extra] if extra else headers)
 
     # After a failure.
 
@@ -556,11 +676,16 @@ class Relay:
         is_prefill_leg = isinstance(error, PrefillLegError)
         if isinstance(error, PrefillLegError):
             replica, error = error.replica, error.cause
+        error.after_tokens = max(self._live.generated_tokens - self._tokens_at_start, 0)
         if isinstance(error, UnconfirmedRefusalError):
             self._refusal = replica, error
-        else:
+        elif not isinstance(error, ReportedRefusalError) or is_retryable(error.status):
             self._health.failed(replica, error)
         self._error = error
+        if self._is_opaque:
+            raise self._failure()
+        if isinstance(error, ReportedRefusalError) and self._has_begun and not is_retryable(error.status):
+            raise self._failure()  # another engine would refuse what this one has begun to answer
         self._count_failure(error)
         if isinstance(error, BrokenOffError):
             self._count_break(replica)
@@ -636,7 +761,9 @@ class Relay:
 
     async def _write_error(self, error: ApiError) -> None:
         """Write an error as the response, or as the last events of a stream that has begun."""
-        if self._has_begun and self._writer is self._client:
+        if self._is_opaque:
+            return  # the connection is closed, which marks the response as incomplete
+        if (self._has_begun or self._is_open) and self._writer is self._client:
             is_passthrough = self._meter.passthrough is not None
             self._client.write(error_event(error) if is_passthrough else sse.encode_event(error.body()) + sse.DONE)
             await self._client.drain()

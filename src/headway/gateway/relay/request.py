@@ -16,18 +16,26 @@ from headway.gateway.scheduling.stream_copy import StreamKey
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
-RERANK, SCORE, TOKENIZE, DETOKENIZE = ("/v1/rerank", "/rerank"), ("/v1/score", "/score"), "/tokenize", "/detokenize"
+RERANK, SCORE, TOKENIZE, DETOKENIZE = (
+    ("/v1/rerank", "/rerank", "/v2/rerank"),
+    ("/v1/score", "/score"),
+    "/tokenize",
+    "/detokenize",
+)
+POOLING, CLASSIFY, COUNT_TOKENS = "/pooling", ("/v1/classify", "/classify"), "/v1/messages/count_tokens"
 SPEECH, IMAGES = "/v1/audio/speech", "/v1/images/generations"
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 """Endpoints whose bodies are multipart forms with a file."""
 PATHS = (
     CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, SPEECH, IMAGES, *FORMS,
+    POOLING, *CLASSIFY, COUNT_TOKENS,
 )  # fmt: skip
 BLOCK_BYTES = 1024
 """Prompts whose first N blocks are equal share N segments."""
 _BLOCK_TOKENS = BLOCK_BYTES // 4
 _MAX_SEGMENTS = 64
 MAX_TOKENS = 1 << 30
+_MAX_SEQUENCES = 1 << 16
 MAX_NAME_CHARS = 512
 """Of a model's name; of a session's, so many are read."""
 MAX_TIER = (1 << 15) - 1
@@ -36,7 +44,7 @@ _UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
 """Options that need the prompt's own computation, or several sequences."""
 
 
-_OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE))
+_OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, POOLING, *CLASSIFY))
 """Endpoints whose answers are compared with others of the same model, or given back to it."""
 
 
@@ -64,6 +72,10 @@ class Features(Struct, array_like=True, gc=False):
     """The answer means something only with those of the same model."""
     is_flex: bool = False
     """Of the service tier `flex`: it may wait until a deadline."""
+    num_sequences: int = 1
+    """Sequences of at most `max_tokens` each."""
+    response_id: str | None = None
+    """The response that the request continues; the engine that made it has it."""
 
 
 class ClientRequest(Struct):
@@ -120,7 +132,41 @@ class ClientRequest(Struct):
         body = self.body
         if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1):
             return False
-        return self.is_chat or self.is_passthrough or self.prompt_ids is not None or isinstance(body["prompt"], str)
+        return self.is_chat or self.is_passthrough or self.num_prompts == 1
+
+    @property
+    def may_be_bytes(self) -> bool:
+        """The answer may have another form than JSON or events of it, such as audio or a text."""
+        return self.path in (SPEECH, IMAGES, EMBEDDINGS, POOLING, *FORMS)
+
+    @property
+    def needs_end(self) -> bool:
+        """A stream of this endpoint says itself when it is complete."""
+        return self.stream and (not self.is_passthrough or self.path in (RESPONSES, MESSAGES))
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that are answered by themselves."""
+        prompt = self.body.get("prompt")
+        if self.path != COMPLETIONS or self.prompt_ids is not None or not isinstance(prompt, list):
+            return 1
+        return max(len(prompt), 1)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the engine generates at most, each with as many tokens as the request allows."""
+        num = 1
+        for name in ("n", "best_of"):
+            value = self.body.get(name)
+            if isinstance(value, int | float) and num < value:
+                num = int(min(value, _MAX_SEQUENCES))
+        return num * self.num_prompts
+
+    @property
+    def previous_response_id(self) -> str | None:
+        """The response that the request continues; None: none."""
+        id = self.body.get("previous_response_id") if self.path == RESPONSES else None
+        return id if isinstance(id, str) and 0 < len(id) <= MAX_NAME_CHARS else None
 
     @property
     def can_be_split(self) -> bool:
@@ -146,7 +192,7 @@ class ClientRequest(Struct):
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix(),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
-            self.is_flex,
+            self.is_flex, self.num_sequences, self.previous_response_id,
         )  # fmt: skip
 
     def prefix(self) -> tuple[Segment, ...]:
@@ -175,15 +221,15 @@ def _number(digest: bytes) -> int:
 
 
 class RequestFields(Struct):
-    """The fields of a body that the gateway uses, except the prompt."""
+    """The fields of a body that the gateway uses, except the prompt. What has no type here may be anything."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: Any = None
     n: int | float | None = None
-    max_completion_tokens: int | float | None = None
-    max_tokens: int | float | None = None
-    max_output_tokens: int | float | None = None
+    max_completion_tokens: Any = None
+    max_tokens: Any = None
+    max_output_tokens: Any = None
     priority: int | float | None = None
     service_tier: Any = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Any = None

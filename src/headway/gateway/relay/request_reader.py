@@ -1,4 +1,5 @@
-"""Reads clients' requests: checks bodies and headers as far as the gateway reads them, and no further.
+"""Reads clients' requests. Checked is what the gateway itself must know: the model, whether the answer is a stream, the
+number of answers, and the tier. All else is read as far as it can be, and the engine decides.
 
 Apart from `request.py`, as this module is compiled, and msgspec needs the annotations of the fields there.
 """
@@ -15,7 +16,9 @@ from headway.gateway.relay import json_body
 from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.request import (
     CHAT,
+    CLASSIFY,
     COMPLETIONS,
+    COUNT_TOKENS,
     DETOKENIZE,
     EMBEDDINGS,
     FORMS,
@@ -26,6 +29,7 @@ from headway.gateway.relay.request import (
     MAX_TOKENS,
     MESSAGES,
     MIN_SLO_MS,
+    POOLING,
     RERANK,
     RESPONSES,
     SCORE,
@@ -34,22 +38,21 @@ from headway.gateway.relay.request import (
     ClientRequest,
     RequestFields,
 )  # fmt: skip
+from headway.gateway.upstream.loose_json import count_of
 
 _STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
 """Other endpoints answer as a whole, whatever `stream` says."""
 _STATEFUL_OPTIONS = frozenset((
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of",
+    "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of", "prompt_embeds",
 ))  # fmt: skip
 """Options that depend on all tokens so far, or on a parser's state: the answer cannot continue on another engine."""
 _FORWARDED_HEADERS = frozenset((
     "authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta",
 ))  # fmt: skip
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
-_JSON_TYPES = {
-    "model": "string", "prompt_cache_key": "string", "stream": "boolean", "stream_options": "object",
-}  # fmt: skip
+_JSON_TYPES = {"model": "string", "stream": "boolean"}
 """Types of the checked fields; the others are integers."""
 _SLO_HEADERS = frozenset(f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot"))
 Prompt = tuple[str, list[int] | None]
@@ -71,9 +74,8 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     except msgspec.ValidationError as error:
         name = str(error).rpartition("$.")[2].rstrip("`")
         raise _wrong_type(name, _JSON_TYPES.get(name, "integer")) from None
-    if fields.model is None:
-        raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
-    if len(fields.model) > MAX_NAME_CHARS:
+    model = fields.model or ""
+    if len(model) > MAX_NAME_CHARS:
         raise ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
     if fields.n is not None:
         _integer("n", fields.n)
@@ -84,17 +86,17 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         forwarded = _FORWARDED_HEADERS.intersection(headers)
         engine_headers = "".join([f"{name}: {headers[name]}\r\n" for name in sorted(forwarded)])
     may_have_media = not is_chat
-    for message in body["messages"] if is_chat else ():
+    for message in _messages(body) if is_chat else ():
         may_have_media |= not isinstance(message.get("content"), str)
     has_media = may_have_media and (b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw)
     request = ClientRequest(  # by position, as names take msgspec four times as long
         path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
-        sent_fields, fields.model, fields.stream is True and path in _STREAMED_PATHS,
-        fields.stream_options is not None and bool(fields.stream_options.get("include_usage")),
+        sent_fields, model, fields.stream is True and path in _STREAMED_PATHS,
+        isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
         _max_tokens(fields), text, prompt_ids, _tier(fields, headers),
         _slo_s(headers, "ttft") if has_slo else None, _slo_s(headers, "tpot") if has_slo else None,
-        headers.get("x-session-id") or fields.prompt_cache_key, headers.get("x-headway-region", ""), engine_headers,
-        headers.get("x-headway-explain") == "1",
+        headers.get("x-session-id") or _name(fields.prompt_cache_key), headers.get("x-headway-region", ""),
+        engine_headers, headers.get("x-headway-explain") == "1",
     )  # fmt: skip
     if fields.service_tier == "flex":
         request.is_flex = True
@@ -108,6 +110,8 @@ def _read_form(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReque
     content_type = headers.get("content-type", "")
     form = Form(raw, content_type)
     body: dict[str, Any] = {name: form.fields[name] for name in ("model", "prompt") if name in form.fields}
+    if not body.get("model"):
+        raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
     body["stream"] = form.fields.get("stream", "").lower() in ("true", "1")
     request = read_request(SPEECH, msgspec.json.encode({"input": body.get("prompt", ""), **body}), headers)
     request.path, request.body, request.raw, request.sent_fields = path, body, raw, None
@@ -126,40 +130,43 @@ def _integer(name: str, value: float) -> int:
     return int(value)
 
 
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -> bool:
-    """Whether the answer is one sequence that depends on its tokens only."""
+    """Whether the answer is one sequence that depends on its tokens only, and the prompt could be read."""
     if path not in (CHAT, COMPLETIONS) or body.get("n") not in (None, 1):
         return False
-    if path == COMPLETIONS and not isinstance(body["prompt"], str) and not prompt_ids:
+    if path == COMPLETIONS and not isinstance(body.get("prompt"), str) and not prompt_ids:
+        return False
+    if path == CHAT and (
+        not isinstance(messages := body.get("messages"), list) or len(_messages(body)) < len(messages)
+    ):
         return False
     return _STATEFUL_OPTIONS.isdisjoint(body) or not any(map(body.get, _STATEFUL_OPTIONS))
 
 
 def _max_tokens(fields: RequestFields) -> int | None:
-    if (value := fields.max_completion_tokens) is not None:
-        name = "max_completion_tokens"
-    elif (value := fields.max_tokens) is not None:
-        name = "max_tokens"
-    elif (value := fields.max_output_tokens) is not None:
-        name = "max_output_tokens"
-    else:
-        return None
-    tokens = value if type(value) is int else _integer(name, value)
-    if not 0 < tokens <= MAX_TOKENS:
-        raise ApiError(400, f"{name!r} must be 1 or more, not {tokens}", "invalid_value", name)
-    return tokens
+    """The limit of an answer's tokens; None: the engine's own, also for a negative limit, as llama.cpp has it."""
+    for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
+        if value is not None:
+            tokens = count_of(value)
+            if tokens is None and isinstance(value, int | float) and value > MAX_TOKENS:
+                return MAX_TOKENS
+            return tokens
+    return None
+
+
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages that can be read."""
+    messages = body.get("messages")
+    return [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
 
 
 def _chat_prompt(body: dict[str, Any]) -> Prompt:
-    messages = body.get("messages")
-    if not isinstance(messages, list | None):
-        raise _wrong_type("messages", "array")
-    if not messages:
-        raise ApiError(400, "'messages' is missing or empty", "missing_required_parameter", "messages")
     parts: list[str] = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise _wrong_type(f"messages[{i}]", "object")
+    for message in _messages(body):
         parts.append(str(message.get("role", "")))
         content = message.get("content")
         if isinstance(content, str):
@@ -184,7 +191,7 @@ def _messages_prompt(body: dict[str, Any]) -> Prompt:
 
 
 def _input_prompt(body: dict[str, Any]) -> Prompt:
-    """The prompt of /v1/embeddings and /v1/responses."""
+    """The prompt of /v1/embeddings and /v1/responses, and of their kind: an input, or a chat."""
     value, instructions = body.get("input"), _texts(body.get("instructions"))
     if isinstance(value, str):
         return "\n".join([*instructions, value]), None
@@ -194,9 +201,8 @@ def _input_prompt(body: dict[str, Any]) -> Prompt:
         items = [[item] if isinstance(item, str) else _texts(item.get("content")) if isinstance(item, dict) else []
                  for item in value]  # fmt: skip
         return "\n".join([*instructions, *(text for item in items for text in item)]), None
-    if value is None:
-        raise ApiError(400, "'input' is missing", "missing_required_parameter", "input")
-    raise ApiError(400, "'input' must be a string or an array that is not empty", "invalid_type", "input")
+    text, _ = _chat_prompt(body)
+    return "\n".join([*instructions, *([text] if text else [])]), None
 
 
 def _token_ids(values: list[Any]) -> list[int] | None:
@@ -208,34 +214,26 @@ def _token_ids(values: list[Any]) -> list[int] | None:
 
 
 def _completion_prompt(body: dict[str, Any]) -> Prompt:
+    """Text or token ids. Another prompt, such as embeddings, is the engine's to read."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, list) and prompt:
         if (ids := _token_ids(prompt)) is not None:
             return "", ids
-        if all(isinstance(text, str) for text in prompt):
-            return "\n".join(prompt), None
-        if all(isinstance(ids, list) for ids in prompt):
-            return "", None
-    if prompt is None:
-        raise ApiError(400, "'prompt' is missing", "missing_required_parameter", "prompt")
-    raise ApiError(400, "'prompt' must be a string, or an array of strings or of token ids", "invalid_type", "prompt")
+        return "\n".join([text for text in prompt if isinstance(text, str)]), None
+    return "", None
 
 
 def _fields_prompt(*names: str) -> Callable[[dict[str, Any]], Prompt]:
-    """Reads the texts of fields, each a text or an array of texts."""
+    """Reads the texts of fields, each a text, or an array of texts and of objects with a text."""
 
     def read(body: dict[str, Any]) -> Prompt:
         parts: list[str] = []
         for name in names:
             value = body.get(name)
-            if value is None:
-                raise ApiError(400, f"{name!r} is missing", "missing_required_parameter", name)
-            texts = [value] if isinstance(value, str) else value
-            if not isinstance(texts, list):
-                raise ApiError(400, f"{name!r} must be a string or an array", "invalid_type", name)
-            parts += [text for text in texts if isinstance(text, str)]
+            for each in value if isinstance(value, list) else [value]:
+                parts += [each] if isinstance(each, str) else _texts([each])
         return "\n".join(parts), None
 
     return read
@@ -253,9 +251,10 @@ def _no_prompt(body: dict[str, Any]) -> Prompt:
 
 _PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
     CHAT: _chat_prompt, COMPLETIONS: _completion_prompt, EMBEDDINGS: _input_prompt, RESPONSES: _input_prompt,
-    MESSAGES: _messages_prompt, TOKENIZE: _tokenized_prompt, DETOKENIZE: _no_prompt,
+    MESSAGES: _messages_prompt, COUNT_TOKENS: _messages_prompt, TOKENIZE: _tokenized_prompt, DETOKENIZE: _no_prompt,
     **dict.fromkeys(RERANK, _fields_prompt("query", "documents")),
-    **dict.fromkeys(SCORE, _fields_prompt("text_1", "text_2")),
+    **dict.fromkeys(SCORE, _fields_prompt("text_1", "text_2", "queries", "documents", "items")),
+    POOLING: _input_prompt, **dict.fromkeys(CLASSIFY, _input_prompt),
     SPEECH: _fields_prompt("input"), IMAGES: _fields_prompt("prompt"),
 }  # fmt: skip
 

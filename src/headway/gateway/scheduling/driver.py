@@ -33,6 +33,8 @@ log = logging.getLogger("headway.gateway")
 FINISHED = ReleaseReason.FINISHED
 _CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
 _MOMENT_S = 0.02
+_HOLD_S, _LOST_HOLD_S = 30.0, 0.2
+"""Longest wait for a replica while none is up, unless it is set; the same if all are lost."""
 _UNRESPONSIVE, _REMOVED = "does not answer any more", "was removed"
 
 
@@ -51,7 +53,7 @@ class Driver:
         seed: int,
         recorder: Recorder,
         metrics: PrometheusMetrics,
-        hold_s: float,
+        hold_s: float | None,
         scorer: AnswerScorer | None,
         make_scaling: Callable[[dict[str, Service]], Scaling | None],
         decisions: DecisionObserver | None,
@@ -64,7 +66,9 @@ class Driver:
         `on_role(replica, role, now)` are called after the fact. `view` gives a replica as policies see it."""
         self._clock, self._scorer, self._view = clock, scorer, view
         self.hold_s = hold_s
-        """Longest wait for a replica while none is up."""
+        """Longest wait for a replica while none is up; None: `_HOLD_S`, or `_LOST_HOLD_S` if all are lost."""
+        self.is_lost: Callable[[LiveReplica], bool] = lambda replica: False
+        """A replica cannot be reached, or fails its health checks."""
         self._seed, self._decisions = seed, decisions
         self.charge: Callable[[str, str, int, int, int], Charge] | None = None
         """The charge by model and pool for input, output and cached input tokens, where keys have budgets."""
@@ -153,10 +157,11 @@ class Driver:
         if live.stage is HELD and request.outcome is None and not self.services[live.model].any_up:
             if request.hold_timeout is not None:
                 request.hold_timeout.cancel()
-            end_s = self.now + self.hold_s
+            end_s = self.now + (_HOLD_S if self.hold_s is None else self.hold_s)
             if live.timeout_s is not None:
                 end_s = min(end_s, live.arrival_s + live.timeout_s - _MOMENT_S)
-            request.hold_timeout = self._clock.at(end_s, self._hold_expired, request)
+            request.hold_end_s = end_s
+            self._wait_for_hold(request)
 
     def _limit_holds(self, service: Service) -> None:
         """Start the hold timeouts of all that a service holds, if no replica of it is up any more."""
@@ -164,9 +169,25 @@ class Driver:
             for live in service.hold_queue.requests():
                 self.arm_hold_timeout(self.requests[live.id])
 
+    def _wait_for_hold(self, request: InFlightRequest) -> None:
+        end_s = request.hold_end_s if self.hold_s is not None else min(request.hold_end_s, self.now + _LOST_HOLD_S)
+        request.hold_timeout = self._clock.at(end_s, self._hold_expired, request)
+
     def _hold_expired(self, now: float, request: InFlightRequest) -> None:
-        if request.live.stage is HELD and not self.services[request.live.model].any_up:
+        service = self.services[request.live.model]
+        if request.live.stage is not HELD or service.any_up:
+            return
+        if now >= request.hold_end_s or (self.hold_s is None and self._is_all_lost(service)):
             self.control.reject(request.live, now)
+        else:
+            self._wait_for_hold(request)
+
+    def _is_all_lost(self, service: Service) -> bool:
+        """No replica of the service may be up soon."""
+        if not service.members:
+            return self.control.scaling is None
+        replicas = [self.replicas[member.view.id] for member in service.members]
+        return all(self.is_lost(replica) and not replica.is_starting for replica in replicas)
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
         self._metrics.count_send(request, read_s, self._clock.now)
@@ -492,7 +513,7 @@ class Driver:
         request = self.requests[live.id]
         request.replica = endpoint = self.replicas[replica]
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
-        request.has_alternative = len(self.services[live.model].members) > 1
+        request.has_alternative = live.allowed is None and len(self.services[live.model].members) > 1
         request.has_fallback = self.control.has_fallback(live)
         live.replica, live.enqueued_s = replica, now
         live.enter(WAITING)

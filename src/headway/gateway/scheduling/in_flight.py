@@ -155,6 +155,12 @@ class InFlightRequest:
     continued_tokens: tuple[int, int] = (0, 0)
     """Tokens of prompt and answer with which engines began that continue the answer: computed anew, and found in
     their KV caches or loaded."""
+    owner: str = ""
+    """Of the request's key; empty: it has none."""
+    response_id: str | None = None
+    """Of an answer of /v1/responses, which its engine may keep."""
+    unread: dict[str, int] | None = None
+    """Events and answers that were passed on without being read, by what they were."""
     awaits_score: bool = False
     """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
     scoring: asyncio.Task[float] | None = None
@@ -169,6 +175,8 @@ class InFlightRequest:
     earlier_charges: tuple[Charge, ...] = ()
     """For the answers of a cascade's models that were not accepted."""
     hold_timeout: asyncio.TimerHandle | None = None
+    hold_end_s: float = 0.0
+    """When a request that waits while no replica is up is rejected at the latest."""
     _changed: asyncio.Future[None] | None = None
 
     def __init__(

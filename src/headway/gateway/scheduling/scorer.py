@@ -114,7 +114,10 @@ class JudgingModel:
                     self._client.release(connection)
                 if connection.status != 200:
                     raise EngineError(f"answered {connection.status}")
-                choices = sse.decode_chunk(data).choices
+                chunk, unread = sse.read_chunk(data)
+                if unread:
+                    raise EngineError(f"answered with {unread}")
+                choices = chunk.choices
             except EngineError as error:
                 if not attempts_left:
                     raise ScoringError(f"the judge {error}") from None

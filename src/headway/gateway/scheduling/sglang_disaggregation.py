@@ -155,6 +155,5 @@ def check_answer(answer: bytes, content_type: str) -> None:
     """EngineError if an answer with status 200 reports an error or an abort."""
     payloads = map(sse.payload, sse.EventSplitter().split(answer)) if "event-stream" in content_type else [answer]
     for payload in payloads:
-        if payload is None or payload == b"[DONE]":
-            continue
-        sse.decode_chunk(payload)
+        if payload is not None and not sse.is_done(payload):
+            sse.read_chunk(payload)

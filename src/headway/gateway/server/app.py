@@ -22,13 +22,16 @@ from headway.gateway.errors import ApiError, internal_error
 from headway.gateway.gateway import Gateway
 from headway.gateway.relay.request import (
     CHAT,
+    CLASSIFY,
     COMPLETIONS,
+    COUNT_TOKENS,
     DETOKENIZE,
     EMBEDDINGS,
     FORMS,
     IMAGES,
     MESSAGES,
     PATHS,
+    POOLING,
     RERANK,
     RESPONSES,
     SCORE,
@@ -36,9 +39,10 @@ from headway.gateway.relay.request import (
     TOKENIZE,
 )
 from headway.gateway.relay.writer import ClientWriter, error_response
-from headway.gateway.server import admin, dashboard, schema
+from headway.gateway.server import admin, dashboard, responses, schema
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
+from headway.gateway.server.probes import ProbeServer, Status
 from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, collected, json_response, path_id
 
 
@@ -88,9 +92,13 @@ def application(
         nonlocal gateway
         gateway = make()
         gateway.start()
+        port = gateway.settings.probe_port
+        probes = None if port is None else ProbeServer(port, lambda: _probed(running()), gateway.settings.hang_s)
         async with nullcontext() if beside is None else beside(gateway):
             yield
         await gateway.stop()
+        if probes is not None:
+            probes.close()
         stopped(gateway)
 
     completions = CompletionsApp(running)
@@ -127,10 +135,19 @@ def _described(name: str, gateway: Gateway) -> schema.ModelObject:
     return schema.ModelObject(id=name, object="model", created=0, owned_by="headway", parent=parent)
 
 
-async def _health(request: Request, gateway: Gateway) -> Response:
+def _health_of(gateway: Gateway) -> tuple[bool, schema.HealthStatus]:
     num_up, num = gateway.num_up, len(gateway.fleet.present())
-    is_ok, peers = num_up > 0 and not gateway.is_closing, gateway.peers
-    status = schema.HealthStatus(status="ok" if is_ok else "unavailable", up=num_up, replicas=num)
+    is_ok = num_up > 0 and not gateway.is_closing
+    return is_ok, schema.HealthStatus(status="ok" if is_ok else "unavailable", up=num_up, replicas=num)
+
+
+def _probed(gateway: Gateway) -> Status:
+    is_ok, status = _health_of(gateway)
+    return is_ok, msgspec.to_builtins(status)
+
+
+async def _health(request: Request, gateway: Gateway) -> Response:
+    (is_ok, status), peers = _health_of(gateway), gateway.peers
     if peers is not None:
         status.peers, status.peer_store = len(peers.loads.peers), "up" if peers.is_up else "away"
     return json_response(status, 200 if is_ok else 503)
@@ -168,6 +185,9 @@ _ENDPOINTS = [
     _completion(MESSAGES, "Answer, by Anthropic's Messages API", schema.MessagesRequest, dict),
     *(_completion(path, "Order documents by relevance", schema.RerankRequest, dict) for path in RERANK),
     *(_completion(path, "Score pairs of texts", schema.ScoreRequest, dict) for path in SCORE),
+    _completion(POOLING, "Hidden states of texts or of a chat", schema.InputRequest, dict),
+    *(_completion(path, "Classify texts", schema.InputRequest, dict) for path in CLASSIFY),
+    _completion(COUNT_TOKENS, "Count the tokens of messages", schema.MessagesRequest, dict),
     _completion(TOKENIZE, "Count and list a prompt's tokens", schema.TokenizeRequest, dict),
     _completion(DETOKENIZE, "The text of tokens", schema.DetokenizeRequest, dict),
     structs.replace(_completion(SPEECH, "Speak a text", schema.SpeechRequest, str), media_types=("audio/*",)),
@@ -199,8 +219,8 @@ def endpoints() -> list[Endpoint]:
     try:
         from headway.gateway.server import batches
     except ModuleNotFoundError:
-        return [*_ENDPOINTS, *admin.ENDPOINTS, *dashboard.ENDPOINTS]
-    return [*_ENDPOINTS, *batches.ENDPOINTS, *admin.ENDPOINTS, *dashboard.ENDPOINTS]
+        return [*_ENDPOINTS, *responses.ENDPOINTS, *admin.ENDPOINTS, *dashboard.ENDPOINTS]
+    return [*_ENDPOINTS, *responses.ENDPOINTS, *batches.ENDPOINTS, *admin.ENDPOINTS, *dashboard.ENDPOINTS]
 
 
 # Errors outside handlers.

@@ -8,21 +8,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
-from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER, MAX_TOKENS
+from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER
 from headway.gateway.telemetry.drift import PredictionRatio
 from headway.gateway.telemetry.reloads import Reload
 from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
 from headway.gateway.upstream.chunks import Chunk
-
-Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-_Object = dict[str, Any]
-_Some = Annotated[list[Any], Meta(min_length=1)]
-_PROMPTS = [
-    {"type": "string"},
-    *({"type": "array", "minItems": 1, "items": {"type": kind}} for kind in ("string", "integer", "array")),
-]
-"""A text, several texts, token ids, or the token ids of several prompts."""
-
 
 # Errors.
 
@@ -48,66 +38,70 @@ class ErrorBody(Struct):
 class EngineRequest(Struct, kw_only=True):
     """The fields that the endpoints share."""
 
-    model: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
-    """One of `GET /v1/models`, or the catalog's or the engine's own name for one of them."""
+    model: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
+    """One of `GET /v1/models`, or the catalog's or the engine's own name for one of them; of several models, needed."""
     stream: bool | None = None
     n: int | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
-    max_output_tokens: Tokens | None = None
-    stream_options: _Object | None = None
+    max_tokens: Any = None
+    """A count. Other values are the engine's to judge; the same for the next two."""
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    stream_options: Any = None
     priority: Annotated[int, Meta(ge=0, le=MAX_TIER)] | None = None
     """The tier; 0 is the most urgent."""
     service_tier: Any = None
     """`flex` is tier 1, and may wait until its deadline."""
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Any = None
     """The id of a session."""
 
 
 class ChatRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[_Object], Meta(min_length=1)]
+    messages: Any = None
 
 
 class CompletionRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/completions."""
 
-    prompt: Annotated[Any, Meta(extra_json_schema={"anyOf": _PROMPTS})]
+    prompt: Any = None
+    """A text, several texts, token ids, or the token ids of several prompts."""
 
 
 class InputRequest(EngineRequest, kw_only=True):
-    """The body of POST /v1/embeddings and POST /v1/responses."""
+    """The body of POST /v1/embeddings, /v1/responses, /pooling and /classify."""
 
-    input: str | _Some
+    input: Any = None
+    messages: Any = None
+    previous_response_id: str | None = None
+    """Of /v1/responses: the request goes to the engine that has made this response."""
 
 
 class RerankRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/rerank."""
 
-    query: str
-    documents: Annotated[list[str], Meta(min_length=1)]
-    top_n: Annotated[int, Meta(ge=1)] | None = None
+    query: Any = None
+    documents: Any = None
 
 
 class SpeechRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/audio/speech."""
 
-    input: str
-    voice: str | dict[str, Any] | None = None
+    input: Any = None
 
 
 class ImageRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/images/generations."""
 
-    prompt: str
+    prompt: Any = None
 
 
 AUDIO_FORM: dict[str, Any] = {
     "type": "object",
     "required": ["model", "file"],
     "properties": {
-        "model": {"type": "string"}, "file": {"type": "string", "format": "binary"}, "prompt": {"type": "string"},
+        "model": {"type": "string", "minLength": 1}, "file": {"type": "string", "format": "binary"},
+        "prompt": {"type": "string"},
         "stream": {"type": "boolean"},
     },
 }  # fmt: skip
@@ -117,26 +111,27 @@ AUDIO_FORM: dict[str, Any] = {
 class ScoreRequest(EngineRequest, kw_only=True):
     """The body of POST /v1/score."""
 
-    text_1: str
-    text_2: str | Annotated[list[str], Meta(min_length=1)]
+    text_1: Any = None
+    text_2: Any = None
 
 
 class TokenizeRequest(EngineRequest, kw_only=True):
     """The body of POST /tokenize."""
 
-    prompt: str
+    prompt: Any = None
+    messages: Any = None
 
 
 class DetokenizeRequest(EngineRequest, kw_only=True):
     """The body of POST /detokenize."""
 
-    tokens: list[Annotated[int, Meta(ge=0)]]
+    tokens: Any = None
 
 
 class MessagesRequest(EngineRequest, kw_only=True):
-    """The body of POST /v1/messages."""
+    """The body of POST /v1/messages and /v1/messages/count_tokens."""
 
-    messages: Annotated[list[_Object], Meta(min_length=1)]
+    messages: Any = None
     system: Any = None
 
 

@@ -34,6 +34,7 @@ _COUNTERS = {
     "judgements_total": ("outcome", "Answers of a cascade's models, by the judgement on them"),
     "ejections_total": ("reason", "Replicas that were taken out of service though they pass their health checks"),
     "fallbacks_total": ("reason", "Requests that a fallback of their model was to answer, by the model asked for"),
+    "unread_total": ("what", "Events and answers of engines that were passed on without being read"),
     "prefills_total": ("outcome", "Prompts to be computed by another replica, by the result"),
     "tenant_requests_total": ("tenant", "Requests that have ended, by the tenant of their key"),
     "tenant_tokens_total": ("tenant", "Prompt and output tokens of these requests"),
@@ -75,6 +76,8 @@ class MeasuredRequest(Protocol):
     def is_unstreamed(self) -> bool: ...
     @property
     def continued_tokens(self) -> tuple[int, int]: ...
+    @property
+    def unread(self) -> dict[str, int] | None: ...
 
 
 class _Series:
@@ -125,6 +128,9 @@ class PrometheusMetrics:
         for kv, tokens in zip(("computed", "cached"), request.continued_tokens, strict=True):
             if tokens:
                 self._by_model["continued_tokens_total"][live.model, kv] += tokens
+        if request.unread is not None:
+            for what, num in request.unread.items():
+                self._by_model["unread_total"][live.model, what] += num
         if live.tenant:
             tenant = self._tenant(live.tenant)
             self._by_model["tenant_requests_total"][live.model, tenant] += 1

@@ -16,21 +16,8 @@ class Delta(Struct):
     tool_calls: Any = None
 
 
-class Choice(Struct):
-    """One of the answers to a request."""
-
-    index: int = 0
-    delta: Delta | None = None
-    message: Delta | None = None
-    """Set in answers that are not streamed."""
-    text: str | None = None
-    logprobs: Any = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    finish_reason: str | None = None
-
-
-Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+MAX_COUNT = 1 << 30
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 
 class PromptDetails(Struct):
@@ -50,6 +37,22 @@ class Usage(Struct):
         """Tokens of the prompt that were in a prefix cache; 0 where the engine does not report them."""
         details = self.prompt_tokens_details
         return 0 if details is None else min(details.cached_tokens or 0, self.prompt_tokens)
+
+
+class Choice(Struct):
+    """One of the answers to a request."""
+
+    index: int = 0
+    delta: Delta | None = None
+    message: Delta | None = None
+    """Set in answers that are not streamed."""
+    text: str | None = None
+    logprobs: Any = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    """Where an engine reports it for each choice."""
 
 
 class Timings(Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any
 import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS
-from headway.gateway.upstream.client import Client
+from headway.gateway.upstream.client import JSON, Client, Connection
 from headway.gateway.upstream.dialects import Adapter, Load, parse_load
 from headway.gateway.upstream.errors import EngineError, NoAnswerError, RefusedError
 from headway.gateway.upstream.reports import LlamaProps, Models, RenderedPrompt, SglangInfo, Tokens
+from headway.gateway.upstream.sse import EventSplitter, is_done, payload, read_chunk
 
 log = logging.getLogger("headway.gateway")
 _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 60.0
 """Engines render templates beside their requests, at times slowly."""
 _COUNT_TIMEOUT_S = 2.0
+_CANARY_TOKEN_S = 0.2
+"""Time for each token of a canary."""
 _HOSTED_HEALTHY = (404, 405, 429)
 """Answers of hosted services that list no models, or not so often, and serve requests."""
 _COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
@@ -48,6 +52,8 @@ class EngineEndpoint:
         """The engine's own key; empty: it gets the client's."""
         self.max_context_tokens = max_context_tokens
         self.num_arriving = 0
+        self.noted: set[str] = set()
+        """What the log has said of its answers that cannot be read."""
         self.reported_model: str | None = None
         """The engine's own name for the model."""
         self.aliases: list[str] = []
@@ -115,20 +121,45 @@ class EngineEndpoint:
                             self.name, metric)  # fmt: skip
         return load
 
-    async def run_canary(self, timeout_s: float) -> None:
-        """Complete one token. EngineError if the engine does not.
+    async def run_canary(self, timeout_s: float, num_tokens: int = 1) -> None:
+        """Complete so many tokens: one as a whole, several as a stream. EngineError if the engine does not.
 
-        A single-phase engine completes it without an engine for the other phase.
+        A single-phase engine completes one without an engine for the other phase.
         """
         if self.is_single_phase:
             status, data = await self.client.fetch("/health_generate", timeout_s)
             is_refused = status != 200
+        elif num_tokens > 1:
+            await self._stream_canary(timeout_s, num_tokens)
+            return
         else:
             body = {"model": self.reported_model or self.model, "prompt": "a", "max_tokens": 1}
             status, data = await self.client.fetch("/v1/completions", timeout_s, msgspec.json.encode(body))
             is_refused = status >= 500
         if is_refused:
             raise RefusedError(status, data)
+
+    async def _stream_canary(self, timeout_s: float, num_tokens: int) -> None:
+        """Stream so many tokens. An engine that refuses the request, or ends its answer before, shows nothing."""
+        body: dict[str, Any] = {
+            "model": self.reported_model or self.model, "prompt": "a", "max_tokens": num_tokens, "stream": True,
+        }  # fmt: skip
+        if self.adapter.api != "openai":
+            body["ignore_eos"] = True
+        limit_s = timeout_s + num_tokens * _CANARY_TOKEN_S
+        try:
+            async with asyncio.timeout(limit_s):
+                connection = await self.client.request("POST", "/v1/completions", JSON, msgspec.json.encode(body))
+                try:
+                    if connection.status >= 400:
+                        if connection.status >= 500:
+                            raise RefusedError(connection.status, await connection.read(1 << 16))
+                        return
+                    await _read_stream(connection)
+                finally:
+                    self.client.release(connection)
+        except TimeoutError:
+            raise NoAnswerError(f"{num_tokens} tokens did not come within {limit_s:g} s") from None
 
     async def render_chat(self, body: dict[str, Any]) -> str | None:
         """The prompt for a chat; None: the engine does not render chats, or not in time. EngineError if it is gone."""
@@ -202,6 +233,20 @@ class EngineEndpoint:
             mode = {"null": "both phases"}.get(info.disaggregation_mode, info.disaggregation_mode)
             raise EngineError(f"was started for {mode} (--disaggregation-mode), expected {role}")
         self.bootstrap_port = info.disaggregation_bootstrap_port or _DEFAULT_BOOTSTRAP_PORT
+
+
+async def _read_stream(connection: Connection) -> None:
+    """Read a stream to its end. EngineError if it breaks, reports an error, or ends early."""
+    splitter, has_finished = EventSplitter(), False
+    while part := await connection.read_part():
+        for event in splitter.split(part):
+            data = payload(event)
+            if data is not None and is_done(data):
+                return
+            if data is not None:
+                has_finished |= any(choice.finish_reason is not None for choice in read_chunk(data)[0].choices)
+    if not has_finished:
+        raise EngineError("ended its stream without [DONE]")
 
 
 async def count_prompt(

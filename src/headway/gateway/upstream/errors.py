@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,15 +12,18 @@ import msgspec
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 
 _RETRYABLE = frozenset((408, 429))
+NOT_IMPLEMENTED = 501
 _MAX_QUOTED_CHARS = 1000
 """Of an error body in an unknown format."""
 
 
 class EngineError(Exception):
-    """The engine ended its answer early or sent an invalid one."""
+    """The engine ended its answer early, or reported an error."""
 
     is_untouched = False
     """The engine did not start to process the request."""
+    after_tokens = 0
+    """Tokens of the answer that the engine had sent by then."""
 
 
 class UnreachableError(EngineError):
@@ -35,10 +40,6 @@ class NoAnswerError(EngineError):
     """The engine did not answer in time."""
 
 
-class InvalidAnswerError(EngineError):
-    """The engine answered with what is no completion."""
-
-
 class RefusedError(EngineError):
     """The engine answered with an error status."""
 
@@ -50,6 +51,14 @@ class RefusedError(EngineError):
 
 class UnconfirmedRefusalError(RefusedError):
     """The engine refused a request that another replica may answer."""
+
+
+class ReportedRefusalError(RefusedError):
+    """The engine refused a request in an answer with status 200, whose text names one from 400 to 499."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status, body)
+        self.args = (f"reported an error: {body[:300].decode(errors='replace')}",)
 
 
 class TooLongError(RefusedError):
@@ -66,8 +75,65 @@ def is_too_long(status: int, body: bytes) -> bool:
 
 
 def is_retryable(status: int) -> bool:
-    """Whether another engine may answer better. Redirects count: an engine has no reason to send one."""
-    return status in _RETRYABLE or status >= 500 or 300 <= status < 400
+    """Whether another engine may answer better. Redirects count: an engine has no reason to send one. A 501 does not:
+    the engine has not what was asked for, and says so."""
+    return status in _RETRYABLE or (status >= 500 and status != NOT_IMPLEMENTED) or 300 <= status < 400
+
+
+_STATUS_FIELDS = ("code", "status", "status_code", "http_code", "http_status", "http_status_code")
+_STATUS_WORDS = (
+    (401, ("authentication", "unauthorized", "invalidapikey")), (403, ("permission", "forbidden")),
+    (404, ("notfound",)), (413, ("toolarge",)), (422, ("unprocessable",)),
+    (429, ("ratelimit", "toomanyrequests", "insufficientquota")),
+    (503, ("overloaded", "unavailable")),
+    (400, ("badrequest", "invalid", "validation", "contextlength", "contextwindow", "exceedcontext", "contentfilter",
+           "contentpolicy")),
+)  # fmt: skip
+"""Statuses by words in the types and codes of errors, without `_` and capitals, of OpenAI's and Anthropic's APIs and of
+vLLM, SGLang, llama.cpp, TGI and Google's services."""
+
+
+def error_in(value: Mapping[str, Any]) -> Any:
+    """The error that an answer or an event reports; None: none."""
+    if error := value.get("error"):
+        if isinstance(error, Mapping) and isinstance(inner := error.get("error"), Mapping):
+            error = inner
+        return error if not isinstance(error, Mapping) or any(error.values()) else None
+    if value.get("object") == "error" or value.get("type") == "error":
+        return value
+    if value.get("type") == "response.failed" and isinstance(response := value.get("response"), Mapping):
+        return response.get("error") or value
+    is_bare = "choices" not in value and isinstance(value.get("detail"), str | list) and len(value) == 1
+    return value if is_bare else None
+
+
+def status_of(error: Any) -> int:
+    """The status that an error object means; 500 where it names none."""
+    if not isinstance(error, Mapping):
+        return 500
+    for name in _STATUS_FIELDS:
+        code = error.get(name)
+        if isinstance(code, str) and code.strip().isdigit():
+            code = int(code.strip()[:4])
+        if isinstance(code, int | float) and 400 <= code < 600:
+            return int(code)
+    names = [error.get(name) for name in ("code", "type", "error_type", "err_type", "status")]
+    words = " ".join(name.lower().replace("_", "") for name in names if isinstance(name, str))
+    if any(each in words for each in ("internal", "servererror", "apierror")):
+        return 500
+    return next((status for status, parts in _STATUS_WORDS if any(part in words for part in parts)), 500)
+
+
+def reported(error: Any, beside: Mapping[str, Any] | None = None) -> EngineError:
+    """The exception for an error in an answer with status 200. `beside`: the object that has it as a field."""
+    status = status_of(error)
+    if status >= 500 and beside is not None:
+        status = status_of(beside)
+    # Python's encoder, as this may have been decoded by its decoder.
+    text = json.dumps(error, separators=(",", ":"))
+    if 400 <= status < 500:
+        return ReportedRefusalError(status, b'{"error":%b}' % text.encode())
+    return EngineError(f"reported an error: {text[:300]}")
 
 
 class _Message(msgspec.Struct):
@@ -79,10 +145,11 @@ class _OpenAiError(msgspec.Struct):
 
 
 class _OtherError(msgspec.Struct):
-    """vLLM before 0.10 has `message`, and FastAPI's own errors have `detail`."""
+    """vLLM before 0.10 has `message`, FastAPI's own errors have `detail`, and TGI's `error` is a text."""
 
     message: Any = None
     detail: Any = None
+    error: Any = None
 
 
 def openai_error(status: int, data: bytes) -> bytes:
@@ -101,11 +168,15 @@ def _message(data: bytes) -> str:
         error = msgspec.json.decode(data, type=_OtherError)
     except DECODE_ERRORS:
         return text
-    return next((value for value in (error.message, error.detail) if isinstance(value, str)), text)
+    inner = error.error.get("message") if isinstance(error.error, dict) else error.error
+    values = error.message, error.detail, inner
+    return next((value for value in values if isinstance(value, str)), text)
 
 
 def client_error(name: str, error: EngineError | None) -> ApiError:
     """The error for a client whose request failed at the replica `name`."""
+    if isinstance(error, ReportedRefusalError) and error.status != 429:
+        return ApiError(error.status, _message(openai_error(error.status, error.body)), "engine_refused")
     if isinstance(error, RefusedError) and error.status in (429, 503):
         return ApiError(error.status, f"{name} {error}", "engine_overloaded", retry_after_s=1)
     return ApiError(502, f"{name} {error}", "engine_error")

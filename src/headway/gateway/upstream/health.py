@@ -2,8 +2,9 @@
 
 A breaker opens at once when a connection cannot be opened or is broken off, when health checks fail, and after several
 failed requests in a row; then the replica gets no requests. After a pause, which doubles each time and is zero at first
-after a broken connection, a probe is sent: the health check and, if requests had failed, a canary completion of one
-token. The breaker closes only if all of the probe succeeds.
+after a broken connection, a probe is sent: the health check and, if requests had failed, a canary completion: of one
+token, or, if streams had broken, a stream of more tokens than they had. The breaker closes only if all of the probe
+succeeds.
 
 A replica whose breaker is closed may still be ejected (`outliers`), or be suspected of generating nothing
 (`scheduling.stalls`): then a canary decides.
@@ -24,7 +25,13 @@ from headway.gateway.errors import logged
 from headway.gateway.settings import Settings
 from headway.gateway.upstream.dialects import Load
 from headway.gateway.upstream.engine import EngineEndpoint
-from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
+from headway.gateway.upstream.errors import (
+    NOT_IMPLEMENTED,
+    BrokenOffError,
+    EngineError,
+    RefusedError,
+    UnreachableError,
+)
 from headway.gateway.upstream.outliers import Ejection, OutlierDetector
 
 log = logging.getLogger("headway.gateway")
@@ -32,7 +39,9 @@ MAX_FAILURES = 3
 """Failures in a row that open the breaker."""
 TRUSTED_REFUSALS = 3
 """Refusals that are taken for the requests' fault after another replica has confirmed one: they cost little more."""
-_ALWAYS_CONFIRMED = frozenset((401, 403, 404, 405))
+_ALWAYS_CONFIRMED = frozenset((401, 403, 404, 405, NOT_IMPLEMENTED))
+_MORE_TOKENS, _MAX_CANARY_TOKENS = 8, 256
+"""A canary has so many tokens more than streams had when they broke, and at most so many."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 _PROBES_BEFORE_NOTE = 5
 """Failed probes, about four seconds, after which the log says that a new replica is not up yet."""
@@ -105,12 +114,22 @@ class Breaker:
         self.pause_s = MIN_PAUSE_S
         self.needs_canary = False
         """Requests had failed, so a health check alone does not close the breaker."""
+        self.canary_tokens = 1
+        """Tokens that show that the replica serves."""
         self.probe_now = False
         """The next probe is sent without a pause."""
+        self.passes_health = False
+        """The present probe has passed the health check."""
+        self.is_lost = False
+        """The replica cannot be reached, or its last health check has failed."""
 
     def failed(self, error: EngineError) -> bool:
         """Count a failed request. Returns True if the breaker opens because of it."""
         self.num_failures += 1
+        self.is_lost |= isinstance(error, UnreachableError)
+        if error.after_tokens:
+            tokens = min(error.after_tokens + _MORE_TOKENS, _MAX_CANARY_TOKENS)
+            self.canary_tokens = max(self.canary_tokens, tokens)
         if self.is_open or not (isinstance(error, UnreachableError) or self.num_failures >= MAX_FAILURES):
             return False
         self.needs_canary = not isinstance(error, UnreachableError)
@@ -193,16 +212,26 @@ class HealthMonitor(Generic[Replica]):
         """The replica gets requests: it passes its health checks, and is not ejected."""
         return not self.breakers[replica.id].is_open and not self.outliers.is_ejected(replica.id)
 
+    def is_lost(self, replica: EngineEndpoint) -> bool:
+        """The replica cannot be reached, or fails its health checks."""
+        return self.breakers[replica.id].is_lost
+
     def is_ejected(self, replica: EngineEndpoint) -> bool:
         """The replica passes its health checks, and gets no requests."""
         return self.outliers.is_ejected(replica.id) and not self.breakers[replica.id].is_open
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         """Report a failed request, which may open the breaker, or have the replica ejected."""
-        is_refusal = isinstance(error, RefusedError) and 400 <= error.status < 500
-        if not is_refusal:  # a probe shows nothing about refusals, which only peers show to be the replica's fault
+        is_refusal = isinstance(error, RefusedError) and (400 <= error.status < 500 or error.status == NOT_IMPLEMENTED)
+        # All streams of an engine that ends break at once: that is one failure.
+        is_known = isinstance(error, BrokenOffError) and self.breakers[replica.id].is_open
+        if (
+            not is_refusal and not is_known
+        ):  # a probe shows nothing about refusals, which only peers show to be its fault
             self._fail_breaker(replica, error)
-        is_counted = not isinstance(error, BrokenOffError | UnreachableError) and not _is_overload(error)
+        is_counted = not isinstance(error, UnreachableError) and not _is_overload(error) and not is_known
+        if is_known:
+            self._failures[replica.id].set()
         if is_counted and self.outliers.failed(replica.id, self._now()):
             self.check_outliers()
 
@@ -297,6 +326,7 @@ class HealthMonitor(Generic[Replica]):
             await self._probe(replica, breaker)
         except EngineError as error:
             breaker.num_failed_probes += 1
+            breaker.is_lost |= isinstance(error, UnreachableError) or not breaker.passes_health
             if breaker.num_failed_probes == _PROBES_BEFORE_NOTE and replica.id not in self._listed_s:
                 log.warning("%s at %s is not up yet: %s", replica.name, replica.url, error)
             is_gone = isinstance(error, UnreachableError) or breaker.num_failed_probes >= MAX_FAILURES
@@ -310,7 +340,9 @@ class HealthMonitor(Generic[Replica]):
     async def _probe(self, replica: Replica, breaker: Breaker) -> None:
         """Check health, read details and load; if all is well, close the breaker. EngineError if not."""
         timeout_s = self._settings.probe_timeout_s
+        breaker.passes_health = False
         await replica.check_health(timeout_s)
+        breaker.passes_health, breaker.is_lost = True, False
         now = self._now()
         age_s = now - self._listed_s.get(replica.id, now)
         is_old = replica.adapter.lists_adapters and age_s >= self._settings.models_period_s
@@ -322,8 +354,8 @@ class HealthMonitor(Generic[Replica]):
         if not breaker.is_open:
             return
         if breaker.needs_canary:
-            await replica.run_canary(timeout_s)
-            breaker.num_failures = 0
+            await replica.run_canary(timeout_s, breaker.canary_tokens)
+            breaker.num_failures, breaker.canary_tokens = 0, 1
         if self._failures[replica.id].is_set():
             return  # a request failed during the probe, which may have been answered before
         breaker.is_open = breaker.needs_canary = False

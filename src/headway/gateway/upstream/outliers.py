@@ -6,7 +6,8 @@ The rules follow Envoy's outlier detection (consecutive errors, success rate, a 
 grow), with one difference: fleets of engines are small, so a replica is compared with its peers' total, where Envoy
 compares with the mean and deviation over many hosts.
 
-Failures to connect and broken connections are not counted here: a probe shows at once whether such a replica serves.
+Failures to connect are not counted here, as a probe shows whether such a replica is there. The breaks of all streams of
+an engine that ends are one failure.
 """
 
 from __future__ import annotations

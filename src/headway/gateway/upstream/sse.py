@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS
+from headway.gateway.upstream import loose_json
 from headway.gateway.upstream.chunks import Chunk
-from headway.gateway.upstream.errors import EngineError, InvalidAnswerError
+from headway.gateway.upstream.errors import EngineError, error_in, reported
 
 DONE = b"data: [DONE]\n\n"
 ABORTED = "abort"
@@ -31,16 +33,25 @@ class EventSplitter:
         if self._rest:
             data = self._rest + data
         if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
+            data = _with_line_feeds(data)
         *events, self._rest = data.split(b"\n\n")
         if len(self._rest) > _MAX_EVENT_BYTES:
             raise EngineError("streamed an event without end")
-        return [event + b"\n\n" for event in events if event]
+        return [event + b"\n\n" for event in events if event.strip(b"\n")]
+
+    def take_rest(self) -> list[bytes]:
+        """The event at the end of a complete stream, after which a blank line is missing."""
+        rest, self._rest = self._rest.rstrip(b"\r\n"), b""
+        return [rest + b"\n\n"] if rest else []
 
 
-def reported(error: object) -> EngineError:
-    """The exception for an error object in an answer with status 200."""
-    return EngineError(f"reported an error: {msgspec.json.encode(error)[:300].decode(errors='replace')}")
+def _with_line_feeds(data: bytes) -> bytes:
+    """The same lines, which may end in CRLF or CR, with LF. A CR at the end stays: an LF may follow."""
+    data = data.replace(b"\r\n", b"\n")
+    if b"\r" not in data:
+        return data
+    last = b"\r" if data.endswith(b"\r") else b""
+    return data.removesuffix(b"\r").replace(b"\r", b"\n") + last
 
 
 _decode = msgspec.json.Decoder(Chunk).decode
@@ -51,52 +62,98 @@ def payload(event: bytes) -> bytes | None:
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
         return event[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines) if lines else None
+    data = b"\n".join(lines)
+    if data.strip():
+        return data
+    if event.startswith(b"error:"):  # a field of llama.cpp's own, before October 2025
+        reported = event[6:].strip()
+        return reported if b'"error"' in reported else b'{"error":%b}' % reported
+    return None
 
 
-def decode_chunk(data: bytes | dict[str, Any]) -> Chunk:
-    """The chunk in JSON, or in an object decoded from it.
+def is_done(data: bytes) -> bool:
+    """Whether an event's data are the end of a stream."""
+    return data == b"[DONE]" or (len(data) < 32 and data.strip() == b"[DONE]")
 
-    InvalidAnswerError if it is no completion chunk; EngineError if it reports an error or gives the answer up.
+
+def read_chunk(data: bytes) -> tuple[Chunk, str]:
+    """The chunk in an event's data or in a whole answer, and what could not be read of it: "" if it could.
+
+    EngineError if it reports an error, or gives the answer up.
     """
     try:
-        if isinstance(data, dict):
-            chunk = msgspec.convert(data, Chunk)
-        else:
-            if not data.isascii():  # fields that are not read are not decoded, and clients would fail on them
-                data.decode()
-            chunk = _decode(data)
-    except DECODE_ERRORS as error:
-        raise InvalidAnswerError(f"streamed what is no completion chunk ({error})") from None
-    if chunk.error:
-        raise reported(chunk.error)
+        if not data.isascii():  # fields that are not read are not decoded, and clients would fail on them
+            data.decode()
+        chunk = _decode(data)
+    except DECODE_ERRORS:
+        return chunk_in(loose_json.parse(data))
+    usage = chunk.usage
+    if chunk.error or (not chunk.choices and usage is None) or (usage is not None and not usage.prompt_tokens):
+        return chunk_in(loose_json.parse(data))
+    _raise_if_given_up(chunk)
+    return chunk, ""
+
+
+def chunk_in(value: Any) -> tuple[Chunk, str]:
+    """The same for a value that was decoded before."""
+    if isinstance(value, dict) and (error := error_in(value)) is not None:
+        raise reported(error, value)
+    chunk, unread = loose_json.chunk_of(value)
+    _raise_if_given_up(chunk)
+    return chunk, unread
+
+
+def _raise_if_given_up(chunk: Chunk) -> None:
     for choice in chunk.choices:
         if choice.finish_reason == ABORTED:
             raise EngineError("gave the request up")
-    return chunk
 
 
-def decode_object(data: bytes) -> dict[str, Any]:
-    """A JSON object with all its fields. EngineError if `data` is not one."""
+def error_of_event(event: bytes, data: bytes) -> EngineError | None:
+    """The error of an event that is named so, whatever its data are; None: it has another name."""
+    if event.startswith(b"data: ") or not any(
+        line.startswith(b"event:") and line[6:].strip() == b"error" for line in event.split(b"\n")
+    ):
+        return None
+    value = loose_json.parse(data)
+    if value is loose_json.UNREAD:
+        value = data.decode(errors="replace")
+    error = error_in(value) if isinstance(value, dict) else None
+    return reported(value if error is None else error, value if isinstance(value, dict) else None)
+
+
+def decoded(data: bytes) -> Any:
+    """The value of JSON, also of such as only Python's own parser accepts."""
     try:
-        value = msgspec.json.decode(data)
-    except DECODE_ERRORS as error:
-        raise EngineError(f"answered with what is no JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise EngineError("answered with JSON that is no object")
-    return value
+        return msgspec.json.decode(data)
+    except DECODE_ERRORS:
+        return loose_json.parse(data)
+
+
+def is_json(data: bytes) -> bool:
+    return decoded(data) is not loose_json.UNREAD
+
+
+def encoded(value: object) -> bytes:
+    """JSON of a value that was decoded from an answer."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # halves of characters, which only escapes can name
+        return json.dumps(value).encode()
 
 
 def encode_event(value: object) -> bytes:
     """An event with a value as its data."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+    return b"data: " + encoded(value) + b"\n\n"
 
 
 def remove_fields(names: Iterable[str], chunk: dict[str, Any]) -> None:
     """Remove fields that the client did not ask for, from a chunk and from its choices."""
-    for each in (chunk, *chunk.get("choices", ())):
-        for name in names:
-            each.pop(name, None)
+    choices = chunk.get("choices")
+    for each in (chunk, *(choices if isinstance(choices, list) else ())):
+        if isinstance(each, dict):
+            for name in names:
+                each.pop(name, None)
 
 
 _FLAT_VALUE = rb'(?:null|\[[\d,\s]*\]|"(?:[^"\\]|\\.)*"|\{(?:\s*"\w+"\s*:\s*[-+.\deE]+\s*,?)*\s*\})'
@@ -117,7 +174,11 @@ class FieldRemover:
             if key in payload:
                 payload = pattern.sub(b"", payload)
                 if key in payload:  # a first or nested field, whitespace, or a text that is the field's name
-                    chunk = decode_object(payload)
-                    remove_fields(self._names, chunk)
-                    return msgspec.json.encode(chunk)
+                    try:
+                        chunk = msgspec.json.decode(payload)
+                    except DECODE_ERRORS:
+                        return payload
+                    if isinstance(chunk, dict):
+                        remove_fields(self._names, chunk)
+                        return msgspec.json.encode(chunk)
         return payload

@@ -71,7 +71,7 @@ class PendingRequest(InFlightRequest):
         return Progress(
             live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
             live.answer_s, live.reasoning_end_s, self.waits_for_client, live.keeps_model, live.cached_tokens,
-            self.continued_tokens,
+            self.continued_tokens, self.unread, self.response_id,
         )  # fmt: skip
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
@@ -422,7 +422,9 @@ class RemoteHealth:
         self._reported_s.pop(replica.id, None)
         status = error.status if isinstance(error, RefusedError) else 0
         unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
-        self._link.send(protocol.RequestFailed(replica.id, str(error), status, unreachable, broken_off))
+        self._link.send(protocol.RequestFailed(
+            replica.id, str(error), status, unreachable, broken_off, error.after_tokens
+        ))  # fmt: skip
 
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         return self._refusals.needs_confirmation(replica, status)

@@ -68,6 +68,9 @@ class Progress(Struct, array_like=True, gc=False):
     cached_tokens: int = 0
     """Tokens of the prompt that were in a prefix cache, by the engine's count."""
     continued_tokens: tuple[int, int] = (0, 0)
+    unread: dict[str, int] | None = None
+    """What was passed on without being read."""
+    response_id: str | None = None
 
 
 class RequestArrived(Struct, array_like=True, tag=0, gc=False):
@@ -113,6 +116,7 @@ class RequestFailed(Struct, array_like=True, tag=4, gc=False):
     """HTTP status; 0: there was no answer."""
     is_unreachable: bool
     is_broken_off: bool
+    after_tokens: int = 0
 
 
 class RequestSucceeded(Struct, array_like=True, tag=5, gc=False):

@@ -231,15 +231,20 @@ class WorkerSession:
                     arriving.cancel()  # its client has left
 
     def _take_arrival(self, message: protocol.RequestArrived) -> None:
-        if message.stream_key is None or self._gateway.peers is None:
+        has_stream = message.stream_key is not None and self._gateway.peers is not None
+        id = message.features.response_id
+        if not has_stream and (id is None or self._gateway.responses.holder(id) is not None):
             self._arrived(message)
         else:
             self._arriving[message.number] = asyncio.create_task(self._restore_first(message))
 
     async def _restore_first(self, message: protocol.RequestArrived) -> None:
-        assert self._gateway.peers is not None
-        with logged("peers: a stream could not be read from the store"):
-            await self._gateway.peers.restore(message.stream_key)
+        if message.stream_key is not None and self._gateway.peers is not None:
+            with logged("peers: a stream could not be read from the store"):
+                await self._gateway.peers.restore(message.stream_key)
+        if message.features.response_id is not None:
+            with logged("a response could not be looked for"):
+                await self._gateway.response_holder(message.features.response_id, message.owner)
         del self._arriving[message.number]
         with logged("a worker's RequestArrived message could not be handled"):
             self._arrived(message)
@@ -291,6 +296,7 @@ class WorkerSession:
             request.counted_prompt_tokens = progress.prompt_tokens
             live.prompt_tokens = progress.prompt_tokens
         live.cached_tokens, request.continued_tokens = progress.cached_tokens, progress.continued_tokens
+        request.unread, request.response_id = progress.unread, progress.response_id
         tokens = progress.generated_tokens - live.generated_tokens
         has_changed = tokens != 0 or progress.phase is not live.phase
         live.first_token_s = progress.first_token_s
@@ -363,7 +369,7 @@ class WorkerSession:
             error = BrokenOffError()
         if message.status:
             error = RefusedError(message.status, b"")
-        error.args = (message.message,)
+        error.args, error.after_tokens = (message.message,), message.after_tokens
         self._gateway.health.failed(self._gateway.replicas[message.replica], error)
 
     def _succeeded(self, message: protocol.RequestSucceeded) -> None:

@@ -90,11 +90,13 @@ class Worker:
         client_request.wants_explanation &= self.settings.explain
         self._quarantine.check(client_request.raw, self.clock.now)
         request = await self.scheduler.submit(client_request, caller.owner, request_id)
-        return self._new_relay(
+        relay = self._new_relay(
             client_request, request, self.scheduler, self._health, paced(client_request, writer, self.settings),
             self.settings.max_attempts,
             self._sends_priority, self._quarantine,
         )  # fmt: skip
+        relay.keep_alive_s = self.settings.keep_alive_s
+        return relay
 
     def _take_limits(self, message: KeyLimits) -> None:
         self.keys.caller_of(message.owner).report(message.limits)
