@@ -50,6 +50,13 @@ def test_the_time_between_tokens_counts_tokens_and_not_chunks(
     assert math.isnan(run.latencies_s["itl_p99"])  # nobody knows it: gaps between chunks are others
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_results_that_windows_wrote_are_read(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(vllm_bench()), encoding=encoding)
+    assert len(read(path)[0]) == 1
+
+
 @pytest.mark.parametrize("summary_first", [True, False])
 def test_requests_go_before_their_summary(summary_first: bool, tmp_path: Path) -> None:
     both = [vllm_bench(), vllm_bench(details=True)]

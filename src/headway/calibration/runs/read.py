@@ -13,6 +13,7 @@ from headway.calibration.runs import aiperf, guidellm, inference_perf, vllm_benc
 from headway.calibration.runs.run import MeasuredRun, Object
 from headway.core.errors import HeadwayError
 from headway.workload.readers.csv_table import header_of
+from headway.workload.readers.shared import UTF_16
 
 KNOWN = (
     "a result of vllm bench serve (completed, mean_ttft_ms, ...), a report of guidellm (benchmarks), an export of"
@@ -93,7 +94,8 @@ def _of_document(document: Object, path: Path, where: str) -> Iterator[MeasuredR
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        return data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
