@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -85,7 +86,7 @@ def _kind(reason: str) -> tuple[str, str]:
     return next((each[1:] for each in KINDS if re.search(each[0], reason)), (reason, "another machine"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """One line on skipped tests, which are kept for `--skipped`."""
     skipped = terminalreporter.stats.get("skipped", [])
     cache = getattr(config, "cache", None)
