@@ -28,7 +28,7 @@ from headway.gateway.metrics_page import MetricsPage
 from headway.gateway.relay.paced import paced
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.relay import Relay
-from headway.gateway.relay.request import ClientRequest, Features
+from headway.gateway.relay.request import RESPONSES, ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
@@ -340,7 +340,7 @@ class Gateway:
     ) -> Relay:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
-        if client_request.previous_response_id is not None:
+        if client_request.path == RESPONSES and client_request.previous_response_id is not None:
             await self.response_holder(client_request.previous_response_id, caller.owner)
         features = await self.features(client_request)
         if client_request.stream_key is not None:

@@ -45,7 +45,8 @@ class ResponseMeter:
     ) -> None:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
         self.partial = PartialResponse(request)
-        self._counts = None if request.is_single else ChoiceCounts(request.num_sequences)
+        several = request.may_be_several and not request.is_single
+        self._counts = ChoiceCounts(request.num_sequences) if several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
         self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if needs_score else None
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
@@ -177,7 +178,8 @@ class ResponseMeter:
                 self._in_flight.response_id = self.passthrough.id
         elif is_text:
             chunk, unread = sse.read_chunk(data)
-            self.note_unread(unread)
+            if unread:
+                self.note_unread(unread)
             self.partial.add(chunk, 0)
             if self.confidence is not None:
                 for choice in chunk.choices:

@@ -557,7 +557,8 @@ class Relay:
         meter.measure_unstreamed(data, is_json and bool(data))
         if not is_json and not self._request.may_be_bytes:
             meter.note_unread(OTHER_TYPE)
-        self._settle_refusal(status)
+        if self._refusal is not None:
+            self._settle_refusal(status)
         if self._dispatch is not None:
             await self._dispatch.wait_for_prefill(_TAIL_S)
         self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)

@@ -152,6 +152,9 @@ class ClientRequest(Struct):
             return 1
         return max(len(prompt), 1)
 
+    may_be_several: bool = False
+    """The body has a field that asks for several sequences, or may have several prompts."""
+
     @property
     def num_sequences(self) -> int:
         """Sequences that the engine generates at most, each with as many tokens as the request allows."""
@@ -192,7 +195,8 @@ class ClientRequest(Struct):
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix(),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
-            self.is_flex, self.num_sequences, self.previous_response_id,
+            self.is_flex, self.num_sequences if self.may_be_several else 1,
+            self.previous_response_id if self.path == RESPONSES else None,
         )  # fmt: skip
 
     def prefix(self) -> tuple[Segment, ...]:

@@ -80,14 +80,16 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     if fields.n is not None:
         _integer("n", fields.n)
     text, prompt_ids = _PROMPT_READERS[path](body)
+    cache_key = fields.prompt_cache_key if isinstance(fields.prompt_cache_key, str) else None
     has_slo = not _SLO_HEADERS.isdisjoint(headers)
     engine_headers, is_chat = "", path == CHAT
     if not _FORWARDED_HEADERS.isdisjoint(headers):
         forwarded = _FORWARDED_HEADERS.intersection(headers)
         engine_headers = "".join([f"{name}: {headers[name]}\r\n" for name in sorted(forwarded)])
     may_have_media = not is_chat
-    for message in _messages(body) if is_chat else ():
-        may_have_media |= not isinstance(message.get("content"), str)
+    messages = body.get("messages")
+    for message in messages if is_chat and isinstance(messages, list) else ():
+        may_have_media |= not isinstance(message, dict) or not isinstance(message.get("content"), str)
     has_media = may_have_media and (b'_url"' in raw or b'"input_' in raw or b'"image"' in raw or b'"document"' in raw)
     request = ClientRequest(  # by position, as names take msgspec four times as long
         path, is_chat, not is_chat and path != COMPLETIONS, _can_resume(path, body, prompt_ids), body, raw,
@@ -95,9 +97,11 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
         _max_tokens(fields), text, prompt_ids, _tier(fields, headers),
         _slo_s(headers, "ttft") if has_slo else None, _slo_s(headers, "tpot") if has_slo else None,
-        headers.get("x-session-id") or _name(fields.prompt_cache_key), headers.get("x-headway-region", ""),
+        headers.get("x-session-id") or cache_key, headers.get("x-headway-region", ""),
         engine_headers, headers.get("x-headway-explain") == "1",
     )  # fmt: skip
+    if path == COMPLETIONS or "n" in body or "best_of" in body:
+        request.may_be_several = True
     if fields.service_tier == "flex":
         request.is_flex = True
     if has_media:  # or only a text about it, from which nothing is learnt about the length of tokens
@@ -130,20 +134,19 @@ def _integer(name: str, value: float) -> int:
     return int(value)
 
 
-def _name(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -> bool:
     """Whether the answer is one sequence that depends on its tokens only, and the prompt could be read."""
     if path not in (CHAT, COMPLETIONS) or body.get("n") not in (None, 1):
         return False
     if path == COMPLETIONS and not isinstance(body.get("prompt"), str) and not prompt_ids:
         return False
-    if path == CHAT and (
-        not isinstance(messages := body.get("messages"), list) or len(_messages(body)) < len(messages)
-    ):
-        return False
+    if path == CHAT:
+        messages = body.get("messages")
+        if not isinstance(messages, list):
+            return False
+        for message in messages:
+            if not isinstance(message, dict):
+                return False
     return _STATEFUL_OPTIONS.isdisjoint(body) or not any(map(body.get, _STATEFUL_OPTIONS))
 
 
@@ -158,15 +161,12 @@ def _max_tokens(fields: RequestFields) -> int | None:
     return None
 
 
-def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages that can be read."""
-    messages = body.get("messages")
-    return [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
-
-
 def _chat_prompt(body: dict[str, Any]) -> Prompt:
     parts: list[str] = []
-    for message in _messages(body):
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict):
+            continue
         parts.append(str(message.get("role", "")))
         content = message.get("content")
         if isinstance(content, str):

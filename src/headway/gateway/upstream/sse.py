@@ -90,7 +90,9 @@ def read_chunk(data: bytes) -> tuple[Chunk, str]:
     usage = chunk.usage
     if chunk.error or (not chunk.choices and usage is None) or (usage is not None and not usage.prompt_tokens):
         return chunk_in(loose_json.parse(data))
-    _raise_if_given_up(chunk)
+    for choice in chunk.choices:
+        if choice.finish_reason == ABORTED:
+            raise EngineError("gave the request up")
     return chunk, ""
 
 
