@@ -20,7 +20,6 @@ from headway.api.scenarios import ScenarioLike, document_of
 from headway.config import strict_yaml
 from headway.config.scenario import with_absolute_paths
 from headway.core.errors import HeadwayError
-from headway.scenario.run import plain_document
 
 _STOP_S = 15.0
 _POLL_S = 0.05
@@ -47,7 +46,7 @@ def serve(
     document, _, base_dir = document_of(scenario)
     with TemporaryDirectory() as folder, TemporaryFile() as log:
         file = Path(folder) / "fleet.yaml"
-        file.write_text(strict_yaml.dump(with_absolute_paths(plain_document(document), base_dir)), encoding="utf-8")
+        file.write_text(strict_yaml.dump(with_absolute_paths(document, base_dir)), encoding="utf-8")
         command = [sys.executable, "-m", "headway", "serve", str(file), "--port", "0", *options]
         command += ["--emulated"] if emulated else []
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headway.api.results import WIDTH, Tabular
-from headway.api.scenarios import ScenarioLike, document_of, load
+from headway.api.scenarios import ScenarioLike, document_of
+from headway.config import strict_yaml
 from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -37,7 +38,7 @@ from headway.planning.fleet import plan as fleet
 from headway.planning.fleet.document import of_trace
 from headway.planning.tiers import rehearsal as tiers
 from headway.report.page import write_page
-from headway.scenario import Simulator
+from headway.scenario import Simulator, assemble
 from headway.scenario.processes import processes
 from headway.workload.atomic_file import write_text
 
@@ -63,10 +64,7 @@ class Plan(Tabular):
 
     def scenario(self) -> Scenario:
         """The planned fleet with its workload and policies, to simulate or to serve. HeadwayError if there is none."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "plan.yaml"
-            path.write_text(self.yaml(), encoding="utf-8")
-            return load(path)
+        return assemble(*strict_yaml.parse(self.yaml(), "plan.yaml"), Path())
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as a scenario (.yaml), as a page (.html), or its values (.json)."""

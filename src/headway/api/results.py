@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from headway.api.figures import Figure
-from headway.config.scenario import Scenario
+from headway.config.scenario import Scenario, variants
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import Records
 from headway.metrics.seeds import Estimate, SeededMetrics
@@ -127,15 +127,13 @@ class Comparison(Tabular, Sequence[Result]):
     @overload
     def __getitem__(self, index: slice) -> list[Result]: ...
     def __getitem__(self, index: int | slice) -> Result | list[Result]:
-        if isinstance(index, slice):
-            return [Result(self.scenario, run) for run in self.runs[index]]
-        return Result(self.scenario, self.runs[index])
+        return list(self)[index]
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __iter__(self) -> Iterator[Result]:
-        return (Result(self.scenario, run) for run in self.runs)
+        return (Result(each, run) for each, run in zip(variants(self.scenario), self.runs, strict=True))
 
     @property
     def names(self) -> list[str]:

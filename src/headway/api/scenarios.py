@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headway.config import strict_yaml
-from headway.config.scenario import Scenario, read
+from headway.config.scenario import Scenario, read, written
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model
@@ -48,10 +48,7 @@ def document_of(
     if builtin is not None:
         source = preset(builtin)
     if isinstance(source, Scenario):
-        document, places, base_dir = dict(source.document), source.places, source.base_dir
-        policies = msgspec.structs.asdict(source.spec.policies)
-        document["policies"] = {key: value for key, value in policies.items() if value is not None}
-        document["seed"] = source.spec.seed
+        document, places, base_dir = written(source), source.places, source.base_dir
     elif isinstance(source, Mapping):
         document, places, base_dir = {"name": "scenario", **source}, Places(), Path()
     else:

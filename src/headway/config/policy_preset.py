@@ -15,6 +15,8 @@ PARTS = PolicySpecs(
 )  # fmt: skip
 """Who runs keeps the seat, as in vLLM. Otherwise a request whose prompt waited long elsewhere would take the KV blocks
 of those that arrived after it, and theirs would be computed anew."""
+KEYS = ("routing", "ordering", "ordering_at", "migration", "admission", "scaling")
+"""Keys of policies that a preset chooses, unless they are given beside it."""
 PREEMPTING = "priority"
 """The order where engines take any ordering, such as PASCAL's, or where the gateway pauses what runs."""
 

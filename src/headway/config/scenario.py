@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,18 +11,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET
-from msgspec.structs import fields, replace
+from msgspec import NODEFAULT, UNSET, Struct, to_builtins
+from msgspec.structs import FieldInfo, fields, replace
 
 from headway.catalog.coefficients import Coefficients, PoolCalibration
 from headway.config import strict_yaml
 from headway.config.fleet import coefficients_of, fleet_of
+from headway.config.own_modules import plain, with_folder
 from headway.config.placeholders import has_placeholder
+from headway.config.policy_preset import KEYS as PRESET_KEYS
 from headway.config.policy_preset import expanded
 from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import unknown
 from headway.core.fleet import Combo, Fleet, Pool, unit_of
+from headway.gateway.settings import Batches, KeyStoreSettings
 from headway.perf.hosted import hosted_line
 from headway.perf.speculation import AnyStepModel, step_model
 from headway.sim.timeline import Line
@@ -107,23 +111,82 @@ def _without_secrets(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "gateway": {key: value for key, value in settings.items() if not has_placeholder(value)}}
 
 
-_PATH_KEYS = ("path", "config", "coefficients")
+_PATH_KEYS = (
+    "path", "trace", "config", "coefficients", "endpoints_file", "slots", "log", "tokenizer", "records", "store",
+)  # fmt: skip
+_DEFAULT_STORES = {"batches": Batches().store, "key_store": KeyStoreSettings().store}
+_FILE_PLACEHOLDER = re.compile(r"\$\{file:([^{}]*)\}")
 
 
 def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    """A scenario's document that is the same scenario in any folder: its files under absolute paths."""
+    """A scenario's document that is the same scenario in any folder and process, and that can be written to a file.
+
+    Its files are under absolute paths, and policies of one's own under the names of their classes, with the folders of
+    their modules. HeadwayError for a policy that no other process can import.
+    """
+    folder = base_dir.absolute()
 
     def absolute(key: str, value: Any) -> Any:
-        if key == "trace" and isinstance(value, str):
-            return {"path": absolute("path", value)}
-        if key in _PATH_KEYS and isinstance(value, str):
-            return str((base_dir / value).absolute())
         if isinstance(value, dict):
             return {name: absolute(name, each) for name, each in value.items()}
-        return [absolute("", each) for each in value] if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return [absolute("", each) for each in value]
+        if not isinstance(value, str) or not value:
+            return value
+        if key in _PATH_KEYS and "://" not in value:
+            return str(folder / value)
+        return _FILE_PLACEHOLDER.sub(lambda found: f"${{file:{folder / found[1]}}}", value)
 
-    sections = {key: absolute(key, document[key]) for key in ("workload", "fleet", "combos") if key in document}
-    return {**document, **sections}
+    def with_folders(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: with_folders(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [with_folders(each) for each in value]
+        return with_folder(value, folder) if isinstance(value, str) else value
+
+    made: dict[str, Any] = plain(document)
+    if isinstance(settings := made.get("gateway"), dict):
+        stores = {key: {"store": store, **settings[key]} for key, store in _DEFAULT_STORES.items()
+                  if isinstance(settings.get(key), dict)}  # fmt: skip
+        made = {**made, "gateway": {**settings, **stores}}
+    sections = {key: absolute(key, made[key]) for key in ("workload", "fleet", "combos", "gateway") if key in made}
+    policies = {key: with_folders(made[key]) for key in ("policies", "variants", "cascade") if key in made}
+    return {**made, **sections, **policies}
+
+
+def written(scenario: Scenario) -> dict[str, Any]:
+    """The document that reads as this scenario, whose policies, variants and seed may differ from its file's."""
+    spec, document = scenario.spec, dict(scenario.document)
+    given = document.get("policies") or {}
+    read_policies = strict_yaml.convert(given, PolicySpecs, scenario.places, ("policies",))
+    if expanded(read_policies, scenario.fleet, given) != spec.policies:
+        document["policies"] = _written_policies(spec.policies)
+    if spec.variants != strict_yaml.convert(document.get("variants", ()), tuple[Variant, ...], scenario.places):
+        document["variants"] = [_written_struct(each) for each in spec.variants]
+    if spec.seed != document.get("seed", 0):
+        document["seed"] = spec.seed
+    return document
+
+
+def _written_policies(policies: PolicySpecs) -> dict[str, Any]:
+    """All that differs from the defaults, and all that a preset would choose otherwise."""
+    made = _written_struct(policies)
+    chosen = {key: getattr(policies, key) for key in PRESET_KEYS} if policies.preset is not None else {}
+    return {**made, **chosen}
+
+
+def _written_struct(value: Struct) -> dict[str, Any]:
+    """A Struct's keys whose values are not the defaults. Values of Python stay."""
+    given = {field.encode_name: (getattr(value, field.name), field) for field in fields(value)}
+    return {
+        name: to_builtins(each) if isinstance(each, Struct) else each
+        for name, (each, field) in given.items()
+        if each is not UNSET and each != _default(field)
+    }
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
 def variants(scenario: Scenario) -> tuple[Scenario, ...]:

@@ -145,7 +145,7 @@ def _resolved(
     else:
         raise unknown(kind, name, registered)
     where = f"{kind} {name}"
-    choice = PolicyChoice(name, made_by, _arguments(where, made_by, arguments, load))
+    choice = PolicyChoice(name.rpartition("/")[2], made_by, _arguments(where, made_by, arguments, load))
     try:
         policy = choice()
     except HeadwayError as error:

@@ -18,6 +18,7 @@ from headway import __version__
 from headway.config import scenario as config
 from headway.config.fleet import fleet_of
 from headway.config.limits import check_tenants, limits_of
+from headway.config.own_modules import named, plain
 from headway.config.scenario import Changes, Scenario, StepTimes, only_variant, read, variants, with_seed
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
@@ -208,36 +209,24 @@ def metrics_of(scenario: Scenario) -> dict[str, float | int | None]:
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     """What reproduces the runs of a scenario."""
-    policies = msgspec.to_builtins(scenario.spec.policies, enc_hook=_policy_name)
+    policies = plain(msgspec.structs.asdict(scenario.spec.policies), _shown)
     if not scenario.fleet.fallbacks.models:
         del policies["fallback"]
     for key in ("preempt_every_s", "max_hold_s", "shed_ttft_share", "preset"):
         if policies[key] is None:
             del policies[key]  # so that records are those of versions without it
-    document = plain_document({**scenario.document, "seed": scenario.spec.seed, "policies": policies})
+    document = plain({**scenario.document, "seed": scenario.spec.seed, "policies": policies}, _shown)
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)
 
 
-def plain_document(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document that can be written: classes and instances by `module:Class`."""
-    return {key: _plain(value) for key, value in document.items()}
-
-
-def _plain(value: Any) -> Any:
-    """The same object where nothing changes, so that sections that are one object are written once."""
-    if isinstance(value, dict):
-        made: Any = {key: _plain(each) for key, each in value.items()}
-        return value if all(made[key] is each for key, each in value.items()) else made
-    if isinstance(value, list | tuple):
-        made = [_plain(each) for each in value]
-        return value if all(new is old for new, old in zip(made, value, strict=True)) else made
-    return value if value is None or isinstance(value, str | int | float) else _policy_name(value)
-
-
-def _policy_name(value: Any) -> str:
-    made_by = value if isinstance(value, type) else type(value)
-    return f"{made_by.__module__}:{made_by.__qualname__}"
+def _shown(value: Any) -> Any:
+    """A policy of one's own as `config.own_modules` names it, else by a name that only its own process knows."""
+    try:
+        return named(value)
+    except HeadwayError:
+        made_by = value if isinstance(value, type) else type(value)
+        return f"{made_by.__module__}:{made_by.__qualname__}"
 
 
 def _source(scenario: Scenario) -> RequestSource:

@@ -14,23 +14,31 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
+from headway.config.own_modules import folder_of, has_module
+
 __path__: list[str] = []
 """Makes this module a package."""
 
 
 def loader_of(base_dir: Path) -> Callable[[str], ModuleType]:
-    """Imports a module by name: from the current directory, else from `base_dir`, else from `sys.path`."""
+    """Imports a module by name: from the current directory, else from `base_dir`, else from `sys.path`.
+
+    A name may begin with the folder, as in `policies/own`, relative to `base_dir`.
+    """
 
     def load(name: str) -> ModuleType:
         invalidate_caches()
-        for folder in (Path.cwd(), base_dir.absolute()):
-            file = folder.joinpath(*name.split("."))
-            imported = getattr(sys.modules.get(name), "__file__", None)
-            if imported in (f"{file}.py", str(file / "__init__.py")):
-                return sys.modules[name]  # a program that imported it shares its classes
-            if file.with_name(f"{file.name}.py").is_file() or (file / "__init__.py").is_file():
-                return import_module(f"{__name__}.{str(folder).encode().hex()}.{name}")
-        return import_module(name)
+        given, slash, module = name.rpartition("/")
+        folder = base_dir.absolute() / given if slash else folder_of(module, base_dir)
+        if folder is None:
+            return import_module(module)
+        if not has_module(folder, module):
+            raise ModuleNotFoundError(name=name)
+        file = folder.joinpath(*module.split("."))
+        imported = getattr(sys.modules.get(module), "__file__", None)
+        if imported in (f"{file}.py", str(file / "__init__.py")):
+            return sys.modules[module]  # a program that imported it shares its classes
+        return import_module(f"{__name__}.{str(folder).encode().hex()}.{module}")
 
     return load
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-import yaml
 from msgspec import Struct, field, structs
 
 from headway.catalog.coefficients import PoolCalibration
+from headway.config import strict_yaml
 from headway.config.scenario import StepTimes, assemble, with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -153,7 +153,7 @@ def scenario_yaml(answer: CascadeAnswer, request: PlanningRequest) -> str:
     if request.replan is not None and "cascade" in document:
         document["cascade"]["replan"] = request.replan
     document = with_absolute_paths(document, request.base_dir)
-    return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    return head + strict_yaml.dump(document)
 
 
 def _best(
