@@ -14,6 +14,7 @@ from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
 from headway.policies import resolve
 from headway.scenario.presets import BUILTINS, builtin
+from headway.workload.spec import builtin_workloads
 
 F = TypeVar("F", bound=Callable[..., Any])
 Changes = dict[Key, tuple[str, Any]]
@@ -43,7 +44,7 @@ synthetic_options = together((
 ))  # fmt: skip
 
 trace_options = together((
-    click.option("--trace", type=PATH, help="A file: Azure, Mooncake, Bailian, BurstGPT, Parquet or CSV."),
+    click.option("--trace", type=PATH, help="A file: Azure, Mooncake, Bailian, BurstGPT, Parquet or CSV; or a folder of records."),
     click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace."),
     click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate."),
     click.option("--concurrency", type=POSITIVE, help="A closed loop of this many clients."),
@@ -156,7 +157,7 @@ def _workload(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
     for name in ("trace", "workload"):
         if name in used:
             path = Path(used[name])
-            is_file = name == "trace" or bool(path.suffix)
+            is_file = name == "trace" or bool(path.suffix) or (path.is_dir() and used[name] not in builtin_workloads())
             source = {"trace": {"path": str(path.absolute())}} if is_file else {"builtin": used[name]}
             yield ("workload",), (flag(name), source)
     for name in ("limit", "rate_scale"):

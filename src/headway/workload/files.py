@@ -25,7 +25,7 @@ from headway.workload.atomic_file import open_atomic
 from headway.workload.readers import csv_table
 from headway.workload.readers.arrival_times import from_first_arrival
 from headway.workload.readers.csv_table import CellType, CsvTable, header_of, read_table
-from headway.workload.readers.shared import NO_ARRIVALS, ReadOptions, first_line, open_unpacked
+from headway.workload.readers.shared import NO_ARRIVALS, REQUESTS, ReadOptions, first_line, open_unpacked, trace_file
 from headway.workload.table import (
     DTYPES,
     LENGTH,
@@ -66,11 +66,9 @@ def to_parquet(workload: Workload, path: Path) -> None:
 
 def from_parquet(path: Path) -> Workload:
     """Read a file that `to_parquet` wrote. Columns of a run's records are ignored; other columns are errors."""
+    path = trace_file(path.parent if path.name == REQUESTS and not path.is_file() else path)
     if not path.is_file():
-        hint = ""
-        if (path.parent / "parts").is_dir():
-            hint = f"; the run is under way or was killed: `python -m headway.records {path.parent}` joins its parts"
-        raise HeadwayError(f"{path}: no such file{hint}")
+        raise HeadwayError(f"{path}: no such file")
     try:
         file = parquet.ParquetFile(path)
         names = _workload_columns(file.schema_arrow.names, path)

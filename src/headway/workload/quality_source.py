@@ -16,7 +16,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.workload.arrivals import check_positive
 from headway.workload.quality import Scores, with_scores
 from headway.workload.quality_traces import AnswerLengths, Cascade, generate_scores
-from headway.workload.readers.shared import ReadOptions, open_unpacked
+from headway.workload.readers.shared import ReadOptions, open_unpacked, trace_file
 from headway.workload.table import LENGTH, QUALITY, Workload
 
 
@@ -83,7 +83,7 @@ def score_table(spec: QualitySpec, base_dir: Path) -> Scores:
         assert spec.trace is not None
         scores = generate_scores(spec.trace, spec.num_requests, spec.seed, spec.cascade, lengths=spec.lengths)
         return scores if names is None else scores.stages(names)
-    path = base_dir / spec.path
+    path = trace_file(base_dir / spec.path)
     if path.suffix == ".parquet":
         if spec.layout is not None:
             raise HeadwayError("workload: quality: layout: for CSV files; a run's records have their own columns")

@@ -10,7 +10,7 @@ from headway.workload import agent_calls, files
 from headway.workload.readers import mooncake, servegen
 from headway.workload.readers.csv_table import header_of
 from headway.workload.readers.csv_traces import AZURE, BURSTGPT, MOONCAKE_LENGTHS
-from headway.workload.readers.shared import ReadOptions, first_line
+from headway.workload.readers.shared import ReadOptions, first_line, trace_file
 from headway.workload.table import Workload
 
 
@@ -43,14 +43,14 @@ def read(
     block_tokens: int | None = None,
     spread_ticks: bool = False,
 ) -> Workload:
-    """Read the workload in a file, gzip or not. Its `notes` list what was skipped.
+    """Read the workload in a file, gzip or not, or in the records of a run's folder. Its `notes` list what was skipped.
 
     `format` is a key of `FORMATS`; None = recognised by the first line. `timestamp_unit` (`s`, `ms`) and `block_tokens`
     are those of files that do not say them; `spread_ticks` spreads requests that share a tick of a coarse clock over
     it. HeadwayError for a file that is empty,
     truncated, out of order (unless `sort`) or has a bad line (unless `skip_bad`) names the line and what was expected.
     """
-    file = Path(path)
+    file = trace_file(Path(path))
     if limit is not None and limit < 1:
         raise HeadwayError(f"limit: {limit}; expected 1 or more")
     if format is not None and format not in FORMATS:
@@ -63,7 +63,7 @@ def read(
 
 def detect(path: Path) -> str:
     """Return the name of the file's format. HeadwayError if no format matches its first line."""
-    line = first_line(path)
+    line = first_line(trace_file(path))
     for name, (matches, _) in FORMATS.items():
         if matches(line):
             return name

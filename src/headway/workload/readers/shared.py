@@ -43,6 +43,22 @@ class ReadOptions(Struct, frozen=True):
     """Spread requests that share a time evenly over the time to the next. If False, they arrive together."""
 
 
+REQUESTS = "requests.parquet"
+
+
+def trace_file(path: Path) -> Path:
+    """The file of a trace: a folder is that of a run's records, with `requests.parquet`. HeadwayError without it."""
+    if not path.is_dir():
+        return path
+    file = path / REQUESTS
+    if file.is_file():
+        return file
+    if (path / "parts").is_dir():
+        hint = f"the run is under way or was killed: `python -m headway.records {path}` joins its parts"
+        raise HeadwayError(f"{file}: no such file; {hint}")
+    raise HeadwayError(f"{path}: is a folder without {REQUESTS}; expected a file, or the folder of a run's records")
+
+
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading bytes, decompressed if it is gzip. Errors while reading become HeadwayError."""
