@@ -31,6 +31,7 @@ SCENARIO = """\
 
 A scenario is one YAML file. `headway new` writes a commented one to start from. A key that is not listed here
 is an error, which names the file, the line and the nearest key. Paths are relative to the scenario's folder.
+Keys that end in `_s` are seconds, or durations such as `450ms`, `2s`, `1m` and `1h`.
 [policies.md](policies.md) has the names and arguments of policies.
 """
 CLI = """\

@@ -257,3 +257,20 @@ def test_a_fleet_is_served() -> None:
         hw.serve(DOCUMENT, emulated=False),
     ):
         pass
+
+
+def test_unknown_metrics_are_named_with_the_nearest_one(comparison: hw.Comparison) -> None:
+    sweep = hw.sweep(DOCUMENT, {"workload.arrivals": [5]})
+    calls: list[Any] = [
+        lambda: comparison.plot("ttft_p99"), lambda: comparison.plot("ttft_s.p99", "ttft_p99"),
+        lambda: comparison.estimate(0, "ttft_p99"), lambda: comparison.difference(0, 1, "ttft_p99"),
+        lambda: sweep.table("ttft_p99"), lambda: sweep.plot("ttft_p99"), lambda: comparison[0].metrics["ttft_p99"],
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(hw.HeadwayError, match=r"unknown metric 'ttft_p99'; did you mean 'ttft_s.p99'\?"):
+            call()
+    with pytest.raises(hw.HeadwayError, match=r"unknown metric 'replica.0.ttf_s.p99'; did you mean 'replica.0.ttft_s"):
+        comparison.estimate(0, "replica.0.ttf_s.p99")
+    with pytest.raises(hw.HeadwayError, match="run: 7; expected 0 to 1"):
+        comparison.estimate(7, "ttft_s.p99")
+    assert comparison[0].metrics.get("ttft_p99") is None

@@ -162,6 +162,14 @@ def test_a_model_at_its_limit_does_not_flap() -> None:
     assert changes <= 400 / SLOW.window_s
 
 
+def test_answers_that_are_not_streamed_say_nothing() -> None:
+    """Their TTFT is not known: they may run for longer than its SLO allows."""
+    run = three(SLOW)
+    for i in range(60):
+        run.arrive(i, i / 2, model="llama", is_streamed=False)
+    assert {replica for _, replica in run.effects.started} == {HOME}
+
+
 def test_requests_without_an_slo_say_nothing() -> None:
     run = three(FallbackConfig(when=("slow",), min_requests=2))
     assert set(arrive_at_rate(run, 0, 30, ttft_s=60.0)) == {HOME}

@@ -46,6 +46,23 @@ def held(row: dict[str, float], slo: DefaultSlo) -> dict[str, bool]:
     return {k: finished and actual[k] <= limit for k, limit in limits.items() if limit is not None}
 
 
+def test_answers_that_were_not_streamed_count_with_their_durations_alone() -> None:
+    """The day of a gateway of which a half was not streamed has the attainment of the other half."""
+    run = Run(seed=3, num_requests=40)
+    table = run.records.requests
+    first_s = table["first_token_s"].copy()
+    has_e2e = ~np.isnan(run.records.workload["slo_e2e_s"][table["request"]])
+    hidden = (np.arange(len(first_s)) % 2 == 0) & (table["outcome"] == Outcome.FINISHED) & ~has_e2e
+    assert 5 < hidden.sum() < len(hidden)
+    first_s[hidden] = np.nan
+    served = structs.replace(run.records, requests={**table, "first_token_s": first_s})
+    rest = structs.replace(run.records, requests={name: column[~hidden] for name, column in table.items()})
+    slo = DefaultSlo(ttft_s=0.4, tpot_s=0.03)
+    assert summarize(served, slo=slo).slo_attainment == summarize(rest, slo=slo).slo_attainment
+    both = summarize(served, slo=DefaultSlo(ttft_s=0.4, e2e_s=1e9))
+    assert both.ttft_s is not None and both.ttft_s.count == (~np.isnan(first_s)).sum()
+
+
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fakes import FakeFleet, FakePool, FakePools, FakeReplica, FakeRequest
 from headway.core.errors import HeadwayError
@@ -111,6 +112,15 @@ def ended(tier: int = 0, ttft_s: float = 1.0, outcome: Outcome = Outcome.FINISHE
 )
 def test_whether_an_slo_was_missed(record: Ended, violated: bool | None) -> None:
     assert violated_slo(record) is violated
+
+
+@pytest.mark.parametrize(
+    ("slos", "violated"), [({}, None), ({"slo_e2e_s": 10.0}, True), ({"slo_e2e_s": 12.0, "slo_ttft_s": 0.1}, False)]
+)
+def test_of_an_answer_that_is_not_streamed_the_duration_is_judged(
+    slos: dict[str, float], violated: bool | None
+) -> None:
+    assert violated_slo(structs.replace(ended(**slos), first_token_s=None)) is violated
 
 
 def test_one_token_has_no_tpot_to_miss() -> None:

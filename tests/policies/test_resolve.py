@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -270,3 +271,13 @@ def test_policies_are_light_to_import() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     allowed = ("headway.core", "headway.policies")
     assert [m for m in found.split() if m != "headway" and not m.startswith(allowed)] == []
+
+
+def test_labels_leave_out_arguments_that_are_the_defaults() -> None:
+    choice = resolve.ordering({"name": "edf", "default_deadline_s": 60.0})
+    defaults = {each.name: each.default for each in inspect.signature(choice.made_by).parameters.values()}
+    same = resolve.ordering({"name": "edf", **defaults})
+    assert str(same) == "edf"
+    other = resolve.ordering({"name": "edf", **defaults, "default_deadline_s": 7.0})
+    assert str(other) == "edf(default_deadline_s=7)"
+    assert resolve.identity(same) == resolve.identity(resolve.ordering("edf"))

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 from plotly.offline import get_plotlyjs
 
@@ -38,6 +40,9 @@ def make(index: int, *, calibrated: bool = True, notes: tuple[str, ...] = (), **
     return Run(" + ".join(policies.values()), policies, made.records, summary, 0.1, 0.2, calibrated, notes)
 
 
+MADE = make(1)
+
+
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
     return [make(i) for i in range(3)]
@@ -53,6 +58,36 @@ def test_the_note_names_the_pools_and_what_is_missing() -> None:
     expected = "Step times are not calibrated for a (l4: generic kernels), b (h100: generic overhead of tgi): trust"
     assert expected in text and expected in html.page(several, PROVENANCE)
     assert "not calibrated" not in table.render([make(0)], width=220)
+
+
+@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@given(
+    labels=st.lists(
+        st.dictionaries(
+            st.sampled_from(["routing", "ordering", "migration", "scaling", "ordering_at"]),
+            st.sampled_from(["fcfs", f"headway({', '.join(f'argument_{i}={i}' for i in range(14))})",
+                             f"headway({', '.join(f'argument_{i}={i}' for i in range(15))})", "x" * 300]),
+            min_size=1,
+        ), min_size=1, max_size=3,
+    ),
+    width=st.sampled_from([80, 100, 140, 200]),
+)  # fmt: skip
+def test_a_table_fits_and_has_metrics_whatever_its_labels(labels: list[dict[str, str]], width: int) -> None:
+    """Labels are cut before the metrics are; unlike ones stay unlike, and notes have them whole."""
+    text = table.render([replace(MADE, policies=policies) for policies in labels], width=width)
+    assert max(map(len, text.splitlines())) <= width
+    value = table.seconds(flatten(MADE.summary)["ttft_s.p99"])  # type: ignore[arg-type]
+    assert "TTFT p99" in text and text.count(value) >= len(labels)
+    if width >= 140 and max(map(len, labels)) == 1:
+        assert "E2E mean" in text and "SLO met" in text
+
+
+def test_labels_that_are_cut_stay_unlike() -> None:
+    long = ["headway(a=1, b=2, c=3)", "headway(a=1, b=2, c=4)", "fcfs", "headway(a=1, b=2, c=3)"]
+    cut = table.cut_labels(long, 16)
+    assert cut == ["headway(a=1, …#1", "headway(a=1, …#2", "fcfs", "headway(a=1, …#1"]
+    text = " ".join(table.render([replace(MADE, policies={"routing": each}) for each in long], width=80).split())
+    assert "headway(a=1, …#2: headway(a=1, b=2, c=4)" in text
 
 
 @pytest.mark.parametrize(("by", "groups"), [("tenant", ("quiet", "flood", "third")), ("tier", ("0", "1", "2"))])

@@ -19,6 +19,7 @@ from typing import IO
 from headway.api.scenarios import ScenarioLike, document_of
 from headway.config import strict_yaml
 from headway.config.scenario import with_absolute_paths
+from headway.core.duration import seconds
 from headway.core.errors import HeadwayError
 
 _STOP_S = 15.0
@@ -36,7 +37,7 @@ class ServedFleet:
 
 @contextmanager
 def serve(
-    scenario: ScenarioLike, *, emulated: bool = True, options: Sequence[str] = (), start_s: float = 60.0
+    scenario: ScenarioLike, *, emulated: bool = True, options: Sequence[str] = (), start_s: float | str = 60.0
 ) -> Iterator[ServedFleet]:
     """Serve a scenario's fleet within a `with` block, on a free port of this machine.
 
@@ -51,7 +52,7 @@ def serve(
         command += ["--emulated"] if emulated else []
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         try:
-            yield _started(process, log, time.monotonic() + start_s)
+            yield _started(process, log, time.monotonic() + seconds(start_s))
         finally:
             _stop(process)
 

@@ -15,6 +15,7 @@ from headway.api.scenarios import ScenarioLike, document_of
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
+from headway.core.duration import in_seconds, seconds_of
 from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
 from headway.planning.capacity import page as capacity_page
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 Gpus = Sequence[str | Offer]
+Seconds = float | str
+"""Seconds, or a duration such as "450ms"."""
 _COMMAND = "import headway"
 
 
@@ -94,8 +97,8 @@ class Plan(Tabular):
 
 def plan_capacity(
     scenario: ScenarioLike, *, gpus: Sequence[str] = (), tps: Sequence[int] = (1, 2, 4, 8),
-    routings: Sequence[str] = (), orderings: Sequence[str] = (), ttft_p99_s: float | None = None,
-    tpot_p99_s: float | None = None, e2e_p99_s: float | None = None, attainment: float | None = None,
+    routings: Sequence[str] = (), orderings: Sequence[str] = (), ttft_p99_s: Seconds | None = None,
+    tpot_p99_s: Seconds | None = None, e2e_p99_s: Seconds | None = None, attainment: float | None = None,
     max_replicas: int = 64, situations: Sequence[Situation] = (), cache: str | Path | None = None,
 ) -> Plan:  # fmt: skip
     """The cheapest GPU type, parallelism, policies and number of replicas that meet SLOs: `headway plan capacity`.
@@ -103,7 +106,8 @@ def plan_capacity(
     The scenario gives workload, model and engine; its first pool needs no `gpu`. `situations`: what-ifs. `cache`: a
     folder that keeps simulations.
     """
-    targets = Targets(ttft_p99_s, tpot_p99_s, e2e_p99_s, attainment)
+    limits = {"ttft_p99_s": ttft_p99_s, "tpot_p99_s": tpot_p99_s, "e2e_p99_s": e2e_p99_s}
+    targets = Targets(*(seconds_of(name, value) for name, value in limits.items()), attainment)
     options = capacity.CapacityOptions(
         gpus=tuple(gpus), tps=tuple(tps), routings=tuple(routings), orderings=tuple(orderings), targets=targets,
         situations=tuple(situations), max_replicas=max_replicas,
@@ -193,7 +197,7 @@ def _for_curve(
 
 
 def plan_fleet(
-    trace: ScenarioLike, have: Gpus, *, slo: Mapping[str, float] | None = None,
+    trace: ScenarioLike, have: Gpus, *, slo: Mapping[str, Seconds] | None = None,
     models: Mapping[str, str] | Sequence[str] = (), engine: str | None = None, attainment: float = fleet.ATTAINMENT,
     tps: Sequence[int] = (1, 2, 4, 8), routings: Sequence[str] = fleet.ROUTINGS, split: bool = True,
     seeds: int | None = None, jobs: int = 1, cache: str | Path | None = None,
@@ -201,7 +205,7 @@ def plan_fleet(
     """The cheapest fleet of the GPUs at hand for several models, and its router: `headway plan fleet`.
 
     `trace`: a file of requests with a column `model`, or a scenario with a pool for each model. `have`: offers, or
-    texts such as "h100:16:2.8". `slo`: seconds of requests without their own, as {"ttft_s": 2, "tpot_s": 0.05}.
+    texts such as "h100:16:2.8". `slo`: of requests without their own, as {"ttft_s": 2, "tpot_s": "50ms"}.
     `models`: models of the catalog by the names that requests ask for, or one name for a trace without names. `split`:
     consider separate prefill and decode replicas. `seeds`: of each whole fleet; None: 5, or 3 where a run takes 2 s.
     """
@@ -213,7 +217,7 @@ def plan_fleet(
     else:
         document, places, base_dir = document_of(trace)
     if slo:
-        document = {**document, "slo": {**(document.get("slo") or {}), **slo}}
+        document = {**document, "slo": {**(document.get("slo") or {}), **in_seconds("", dict(slo))}}
     find = own_gpus([document], places)
     offers = tuple(each if isinstance(each, Offer) else offer_of(each, None, find) for each in have)
     options = fleet.FleetOptions(
@@ -241,7 +245,7 @@ def plan_fleet(
 
 
 def plan_cascade(
-    scenario: ScenarioLike, *, quality: float | None = None, latency_s: float | None = None,
+    scenario: ScenarioLike, *, quality: float | None = None, latency_s: Seconds | None = None,
     gpus: int | Gpus | None = None, gpus_per_server: int | None = None, rps: float | None = None,
     combos: bool = False, alternatives: bool = True, fresh_draws: int = 5, cache: str | Path | None = None,
 ) -> Plan:  # fmt: skip
@@ -257,7 +261,7 @@ def plan_cascade(
     document, places, base_dir = document_of(scenario)
     find = own_gpus([document], places)
     request = make_request(
-        document, places, base_dir, _target(quality, latency_s), Simulator(),
+        document, places, base_dir, _target(quality, seconds_of("latency_s", latency_s)), Simulator(),
         num_gpus=gpus if isinstance(gpus, int) else None,
         gpus=tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in offers),
         gpus_per_server=gpus_per_server, rps=rps, combos=combos,

@@ -60,6 +60,13 @@ class Tabular:
         return f"<pre>{escape(self.table())}</pre>"
 
 
+class Metrics(dict[str, "float | int | None"]):
+    """Metrics by key, of which an unknown one is an error with the nearest name."""
+
+    def __missing__(self, key: str) -> float | int | None:
+        raise unknown("metric", str(key), self)
+
+
 @dataclass(frozen=True, repr=False)
 class Result(Tabular):
     """One simulated run: its scenario, metrics and records."""
@@ -78,9 +85,9 @@ class Result(Tabular):
         return self.run.summary
 
     @property
-    def metrics(self) -> dict[str, float | int | None]:
-        """All metrics by key, as in `--json`: `metrics["ttft_s.p99"]`."""
-        return flatten(self.run.summary)
+    def metrics(self) -> Metrics:
+        """All metrics by key, as in `--json`: `metrics["ttft_s.p99"]`. HeadwayError for a key that is no metric."""
+        return Metrics(flatten(self.run.summary))
 
     @property
     def records(self) -> Records:
@@ -149,15 +156,22 @@ class Comparison(Tabular, Sequence[Result]):
         return dots.verdict(self.names, self.seeded, "ttft_s.p99")
 
     def estimate(self, run: int | str, metric: str) -> Estimate | None:
-        """The mean of a metric over seeds and its 95% interval; None with one seed. `run`: a position or a name."""
+        """The mean of a metric over seeds and its 95% interval; None with one seed. `run`: a position or a name.
+
+        HeadwayError for a run or a metric that is none.
+        """
+        self.seeded.check(metric)
         return self.seeded.estimate(self._position(run), metric)
 
     def difference(self, run: int | str, other: int | str, metric: str) -> Estimate | None:
-        """The first run's metric less the other's, seed by seed."""
+        """The first run's metric less the other's, seed by seed; else as `estimate`."""
+        self.seeded.check(metric)
         return self.seeded.difference(self._position(run), self._position(other), metric)
 
     def _position(self, run: int | str) -> int:
         if isinstance(run, int):
+            if not 0 <= run < len(self.runs):
+                raise HeadwayError(f"run: {run}; expected 0 to {len(self.runs) - 1}")
             return run
         if run not in self.names:
             raise unknown("run", run, self.names)
@@ -182,10 +196,12 @@ class Comparison(Tabular, Sequence[Result]):
     def plot(self, *metrics: str) -> Figure:
         """Means and 95% intervals of each run. Without metrics: the p99 of TTFT, and dollars per million tokens.
 
-        `ttft`, `itl` or `e2e` alone: the cumulative distributions with the first seed.
+        `ttft`, `itl` or `e2e` alone: the cumulative distributions with the first seed. HeadwayError for a name that is
+        no metric.
         """
         if metrics in (("ttft",), ("itl",), ("e2e",)):
             return _distribution(self.runs, metrics[0])
+        self.seeded.check(*metrics)
         return Figure(dots.figure(self.names, self.seeded, metrics or dots.KEYS))
 
     def save(self, path: str | Path) -> Path:
@@ -219,7 +235,11 @@ class Sweep(Tabular):
         return _arrow(rows, breakdowns)
 
     def table(self, metric: str = "ttft_s.p99") -> str:
-        """One line for each combination: a metric of each set of policies, with half of its interval."""
+        """One line for each combination: a metric of each set of policies, with half of its interval.
+
+        HeadwayError for a name that is no metric.
+        """
+        self._check(metric)
         heads = [*self.grid, *self.names]
         lines = [
             [*(str(value) for value in point.values()), *self._cells(i, metric)] for i, point in enumerate(self.points)
@@ -230,11 +250,15 @@ class Sweep(Tabular):
         ]
         return "\n".join([f"{metric}", *shown]) + "\n"
 
+    def _check(self, metric: str) -> None:
+        SeededMetrics((), tuple(by_seed for seeded in self.seeded for by_seed in seeded.flat)).check(metric)
+
     def _cells(self, point: int, metric: str) -> list[str]:
         return [dots.shown(self.seeded[point], run, metric) for run in range(len(self.names))]
 
     def plot(self, metric: str = "ttft_s.p99", x: str | None = None) -> Figure:
         """A metric over one of the grid's keys, with bands of the 95% intervals: a line for each set of policies."""
+        self._check(metric)
         x = x or next(iter(self.grid))
         if x not in self.grid:
             raise unknown("key of the grid", x, self.grid)

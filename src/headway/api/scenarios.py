@@ -11,6 +11,7 @@ import msgspec
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, read, written
 from headway.config.strict_yaml import Key, Places
+from headway.core.duration import in_seconds
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model
 from headway.scenario import assemble
@@ -50,7 +51,7 @@ def document_of(
     if isinstance(source, Scenario):
         document, places, base_dir = written(source), source.places, source.base_dir
     elif isinstance(source, Mapping):
-        document, places, base_dir = {"name": "scenario", **source}, Places(), Path()
+        document, places, base_dir = in_seconds("", {"name": "scenario", **source}), Places(), Path()
     else:
         assert source is not None
         path = Path(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -13,7 +14,7 @@ import click
 
 from headway import __version__
 from headway.cli.stdout import keep_for_ourselves
-from headway.core.errors import HeadwayError, unknown
+from headway.core.errors import HeadwayError, SloWarning, unknown
 
 COMMANDS = {
     "simulate": "Run a scenario and print its metrics.",
@@ -80,12 +81,23 @@ def commands() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code. An error of the user is one line on stderr.
+    """Run a command and return the exit code. An error of the user is one line on stderr, and so is a warning.
 
     Without `args` those of the process, whose stdout is then for what Headway prints alone.
     """
     if args is None:
         keep_for_ourselves()
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", SloWarning)
+        warnings.showwarning = _show_warning
+        return _run(args)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    click.echo(f"warning: {message}", err=True)
+
+
+def _run(args: Sequence[str] | None) -> int:
     try:
         code = commands.main(args, prog_name="headway", standalone_mode=False)
         sys.stdout.flush()

@@ -13,7 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.catalog import engine, gpu, model
-from headway.cli.output import ABOVE_0, PATH, PORT, POSITIVE
+from headway.cli.output import ABOVE_0, PATH, PORT, POSITIVE, SECONDS, SECONDS_ABOVE_0
+from headway.core.duration import seconds
 from headway.core.errors import HeadwayError
 from headway.core.fleet import LoraAdapter, LoraConfig, Parallel, Pool
 from headway.core.policy import Ordering
@@ -52,9 +53,9 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
         at_s, _, factor = str(value).partition(":")
-        with suppress(ValueError):
-            found = float(at_s), float(factor)
-            if 0 <= found[0] < inf and 0 < found[1] < inf:
+        with suppress(ValueError, HeadwayError):
+            found = seconds(at_s), float(factor)
+            if 0 < found[1] < inf:
                 return found
         self.fail(f"{value!r}; expected seconds and a factor, as in 60:2", param, ctx)
 
@@ -92,10 +93,10 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 )
 @click.option(
     "--kv-keep-s",
-    type=click.FloatRange(min=0),
+    type=SECONDS,
     default=480.0,
     show_default=True,
-    help="Seconds that a KV cache is kept for another engine.",
+    help="Time that a KV cache is kept for another engine.",
 )
 @click.option(
     "--kv-load-failure-policy",
@@ -112,10 +113,10 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 )
 @click.option(
     "--disaggregation-timeout-s",
-    type=ABOVE_0,
+    type=SECONDS_ABOVE_0,
     default=300.0,
     show_default=True,
-    help="SGLang only: seconds that one half of a request waits for the other.",
+    help="SGLang only: time that one half of a request waits for the other.",
 )
 @click.option("--lora", "loras", multiple=True, help="Name of a LoRA adapter of the engine; may be repeated.")
 @click.option("--max-loras", type=POSITIVE, help="Slots for LoRA adapters. Default: the pool's, or 1 with --lora.")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from headway.cli.output import ABOVE_0, PATH, POSITIVE
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, SECONDS, SECONDS_ABOVE_0
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
@@ -44,7 +44,7 @@ synthetic_options = together((
 ))  # fmt: skip
 
 trace_options = together((
-    click.option("--trace", type=PATH, help="A file: Azure, Mooncake, Bailian, BurstGPT, Parquet or CSV; or a folder of records."),
+    click.option("--trace", type=PATH, help="Azure, Mooncake, Bailian, BurstGPT, Parquet, CSV; or a records folder."),
     click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace."),
     click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate."),
     click.option("--concurrency", type=POSITIVE, help="A closed loop of this many clients."),
@@ -62,8 +62,8 @@ policy_options = together((
 run_options = together((
     seed_option,
     click.option("--step", type=click.Choice(["stretch", "exact"]), help="exact simulates every iteration."),
-    click.option("--until-s", type=ABOVE_0, help="Stop at this virtual time."),
-    click.option("--warmup-s", type=click.FloatRange(min=0), help="Metrics exclude requests that arrive earlier."),
+    click.option("--until-s", type=SECONDS_ABOVE_0, help="Stop at this virtual time."),
+    click.option("--warmup-s", type=SECONDS, help="Metrics exclude requests that arrive earlier."),
 ))  # fmt: skip
 
 gpu_file_option = click.option(

@@ -12,6 +12,7 @@ from headway.cli.output import (
     ABOVE_0,
     PATH,
     POSITIVE,
+    SECONDS_ABOVE_0,
     SubCommands,
     as_json_option,
     counting,
@@ -43,7 +44,7 @@ def command() -> None:
 )
 @click.option("--only", help="Names of series, separated by commas. Default: all.")
 @click.option("--columns", help="Columns of values, separated by commas. Default: all.")
-@click.option("--step-s", type=ABOVE_0, default=DEFAULT.step_s, show_default=True, help="Step of the forecast.")
+@click.option("--step-s", type=SECONDS_ABOVE_0, default=DEFAULT.step_s, show_default=True, help="Step of the forecast.")
 @click.option(
     "--of",
     type=click.Choice(["max", "mean"]),

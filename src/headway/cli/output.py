@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -14,10 +15,37 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from headway.core.duration import seconds, unlikely
+from headway.core.errors import HeadwayError, SloWarning
+
 PIPE_WIDTH = 200
 
 POSITIVE = click.IntRange(min=1)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a duration with a unit: 450ms, 2s, 1m. A TTFT or TPOT that is too long is likely in another unit."""
+
+    name = "duration"
+
+    def __init__(self, *, is_positive: bool) -> None:
+        self.is_positive = is_positive
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            found = seconds(value)
+        except HeadwayError as error:
+            self.fail(str(error), param, ctx)
+        if self.is_positive and not found:
+            self.fail(f"{value!r}; expected more than 0", param, ctx)
+        if text := unlikely(param.opts[0] if param is not None else "", found):
+            warnings.warn(text, SloWarning, stacklevel=2)
+        return found
+
+
+SECONDS = Duration(is_positive=False)
+SECONDS_ABOVE_0 = Duration(is_positive=True)
 PATH = click.Path(path_type=Path)
 PORT = click.IntRange(0, 65535)
 _LONGEST_SENTENCE = 1000

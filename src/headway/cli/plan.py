@@ -23,7 +23,7 @@ from headway.cli.flags import (
     used_flags,
     whole,
 )
-from headway.cli.output import SubCommands, console, print_json
+from headway.cli.output import SECONDS, SECONDS_ABOVE_0, SubCommands, console, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_fleet import fleet
@@ -44,7 +44,6 @@ from headway.scenario import Simulator
 
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
-_above_0 = click.FloatRange(min=0, min_open=True)
 DEFAULT_NUM_REQUESTS = 2000
 
 
@@ -74,7 +73,7 @@ command.add_command(scaling)
 @click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed.")
 @click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once.")
 @click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration.")
-@click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets ignore requests that arrive before.")
+@click.option("--warmup-s", type=SECONDS, help="Targets ignore requests that arrive before.")
 @click.option("--seed", type=int, help="Random seed; default: 0.")
 @click.option("--gpus", help="GPU types to choose from, separated by commas; default: the scenario's.")
 @click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
@@ -88,9 +87,9 @@ command.add_command(scaling)
     help="Use the scenario's speculative decoding, leave it out, or choose between the two.",
 )
 @click.option("--max-replicas", type=_positive, default=64, show_default=True, help="Most replicas to try.")
-@click.option("--ttft-p99", type=_above_0, help="Seconds: 99th percentile of the time to the first token.")
-@click.option("--tpot-p99", type=_above_0, help="Seconds: of the mean time per output token after the first.")
-@click.option("--e2e-p99", type=_above_0, help="Seconds: of the time to the last token.")
+@click.option("--ttft-p99", type=SECONDS_ABOVE_0, help="99th percentile of the time to the first token.")
+@click.option("--tpot-p99", type=SECONDS_ABOVE_0, help="The same of the mean time per output token after the first.")
+@click.option("--e2e-p99", type=SECONDS_ABOVE_0, help="The same of the time to the last token.")
 @click.option(
     "--attainment",
     type=click.FloatRange(min=0, max=1, min_open=True),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, scenario_file, with_gpus
-from headway.cli.output import print_json, print_table
+from headway.cli.output import SECONDS_ABOVE_0, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, gpu_offer, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
@@ -32,8 +32,8 @@ _path = click.Path(path_type=Path)
 @click.option("--quality", type=click.FloatRange(0, 100), help="Mean score to reach, at the least p95 latency.")
 @click.option(
     "--latency",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Limit of the p95 latency, s, at the best quality; with --quality: at the least cost.",
+    type=SECONDS_ABOVE_0,
+    help="Limit of the p95 latency, at the best quality; with --quality: at the least cost.",
 )
 @click.option("--gpus", help="Number of GPUs, or type:count:$/h separated by commas; default: the fleet's.")
 @click.option("--gpus-per-server", type=click.IntRange(min=1), help="Most GPUs of one instance.")

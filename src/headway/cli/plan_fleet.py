@@ -41,7 +41,7 @@ SCENARIOS = (".yaml", ".yml")
 @click.option(
     "--have", required=True, help="GPUs at hand, as type:count:$/h: a100:8,h100:16:2.8. Count and price may be missing."
 )
-@click.option("--slo", help="Seconds of requests without SLOs of their own: ttft=2,tpot=0.05,e2e=30.")
+@click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
 @click.option(
     "--model", "models", multiple=True,
     help="A model of the catalog; or NAME=MODEL for requests that ask for NAME. Default: the trace's own names.",

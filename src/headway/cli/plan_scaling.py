@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, listed, scenario_file, with_gpus
-from headway.cli.output import ABOVE_0, POSITIVE, print_json, print_table
+from headway.cli.output import POSITIVE, SECONDS_ABOVE_0, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
+from headway.core.duration import seconds
 from headway.core.errors import HeadwayError
 from headway.planning.fleet.document import slo_of
 from headway.planning.scaling.candidates import FAMILIES
@@ -42,10 +43,10 @@ from headway.serving.export.autoscalers import autoscalers
     help="Recorded demand: a CSV with a column `time` and one of rates, the answer of a Prometheus range query (a file "
     "or its URL), or a folder of records of headway serve. Default: the scenario's workload.",
 )
-@click.option("--per-s", type=ABOVE_0, default=1.0, show_default=True, help="Rates are requests in so many seconds.")
-@click.option("--startup-s", help="Start times to plan for, in seconds: 60,155,600. Default: the scenario's own.")
+@click.option("--per-s", type=SECONDS_ABOVE_0, default=1.0, show_default=True, help="Time that a rate covers.")
+@click.option("--startup-s", help="Start times to plan for: 60s,155s,10m. Default: the scenario's own.")
 @click.option("--max-late", default="1%", show_default=True, help="Share of requests that may miss an SLO: 1% or 0.01.")
-@click.option("--slo", help="Seconds, of requests without SLOs of their own: ttft=2,tpot=0.05,e2e=30.")
+@click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
 @click.option("--scalers", default=",".join(FAMILIES), show_default=True, help="Scalers to compare.")
 @click.option("--forecaster", help="Of scalers that forecast, as in headway forecast evaluate. Default: their own.")
 @click.option(
@@ -116,12 +117,10 @@ def _start_times(text: str | None) -> tuple[float | None, ...]:
     if text is None:
         return (None,)
     try:
-        times = [float(each) for each in listed(text, "--startup-s")]
-    except ValueError:
-        times = [-1.0]
-    if not all(0 <= each < float("inf") for each in times):
-        raise HeadwayError(f"--startup-s: {text!r}; expected seconds, separated by commas, as in 60,155,600")
-    return tuple(dict.fromkeys(times))
+        return tuple(dict.fromkeys(map(seconds, listed(text, "--startup-s"))))
+    except HeadwayError:
+        expected = "expected durations, separated by commas, as in 60s,155s,10m"
+        raise HeadwayError(f"--startup-s: {text!r}; {expected}") from None
 
 
 def _share(text: str) -> float:

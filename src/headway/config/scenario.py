@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,8 @@ from headway.config.policy_preset import KEYS as PRESET_KEYS
 from headway.config.policy_preset import expanded
 from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
 from headway.config.strict_yaml import Key, Places
-from headway.core.errors import unknown
+from headway.core.duration import unlikely
+from headway.core.errors import SloWarning, unknown
 from headway.core.fleet import Combo, Fleet, Pool, unit_of
 from headway.gateway.settings import Batches, KeyStoreSettings
 from headway.perf.hosted import hosted_line
@@ -255,8 +257,20 @@ def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
     return dataclasses.replace(chosen, spec=replace(chosen.spec, variants=(variant,)))
 
 
+def _warn_of_units(spec: Spec, places: Places) -> None:
+    """A SloWarning for each SLO that is likely in another unit."""
+    declared: list[tuple[Key, Any]] = [(("slo",), spec.slo), (("workload", "slo"), spec.workload.slo)]
+    tiers = spec.workload.tiers if isinstance(spec.workload.tiers, tuple) else ()
+    declared += [(("workload", "tiers", i), tier) for i, tier in enumerate(tiers)]
+    for at, slo in declared:
+        for key in ("ttft_s", "tpot_s"):
+            if text := unlikely(key, getattr(slo, key, None)):
+                warnings.warn(places.where((*at, key)).removesuffix(key) + text, SloWarning, stacklevel=2)
+
+
 def _check_values(scenario: Scenario) -> None:
     spec, places = scenario.spec, scenario.places
+    _warn_of_units(spec, places)
     for key in ("ttft_s", "tpot_s", "e2e_s"):
         slo = getattr(spec.slo, key)
         if slo is not None and slo <= 0:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from headway.core.duration import EXPECTED, in_seconds, is_seconds
 from headway.core.errors import HeadwayError, mismatch, type_name, unknown
 
 T = TypeVar("T")
@@ -62,7 +63,8 @@ def spell(key: Key) -> str:
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
-    """The mapping in a YAML file, and the origins of its values. HeadwayError where there is none."""
+    """The mapping in a YAML file, with durations in seconds, and the origins of its values. HeadwayError where there is
+    none."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -88,7 +90,7 @@ def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
     if not isinstance(data, dict):
         kind = "nothing" if data is None else f"a {type_name(type(data).__name__)}"
         raise HeadwayError(f"{file}: expected keys and values, found {kind}")
-    return data, places
+    return in_seconds("", data), places
 
 
 SHORT = {"engine": "name", "trace": "path"}
@@ -110,7 +112,7 @@ def change(
                 raise HeadwayError(f"{flag}: {places.where(key[:-1])}: expected keys and values there")
             parent[step] = child = child.copy()
             parent = child
-        parent[key[-1]] = value
+        parent[key[-1]] = in_seconds(key[-1], value)
         places.flags[key] = flag
     return changed, places
 
@@ -169,6 +171,8 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
     message = mismatch(what)
     if re.match(r"expected (integer|number)\b.*, got string$", message) and (text := _text(data, inner)) is not None:
         message += f": {text!r}"  # a unit, mostly; elsewhere it might be a secret
+        if key and is_seconds(key[-1]):
+            message += f"; {EXPECTED}"
     return places.error(key, message)
 
 

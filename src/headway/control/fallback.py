@@ -97,7 +97,7 @@ class TtftWatch:
     """Whether too many of a model's requests miss their TTFT SLO.
 
     A request is judged at the end of its SLO's time: it has its first token by then, or has missed its SLO. Requests
-    that end before without a token do not count.
+    that end before without a token do not count, nor those whose answer is not streamed: their TTFT is not known.
     """
 
     def __init__(self, config: FallbackConfig) -> None:
@@ -121,7 +121,7 @@ class TtftWatch:
             return False
         self._credit = self._credit - 1 if share < 1 else 0.0
         slo_s = self._config.ttft_s if live.slo_ttft_s is None else live.slo_ttft_s
-        if slo_s is not None:
+        if slo_s is not None and live.is_streamed:
             heappush(self._waiting, (live.arrival_s + slo_s, live.id, live))
         return True
 

@@ -15,6 +15,10 @@ class HeadwayError(Exception):
     """An error in the user's input. The message has the place, the expected value and the nearest valid name."""
 
 
+class SloWarning(UserWarning):
+    """An SLO that is so long that its unit is likely another one."""
+
+
 def unknown(kind: str, name: str, options: Iterable[str], where: str = "") -> HeadwayError:
     """An error for a name that is not among `options`, with the nearest one. A long name is shortened first."""
     name = name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."

@@ -697,7 +697,7 @@ class Gateway:
         if self.decisions is not None:
             self.decisions.forget(live)
         if self.rolling_stats is not None:
-            self.rolling_stats.count_end(live, outcome, now, request.is_unstreamed)
+            self.rolling_stats.count_end(live, outcome, now)
         self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
         if self.recording.num_waiting >= _RECORDS_PER_PART and self._records_timer is not None:
             self.flush_records()

@@ -168,14 +168,19 @@ def _no_values(size: int) -> Floats:
 def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
     """Masks (has this SLO, met it) by kind of SLO; `all` = all SLOs of the request.
 
-    A request that did not finish missed all its SLOs. A request with a single output token cannot miss a TPOT SLO.
+    A request that did not finish missed all its SLOs. A request with a single output token cannot miss a TPOT SLO. An
+    answer that was not streamed counts with the SLO of its duration alone: its TTFT and TPOT are not known.
     """
     finished = chosen.finished
+    is_unstreamed = finished & np.isnan(floats(chosen.records.requests, "first_token_s", chosen.rows))
+    hides_some = bool(is_unstreamed.any())
     all_met, has_any = finished.copy(), np.zeros(len(finished), dtype=np.bool_)
     result: dict[str, tuple[Mask, Mask]] = {}
     for kind in SLO_KINDS:
         limit_s = chosen.slo_s(kind)
         has = ~np.isnan(limit_s)
+        if hides_some and kind != "e2e":
+            has &= ~is_unstreamed
         ok = _within(chosen, kind, limit_s) & finished & has if has.any() else has
         all_met &= ok | ~has
         has_any |= has

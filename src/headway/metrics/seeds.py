@@ -12,7 +12,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headway.core.errors import unknown
 from headway.metrics.interval import interval
+from headway.metrics.summary import BREAKDOWNS
 
 Flat = Mapping[str, float | int | None]
 """Metrics by key, as `metrics.summary.flatten` returns them."""
@@ -43,6 +45,15 @@ class SeededMetrics:
     def varies(self) -> bool:
         """Whether the seed changes any metric of any variant."""
         return any(each != by_seed[0] for by_seed in self.flat for each in by_seed[1:])
+
+    def check(self, *keys: str) -> None:
+        """HeadwayError, with the nearest name, for a key that is no metric of these runs."""
+        known = {key for by_seed in self.flat for each in by_seed for key in each}
+        prefixes = tuple(f"{part}." for part in BREAKDOWNS.values())
+        for key in keys:
+            if key not in known:
+                near = known if key.startswith(prefixes) else {each for each in known if not each.startswith(prefixes)}
+                raise unknown("metric", key, near)
 
     def values(self, variant: int, key: str) -> list[float | int | None]:
         """A metric of a variant, by seed."""

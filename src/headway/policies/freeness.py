@@ -101,14 +101,17 @@ def headroom_of(num_tiers: int, h_max: float, decay: Decay, kind: Kind, adaptive
 def violated_slo(record: Ended) -> bool | None:
     """Whether the request violated one of its SLOs; None if it has no SLO or was unfinished when the run ended.
 
-    A rejected or cancelled request violated its SLOs. A request with a single output token has no TPOT.
+    A rejected or cancelled request violated its SLOs. A request with a single output token has no TPOT. Of an answer
+    that was not streamed, the duration alone is known.
     """
     limits = record.slo_ttft_s, record.slo_tpot_s, record.slo_e2e_s
     if record.outcome is Outcome.UNFINISHED or limits == (None, None, None):
         return None
-    first_s = record.first_token_s
-    if record.outcome is not Outcome.FINISHED or first_s is None:
+    if record.outcome is not Outcome.FINISHED:
         return True
+    first_s = record.first_token_s
+    if first_s is None:
+        return None if record.slo_e2e_s is None else record.end_s - record.arrival_s > record.slo_e2e_s
     gaps = record.generated_tokens - 1
     actual = (
         first_s - record.arrival_s,

@@ -51,8 +51,13 @@ class PolicyChoice(Generic[P]):
         return bool(getattr(self.made_by, "oracle", False))
 
     def __str__(self) -> str:
-        """As in tables: `edf`, or `edf(default_deadline_s=30)`."""
-        shown = [f"{name}={_text(value)}" for name, value in self.arguments.items() if name not in _HIDDEN]
+        """As in tables: `edf`, or `edf(default_deadline_s=30)`. Arguments that are the defaults are left out."""
+        defaults = {each.name: each.default for each in inspect.signature(self.made_by).parameters.values()}
+        shown = [
+            f"{name}={_text(value)}"
+            for name, value in self.arguments.items()
+            if name not in _HIDDEN and not _same(value, defaults.get(name, inspect.Parameter.empty))
+        ]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
@@ -264,6 +269,11 @@ def _one_line(error: Exception) -> str:
         at = f"{frames[-1].filename}:{frames[-1].lineno}"
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{at}: {type(error).__name__}: {text}"
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether an argument is the default. True is not 1."""
+    return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
 
 
 def _text(value: Any) -> str:

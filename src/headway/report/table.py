@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 
@@ -224,15 +224,76 @@ def with_half(column: Column, each: Estimate) -> str:
     return f"{column.show(each.mean)} ±{float(f'{each.half * scale:.2g}'):,g}"
 
 
+_LABEL_SHARE = 5
+"""A label has at most this part of the width, a fifth, while columns are dropped for it."""
+_LEAST_LABEL_CHARS = 8
+
+
+def cut_labels(labels: Sequence[str], most: int) -> list[str]:
+    """Labels of at most `most` characters, where possible; unlike ones stay unlike, by their numbers."""
+    texts = [text if len(text) <= most else f"{text[: most - 1]}…" for text in labels]
+    full: dict[str, dict[str, None]] = {}
+    for text, label in zip(texts, labels, strict=True):
+        full.setdefault(text, {})[label] = None
+    return [
+        text if len(full[text]) == 1 else f"{text[: most - 3]}…#{list(full[text]).index(label) + 1}"
+        for text, label in zip(texts, labels, strict=True)
+    ]
+
+
+def _label_sizes(width: int) -> Iterator[int]:
+    most = max(width // _LABEL_SHARE, 2 * _LEAST_LABEL_CHARS)
+    while most > _LEAST_LABEL_CHARS:
+        yield most
+        most = most * 2 // 3
+    yield _LEAST_LABEL_CHARS
+
+
+def _with_cut_labels(compared: ComparedMetrics, most: int, hides_shared: bool) -> ComparedMetrics:
+    """`hides_shared`: without the kinds of policies in which no runs differ, but for the first kind."""
+    columns = list(zip(compared.kinds, zip(*compared.labels, strict=True), strict=True))
+    kept = [(kind, column) for kind, column in columns if not hides_shared or len(set(column)) > 1] or columns[:1]
+    by_kind = [cut_labels(column, most) for _, column in kept]
+    return replace(compared, kinds=tuple(kind for kind, _ in kept), labels=tuple(zip(*by_kind, strict=True)))
+
+
 def comparison_table(runs: Sequence[Run], *, width: int, seeded: SeededMetrics | None = None) -> Table:
-    """A table with one row per run for a console of `width` characters. Less important columns are dropped."""
-    compared = compare(runs, seeded)
-    console = Console(width=10_000, file=StringIO())
-    for num_dropped in range(len(DROPPED_FIRST) + 1):
-        table = _table(runs, compared.without(DROPPED_FIRST[:num_dropped]), seeded)
-        if console.measure(table).maximum <= width:
+    """A table with one row per run for a console of `width` characters. Less important columns are dropped, and long
+    labels are cut; the notes have them whole."""
+    return _table(runs, _fitting([compare(runs, seeded)], width)[0], seeded)
+
+
+def _fitting(tables: Sequence[ComparedMetrics], width: int) -> Sequence[ComparedMetrics]:
+    """The parts of a table, with labels cut and columns dropped until they fit into a width together.
+
+    Labels lose first what is beyond their share, then columns go; then labels become shorter still. If that is not
+    enough, kinds of policies go that all runs share, and at last any metric but the first column's TTFT.
+    """
+    rest = [column.key for column in reversed(COLUMNS) if column.key not in (*DROPPED_FIRST, _LAST_KEPT)]
+    columns = range(len(DROPPED_FIRST) + 1)
+    shapes = [(most, num, False) for most in _label_sizes(width) for num in columns]
+    shapes += [(_LEAST_LABEL_CHARS, num, True) for num in range(len(DROPPED_FIRST) + len(rest) + 1)]
+    for most, num_dropped, hides_shared in shapes:
+        dropped = (*DROPPED_FIRST, *rest)[:num_dropped]
+        shown = [_with_cut_labels(each, most, hides_shared).without(dropped) for each in tables]
+        if max(map(_width, shown)) <= width:
             break
-    return table
+    return shown
+
+
+_LAST_KEPT = "ttft_s.p99"
+_GAP, _EDGES = 3, 2
+"""Characters between two columns of a table, and around it."""
+
+
+def _width(shown: ComparedMetrics) -> int:
+    """Characters of a table: every cell of a metric has one more, for its mark."""
+    labels = [max(map(len, column)) for column in zip(shown.kinds, *shown.labels, strict=True)]
+    cells = zip(
+        (column.title for column in shown.columns), *([cell.text for cell in row] for row in shown.cells), strict=True
+    )
+    widths = [*labels, *(max(len(title), *(1 + len(text) for text in texts)) for title, *texts in cells)]
+    return sum(widths) + _GAP * (len(widths) - 1) + _EDGES
 
 
 def group_table(runs: Sequence[Run], by: str, *, width: int, seeded: SeededMetrics | None = None) -> Table | None:
@@ -244,29 +305,36 @@ def group_table(runs: Sequence[Run], by: str, *, width: int, seeded: SeededMetri
     names = found[0]
     if not 0 < len(names) * len(runs) <= MOST_GROUP_ROWS or any(each != names for each in found):
         return None
-    groups = {name: _of_group(runs, f"{by}.{name}", seeded) for name in names}
-    dropped = [column.title for key in DROPPED_FIRST for column in COLUMNS if column.key == key]
-    console = Console(width=10_000, file=StringIO())
-    for num_dropped in range(len(dropped) + 1):
-        table = _by_group(by, groups, dropped[:num_dropped])
-        if console.measure(table).maximum <= width:
-            break
-    return table
+    groups = [_of_group(runs, f"{by}.{name}", seeded) for name in names]
+    shown = cut_labels(list(map(str, names)), max(width // _LABEL_SHARE, _LEAST_LABEL_CHARS))
+    room = width - _GAP - max(map(len, (by, *shown)))
+    return _by_group(by, shown, _fitting(_alike(groups), room))
 
 
-def _by_group(by: str, groups: Mapping[str, ComparedMetrics], dropped: Sequence[str]) -> Table:
-    first = next(iter(groups.values()))
-    present = {column.title for each in groups.values() for column in each.columns}
-    titles = [column.title for column in COLUMNS if column.title in present and column.title not in dropped]
+def _alike(groups: Sequence[ComparedMetrics]) -> Sequence[ComparedMetrics]:
+    """The same metrics for all tiers or tenants, by the keys of the whole run: those that some of them has."""
+    titles = {column.title for each in groups for column in each.columns}
+    columns = tuple(column for column in COLUMNS if column.title in titles)
+
+    def filled(each: ComparedMetrics) -> ComparedMetrics:
+        at = {column.title: i for i, column in enumerate(each.columns)}
+        cells = tuple(
+            tuple(row[at[c.title]] if c.title in at else Cell("-", False) for c in columns) for row in each.cells
+        )
+        return replace(each, columns=columns, cells=cells)
+
+    return [filled(each) for each in groups]
+
+
+def _by_group(by: str, names: Sequence[str], groups: Sequence[ComparedMetrics]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in (*first.kinds, by):
+    for title in (*groups[0].kinds, by):
         table.add_column(title, no_wrap=True)
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for i, label in enumerate(first.labels):
-        for name, each in groups.items():
-            cells = {column.title: _marked(cell) for column, cell in zip(each.columns, each.cells[i], strict=True)}
-            table.add_row(*map(escape, (*label, name)), *(cells.get(title, "- ") for title in titles))
+    for column in groups[0].columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    for i, label in enumerate(groups[0].labels):
+        for name, each in zip(names, groups, strict=True):
+            table.add_row(*map(escape, (*label, name)), *map(_marked, each.cells[i]))
     return table
 
 
@@ -288,6 +356,11 @@ def seeds_note(seeded: SeededMetrics) -> str:
 
 def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics | None) -> Table:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    for i, kind in enumerate(compared.kinds):
+        cut = {row[i]: run.policies.get(kind, run.name) for row, run in zip(compared.labels, runs, strict=True)}
+        notes += [f"{text}: {label}" for text, label in cut.items() if "…" in text]
+    hidden = {kind: text for run in runs for kind, text in run.policies.items() if kind not in compared.kinds}
+    notes += [f"{kind}: {text}" for kind, text in hidden.items()]
     if (uncalibrated := uncalibrated_note(runs)) is not None:
         notes.append(uncalibrated)
     if seeded is not None:

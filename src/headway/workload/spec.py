@@ -28,9 +28,10 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A file of requests."""
 
     path: str
-    """The file, gzip or not, or the folder of a run's records, relative to the scenario's folder. If `arrivals` is given too, the file's arrival times
-    are ignored and may be missing. A CSV file of your own has the columns `prompt_tokens`, `output_tokens`, and
-    `arrival_s`, `arrival_ms` or `timestamp`; ISO 8601 times and epochs (in s, ms, us or ns) start at 0."""
+    """The file, gzip or not, or the folder of a run's records, relative to the scenario's folder. If `arrivals` is
+    given too, the file's arrival times are ignored and may be missing. A CSV file of your own has the columns
+    `prompt_tokens`, `output_tokens`, and `arrival_s`, `arrival_ms` or `timestamp`; ISO 8601 times and epochs (in s, ms,
+    us or ns) start at 0."""
     format: str | None = None
     """azure, mooncake, mooncake-agents, bailian, mooncake-lengths, burstgpt, servegen, headway-csv or
     headway-parquet; nothing = recognised by the first line."""

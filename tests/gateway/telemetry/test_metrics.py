@@ -27,7 +27,7 @@ def _request(tier: int = 0, pool: str | None = "pool", **changes: Any) -> Any:
     } | changes  # fmt: skip
     replica = None if pool is None else SimpleNamespace(pool=pool)
     live = SimpleNamespace(**live)
-    return SimpleNamespace(live=live, replica=replica, is_unstreamed=False, continued_tokens=(1, 20))
+    return SimpleNamespace(live=live, replica=replica, continued_tokens=(1, 20))
 
 
 def _samples(page: str) -> dict[str, float]:
@@ -53,6 +53,14 @@ def test_a_finished_request_is_counted_with_its_latencies() -> None:
     assert found[r'headway_continued_tokens_total{model="a \"model\"",kv="cached"}'] == 40
     assert found[r'headway_tenant_requests_total{model="a \"model\"",tenant="ann"}'] == 2
     assert found[r'headway_tenant_tokens_total{model="a \"model\"",tenant="ann"}'] == 30
+
+
+def test_an_answer_that_is_not_streamed_has_a_duration_alone() -> None:
+    metrics = PrometheusMetrics()
+    metrics.count_end(_request(first_token_s=float("nan")), Outcome.FINISHED, 4.0)
+    found = _samples(metrics.page([]))
+    counted = {name.partition("{")[0] for name in found if "_count{" in name}
+    assert counted == {"headway_request_duration_seconds_count", "headway_hold_seconds_count"}
 
 
 def test_high_tiers_share_one_series() -> None:
@@ -96,7 +104,7 @@ def test_every_histogram_counts_what_ran(engines: list[serving.Process], tmp_pat
         until(lambda: metric(front, "headway_requests_total") == 4)
         page = send(front, "/metrics").text()
     names = {
-        "time_to_first_token": 4, "time_per_output_token": 3, "inter_token": 24, "request_duration": 4, "hold": 4,
+        "time_to_first_token": 3, "time_per_output_token": 3, "inter_token": 24, "request_duration": 4, "hold": 4,
         "gateway_overhead": 4,
     }  # fmt: skip
     for name, num in names.items():

@@ -24,7 +24,7 @@ def test_quantiles_are_right_to_two_percent() -> None:
     times = [rng.lognormvariate(-1.0, 1.5) for _ in range(2_000)]
     for i, ttft_s in enumerate(times):
         end_s = 100 + 100 * i / len(times)
-        stats.count_end(live(end_s - 0.5 - ttft_s, end_s - 0.5, 11), Outcome.FINISHED, end_s, False)
+        stats.count_end(live(end_s - 0.5 - ttft_s, end_s - 0.5, 11), Outcome.FINISHED, end_s)
     (row,) = stats.tiers(200.0)
     times.sort()
     for found, share in ((row.ttft_s.p50, 0.5), (row.ttft_s.p95, 0.95), (row.ttft_s.p99, 0.99)):
@@ -37,7 +37,7 @@ def test_the_window_moves_and_memory_is_bounded() -> None:
     stats = RollingStats(DecisionObserver())
     for slot in range(10 * NUM_SLOTS):
         now = slot * SLOT_S
-        stats.count_end(live(now - 1, now - 0.5, 2, tier=slot % 3), Outcome.FINISHED, now, False)
+        stats.count_end(live(now - 1, now - 0.5, 2, tier=slot % 3), Outcome.FINISHED, now)
     series = stats.series(now, dict(stats.medians(now)))
     assert sum(row.num for row in stats.tiers(now)) == NUM_SLOTS == sum(series.requests)
     assert sum(series.tokens) == 2 * NUM_SLOTS and sum(series.failed) == 0 and set(series.tiers) == {"0", "1", "2"}
@@ -49,7 +49,7 @@ def test_the_window_moves_and_memory_is_bounded() -> None:
 def test_tiers_that_clients_choose_take_bounded_memory() -> None:
     stats = RollingStats(DecisionObserver())
     for tier in range(2 * LAST_TIER):
-        stats.count_end(live(0.5, 0.9, 2, tier=tier), Outcome.FINISHED, 1.0, False)
+        stats.count_end(live(0.5, 0.9, 2, tier=tier), Outcome.FINISHED, 1.0)
     rows = list(stats.tiers(1.0))
     assert [row.tier for row in rows] == list(range(LAST_TIER + 1))
     assert rows[0].num == 1 and rows[-1].num == LAST_TIER and len(dict(stats.medians(1.0))) == LAST_TIER + 1
@@ -59,10 +59,11 @@ def test_outcomes_and_rates() -> None:
     stats = RollingStats(DecisionObserver())
     for i in range(60):
         outcome = (Outcome.FINISHED, Outcome.REJECTED, Outcome.CANCELLED)[i % 3]
-        stats.count_end(live(i - 0.2, i - 0.1, 5), outcome, float(i), True)
+        stats.count_end(live(i - 0.2, math.nan, 5), outcome, float(i))
     (row,) = stats.tiers(60.0)
     assert (row.num, row.failed) == (60, 20), "a cancelled request has not failed"
-    assert row.tpot_s.p50 is None, "an answer that came at once has no time per token"
+    assert row.tpot_s.p50 is row.ttft_s.p50 is None, "of an answer that was not streamed, only the duration is known"
+    assert row.e2e_s.p50 == pytest.approx(0.2, rel=0.03)
     rates = stats.rates(60.0)
     assert rates.requests_per_s == pytest.approx(1.0, rel=0.05)
     assert rates.tokens_per_s == pytest.approx(5.0, rel=0.05)
@@ -79,5 +80,5 @@ def test_decisions_are_collected_only_for_a_reader() -> None:
         decisions.listeners[0](Decision(float(i), "placed", str(i), "m", 0, "answering"))
     assert [one.request for one in stats.decisions][:2] == ["199", "198"]
     assert len(stats.decisions) < 100
-    stats.count_end(live(0, 0, 1), Outcome.FINISHED, 100.0, False)
+    stats.count_end(live(0, 0, 1), Outcome.FINISHED, 100.0)
     assert not decisions.listeners

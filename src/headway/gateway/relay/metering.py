@@ -166,7 +166,8 @@ class ResponseMeter:
             self._count_tokens(meter.generated_tokens - self._live.generated_tokens)
 
     def measure_unstreamed(self, data: bytes, is_text: bool = True) -> None:
-        """Count the tokens of an answer that was not streamed, as generated now. `is_text`: it may be JSON.
+        """Count the tokens of an answer that was not streamed; when the first came is not known. `is_text`: it may be
+        JSON.
 
         EngineError if it reports an error, or was given up.
         """
@@ -187,7 +188,6 @@ class ResponseMeter:
             usage = chunk.usage
             if self._counts is not None and usage is not None:
                 usage.completion_tokens = self._counts.of_whole(chunk)
-        self._live.first_token_s = self._live.answer_s = self._scheduler.now
         self._in_flight.is_unstreamed = True
         if usage is not None:
             self.set_prompt_tokens(usage.prompt_tokens)
@@ -214,7 +214,7 @@ class ResponseMeter:
         live.generated_tokens += tokens
         if live.generated_tokens > self._limit:
             self.is_beyond_limit = True
-        if live.first_token_s != live.first_token_s:
+        if live.first_token_s != live.first_token_s and not self._in_flight.is_unstreamed:
             live.first_token_s = self._scheduler.now
         if live.stage is not DECODING:
             live.enter(DECODING)

@@ -16,7 +16,7 @@ _LE = (*map(str, _BOUNDS_S), "+Inf")
 LAST_TIER = 99
 """Tiers above it are counted as this one: clients choose tiers, and each takes memory."""
 _HISTOGRAMS = {
-    "time_to_first_token_seconds": "From a request's arrival to its first token",
+    "time_to_first_token_seconds": "From the arrival of a streamed request to its first token",
     "time_per_output_token_seconds": "Mean time between the output tokens of a streamed request, after the first",
     "inter_token_seconds": "From one output token of a stream to the next",
     "request_duration_seconds": "From a request's arrival to its end",
@@ -51,12 +51,12 @@ HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
 """Model, pool, tier, phase ("" for the gateway's overhead), counts by bin, and the sum of the observations."""
 
 
-def latencies_s(live: Live, now: float, is_unstreamed: bool) -> tuple[float, float | None, float | None]:
-    """E2E, TTFT and TPOT of a request that finishes now; an answer that came at once has no time per output token."""
+def latencies_s(live: Live, now: float) -> tuple[float, float | None, float | None]:
+    """E2E, TTFT and TPOT of a request that finishes now; of an answer that came at once, only the first is known."""
     arrival_s, first_s, tokens = live.arrival_s, live.first_token_s, live.generated_tokens
     if first_s != first_s:
         return now - arrival_s, None, None
-    has_tpot = tokens > 1 and now > first_s and not is_unstreamed
+    has_tpot = tokens > 1 and now > first_s
     return now - arrival_s, first_s - arrival_s, (now - first_s) / (tokens - 1) if has_tpot else None
 
 
@@ -72,8 +72,6 @@ class MeasuredRequest(Protocol):
     def live(self) -> Live: ...
     @property
     def replica(self) -> _Pooled | None: ...
-    @property
-    def is_unstreamed(self) -> bool: ...
     @property
     def continued_tokens(self) -> tuple[int, int]: ...
     @property
@@ -139,7 +137,7 @@ class PrometheusMetrics:
         if outcome is not Outcome.FINISHED:
             return
         histograms = series.histograms
-        e2e_s, ttft_s, tpot_s = latencies_s(live, now, request.is_unstreamed)
+        e2e_s, ttft_s, tpot_s = latencies_s(live, now)
         histograms[_HOLD].observe(live.placed_s - live.arrival_s)
         histograms[_E2E].observe(e2e_s)
         if ttft_s is not None:

@@ -93,15 +93,15 @@ class RollingStats:
         self._source = decisions
         self._collects_until_s = float("-inf")
 
-    def count_end(self, live: Live, outcome: Outcome, now: float, is_unstreamed: bool) -> None:
-        """Count a request that has ended, in `LAST_TIER` at most. `is_unstreamed`: all its tokens came at once."""
+    def count_end(self, live: Live, outcome: Outcome, now: float) -> None:
+        """Count a request that has ended, in `LAST_TIER` at most."""
         tier = self._slot(now).setdefault(min(live.tier, LAST_TIER), _TierSlot())
         tier.num += 1
         tier.tokens += live.generated_tokens
         if outcome is not Outcome.FINISHED:
             tier.failed += outcome is not Outcome.CANCELLED
             return
-        for latency, seconds in zip(_LATENCIES, latencies_s(live, now, is_unstreamed), strict=True):
+        for latency, seconds in zip(_LATENCIES, latencies_s(live, now), strict=True):
             if seconds is not None:
                 tier.latencies[latency].observe(seconds)
 

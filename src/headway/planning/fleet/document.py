@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway import catalog
+from headway.core.duration import seconds
 from headway.core.errors import HeadwayError, unknown
 from headway.workload.read import read
 
@@ -14,21 +15,21 @@ LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 
 
 def slo_of(text: str) -> dict[str, float]:
-    """The `slo` section of "ttft=2,tpot=0.05,e2e=30", in seconds."""
+    """The `slo` section of "ttft=2s,tpot=50ms,e2e=30", in seconds."""
     found: dict[str, float] = {}
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = each.partition("=")
         if name.strip() not in LIMITS:
             raise unknown("SLO", name.strip(), LIMITS)
         try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise HeadwayError(f"{each!r}; expected seconds above 0, as in ttft=2")
-        found[LIMITS[name.strip()]] = seconds
+            limit_s = seconds(value)
+        except HeadwayError:
+            limit_s = 0.0
+        if not limit_s:
+            raise HeadwayError(f"{each!r}; expected more than 0 seconds, as in ttft=2s or tpot=50ms")
+        found[LIMITS[name.strip()]] = limit_s
     if not found:
-        raise HeadwayError("nothing is listed; expected ttft=SECONDS, tpot=SECONDS or e2e=SECONDS")
+        raise HeadwayError("nothing is listed; expected ttft=2s, tpot=50ms or e2e=30s")
     return found
 
 
