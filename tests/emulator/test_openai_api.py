@@ -14,6 +14,7 @@ openai = pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx2")
 
 from headway.catalog import engine, gpu, model  # noqa: E402
+from headway.cli import main  # noqa: E402
 from headway.core.fleet import Parallel, Pool  # noqa: E402
 from headway.emulator.completion import SurfaceConfig  # noqa: E402
 from headway.emulator.engine import EmulatedEngine  # noqa: E402
@@ -207,3 +208,23 @@ def test_requests_that_cannot_be_followed(body: dict[str, Any]) -> None:
             await client.chat.completions.create(model=MODEL, messages=CHAT, extra_body=body)
 
     with_client(case)
+
+
+@pytest.mark.parametrize("name", ["vllm-v1", "sglang", "vllm-v0", "simulated"])
+def test_an_engine_has_the_defaults_of_the_profile_that_it_imitates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting of the pool is the profile's, and a prompt is cached if the profile caches prefixes."""
+    made: list[Callable[[], EmulatedEngine]] = []
+    monkeypatch.setattr("headway.emulator.vllm.application", lambda make, *_: made.append(make))
+    monkeypatch.setattr("headway.gateway.server.web_server.serve", lambda *_, **__: None)
+    assert main(["emulate", "--model", MODEL, "--gpu", "h100", "--engine", name, "--port", "0"]) == 0
+    assert main(["emulate", "--model", MODEL, "--gpu", "h100", "--engine", name, "--port", "0",
+                 "--no-enable-prefix-caching"]) == 0  # fmt: skip
+
+    async def run() -> None:
+        pool = Pool("emulated", model(MODEL), gpu("h100"), engine(name), Parallel(1))
+        by_default, without = made[0](), made[1]()
+        assert by_default.pool == pool
+        assert bool(by_default.blocks_of(list(range(500)), "")) is engine(name).prefix_caching
+        assert without.blocks_of(list(range(500)), "") == ()
+
+    asyncio.run(run())

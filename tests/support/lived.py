@@ -130,6 +130,8 @@ async def _emulate(
 ) -> None:  # fmt: skip
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
+    if not caches_prefixes:
+        pool = replace(pool, engine=replace(pool.engine, prefix_caching=False))
     link, config = (
         KvLink(pool.network_bytes_per_s),
         SurfaceConfig(pool.model.name, reasoning_tokens=reasoning_tokens, address=(host, int(port))),
@@ -139,9 +141,7 @@ async def _emulate(
         config = replace(config, has_token_ids=False, has_single_token_chunks=True)
         bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
         surface = SglangSurface(SinglePhase(pool.role, bootstrap, 300.0))
-    app = emulator(
-        lambda: emulated.EmulatedEngine(pool, ordering, link=link, caches_prefixes=caches_prefixes), config, surface
-    )
+    app = emulator(lambda: emulated.EmulatedEngine(pool, ordering, link=link), config, surface)
     await stack.enter_async_context(app.router.lifespan_context(app))
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)

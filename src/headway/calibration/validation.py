@@ -67,6 +67,8 @@ class Validation(Struct, frozen=True):
     experiments: list[ExperimentErrors]
     refused: list[str] = field(default_factory=list)
     """Skipped rows, with reasons."""
+    notes: list[str] = field(default_factory=list)
+    """What is assumed about the experiments."""
 
 
 def compare(
@@ -158,7 +160,9 @@ def pairs(measured: MeasuredLatencies, simulated: SimulatedLatencies, output_tok
     return errors
 
 
-def validation(compared: Sequence[ExperimentErrors], refused: Sequence[str] = ()) -> Validation:
+def validation(
+    compared: Sequence[ExperimentErrors], refused: Sequence[str] = (), notes: Sequence[str] = ()
+) -> Validation:  # fmt: skip
     consistent = [one for one in compared if one.contradiction is None]
     return Validation(
         overall=_means(compared, absolute=True),
@@ -168,6 +172,7 @@ def validation(compared: Sequence[ExperimentErrors], refused: Sequence[str] = ()
         contradicting=[one.id for one in compared if one.contradiction is not None],
         experiments=list(compared),
         refused=list(refused),
+        notes=list(notes),
     )
 
 

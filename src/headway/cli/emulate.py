@@ -120,7 +120,10 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 )
 @click.option("--lora", "loras", multiple=True, help="Name of a LoRA adapter of the engine; may be repeated.")
 @click.option("--max-loras", type=POSITIVE, help="Slots for LoRA adapters. Default: the pool's, or 1 with --lora.")
-@click.option("--enable-prefix-caching", is_flag=True, help="Prompts share the KV of their leading blocks.")
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching", default=None,
+    help="Prompts share the KV of their leading blocks. Default: as the engine's profile says.",
+)  # fmt: skip
 @click.option(
     "--kv-events-config",
     help="JSON as vLLM's: publish what the prefix cache stores and removes. Example: "
@@ -139,8 +142,8 @@ def command(
     reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
     kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
     disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, loras: tuple[str, ...],
-    max_loras: int | None, enable_prefix_caching: bool, kv_events_config: str | None, reports_cached_tokens: bool,
-    ordering: str | None, scheduling_policy: str,
+    max_loras: int | None, enable_prefix_caching: bool | None, kv_events_config: str | None,
+    reports_cached_tokens: bool, ordering: str | None, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Emulate an engine with vLLM's HTTP API (with --engine sglang: SGLang's), in real time, without a GPU.
 
@@ -158,6 +161,12 @@ def command(
     pool, line = _of_flags(flags, pool_name) if scenario is None else _of_scenario(scenario, pool_name, flags)
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
+    is_sglang = api_of(pool.engine.name) == "sglang"
+    events = None if kv_events_config is None else _kv_events(kv_events_config)
+    if enable_prefix_caching is None and events is not None and events.is_on(is_sglang):
+        enable_prefix_caching = True
+    if enable_prefix_caching is not None:
+        pool = replace(pool, engine=replace(pool.engine, prefix_caching=enable_prefix_caching))
     pool = _with_adapters(pool, loras, max_loras)
     if pool.hosted is None:
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel, adapter_bytes=slots_bytes(pool))
@@ -175,16 +184,13 @@ def command(
     if bootstrap_port is None:
         bootstrap_port = BOOTSTRAP_PORT if scenario is None else 0
     surface = _surface(pool, disaggregation_mode, host, bootstrap_port, disaggregation_timeout_s)
-    is_sglang = api_of(pool.engine.name) == "sglang"
     if is_sglang:
         config = as_sglang(config)
-    events = None if kv_events_config is None else _kv_events(kv_events_config)
-    caches_prefixes = enable_prefix_caching or (events is not None and events.is_on(is_sglang))
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{web_server.address(listener)}")
     web_server.serve(
         application(
-            lambda: EmulatedEngine(pool, orders, speed, link, line, caches_prefixes, events, throttle),
+            lambda: EmulatedEngine(pool, orders, speed, link, line, events, throttle),
             config,
             surface,
         ),

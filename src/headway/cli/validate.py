@@ -93,7 +93,7 @@ def command(
         if len(steps) < len(measurements):
             raise HeadwayError("logs of iterations and served runs: expected one kind; validate each on its own")
         return _validate_steps(steps, used_fleet, coefficients, as_json, max_error)
-    experiments, refused = _experiments(measurements, used_fleet, skip_bad)
+    experiments, refused, notes = _experiments(measurements, used_fleet, skip_bad)
     with progress("validating", wanted=not no_progress) as report:
         compared = []
         for i, (path, experiment, own) in enumerate(experiments):
@@ -106,7 +106,7 @@ def command(
                 report((i + 1) / len(experiments))
     if not compared:
         raise HeadwayError(f"{', '.join(map(str, measurements))}: {'; '.join(refused)}")
-    result = validation(compared, refused)
+    result = validation(compared, refused, notes)
     if as_json:
         print_json(result)
     else:
@@ -149,10 +149,11 @@ Measured = tuple[Path, ServingExperiment, Coefficients | None]
 
 def _experiments(
     measurements: tuple[Path, ...], flags: Mapping[str, Any], skip_bad: bool
-) -> tuple[list[Measured], list[str]]:
-    """The experiments of all files, and what is left out of them or assumed."""
+) -> tuple[list[Measured], list[str], list[str]]:
+    """The experiments of all files, what is left out of them, and what is assumed about the others."""
     experiments: list[Measured] = []
     refused: list[str] = []
+    notes: list[str] = []
     runs: list[measured_fleet.FoundRun] = []
     for path in measurements:
         if not measured_fleet.is_runs(path):
@@ -172,8 +173,8 @@ def _experiments(
                 runs.remove(same)
             runs.append(one)
             experiments.append((path, one.experiment, one.coefficients))
-            refused += [f"{one.run.where}: {note}" for note in one.run.notes]
-    return experiments, refused
+            notes += [f"{one.run.where}: {note}" for note in one.run.notes]
+    return experiments, refused, notes
 
 
 def _coefficients(experiment: ServingExperiment, file: Path | None, own: Coefficients | None) -> Coefficients:
@@ -226,6 +227,8 @@ def _notes(result: Validation) -> Iterator[str]:
     rough = [one.id for one in result.experiments if not one.calibrated]
     if rough:
         yield f"step times not measured on this GPU and engine: experiments {', '.join(rough)}"
+    for note in result.notes:
+        yield f"note: {note}"
     for reason in result.refused:
         yield f"left out: {reason}"
 

@@ -63,14 +63,13 @@ class GeneratedTokens:
 class EmulatedEngine:
     """One replica in real time. With `speed` 2.0 everything takes half as long. `line`: step times, else perf's.
 
-    `caches_prefixes`: prompts share the KV of their leading blocks. `events`: what becomes of these is published.
-    `throttle`: seconds from the start, and how many times as long iterations take from then on.
+    Prompts share the KV of their leading blocks if the pool's engine caches prefixes. `events`: what becomes of these
+    blocks is published. `throttle`: seconds from the start, and how many times as long iterations take from then on.
     """
 
     def __init__(
         self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: KvLink | None = None, line: Line | None = None,
-        caches_prefixes: bool = False, events: KvEventsConfig | None = None,
-        throttle: tuple[float, float] | None = None,
+        events: KvEventsConfig | None = None, throttle: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         self.pool = pool
         self.adapters = {} if pool.lora is None else {each.name: each for each in pool.lora.adapters}
@@ -92,7 +91,6 @@ class EmulatedEngine:
         )  # fmt: skip
         if (speculation := self._replica.batch.speculation) is not None:
             speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
-        self._caches_prefixes = caches_prefixes
         self.num_cached_tokens = self.num_prompt_tokens = 0
         """Of the prompts that were computed: tokens whose KV was in the prefix cache, and all tokens."""
         self.events: KvEventPublisher | None = None
@@ -187,7 +185,7 @@ class EmulatedEngine:
 
     def blocks_of(self, prompt: list[int], lora: str) -> tuple[Segment, ...]:
         """The blocks of a prompt that the prefix cache may hold, by their content."""
-        if not self._caches_prefixes:
+        if not self.pool.engine.prefix_caching:
             return ()
         if self.events is not None:
             return self.events.prompt(prompt, lora)

@@ -165,6 +165,16 @@ def _no_values(size: int) -> Floats:
     return np.broadcast_to(np.nan, size)
 
 
+def slo_ranges(chosen: Sample) -> dict[SloKind, tuple[float, float]]:
+    """The least and the largest SLO of the requests that have one, in seconds, by kind."""
+    found: dict[SloKind, tuple[float, float]] = {}
+    for kind in SLO_KINDS:
+        limits_s = chosen.slo_s(kind)
+        if len(limits_s) and not np.isnan(limits_s).all():
+            found[kind] = float(np.nanmin(limits_s)), float(np.nanmax(limits_s))
+    return found
+
+
 def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
     """Masks (has this SLO, met it) by kind of SLO; `all` = all SLOs of the request.
 

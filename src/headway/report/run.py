@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from headway.catalog.coefficients import PoolCalibration
 from headway.core.record import Records
+from headway.metrics.latency import DefaultSlo
 from headway.metrics.summary import Summary
 
 
@@ -28,6 +29,8 @@ class Run:
     """The pools without such measurements, and what stands in for them."""
     pools: tuple[PoolCalibration, ...] = ()
     """Which pools have such measurements."""
+    slo: DefaultSlo | None = None
+    """SLOs of requests without their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headway.metrics.latency import sample, slo_ranges
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
 from headway.report.run import Run
@@ -356,6 +357,8 @@ def seeds_note(seeded: SeededMetrics) -> str:
 
 def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics | None) -> Table:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    if any(column.key == "slo_attainment" for column in compared.columns):
+        notes += dict.fromkeys(f"SLO met: {text}." for run in runs if (text := _slos(run)))
     for i, kind in enumerate(compared.kinds):
         cut = {row[i]: run.policies.get(kind, run.name) for row, run in zip(compared.labels, runs, strict=True)}
         notes += [f"{text}: {label}" for text, label in cut.items() if "…" in text]
@@ -379,6 +382,17 @@ def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics
     for label, cells in zip(compared.labels, compared.cells, strict=True):
         table.add_row(*map(escape, label), *map(_marked, cells))
     return table
+
+
+def _slos(run: Run) -> str:
+    """The SLOs that attainment is of, as in "TTFT 1 to 5 s, TPOT 50 ms"; "": there are none."""
+    ranges = slo_ranges(sample(run.records, run.summary.warmup_s, run.slo))
+    texts = []
+    for kind, (low, high) in ranges.items():
+        low, high = round(low, 6), round(high, 6)
+        both = seconds(low) if low == high else f"{seconds(low)} to {seconds(high)}"
+        texts.append(f"{kind.upper()} {both}")
+    return ", ".join(texts)
 
 
 def _marked(cell: Cell) -> str:

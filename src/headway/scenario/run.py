@@ -129,6 +129,7 @@ def run(
             if each.uncalibrated
         ),
         pools=step_times.pools,
+        slo=spec.slo,
         notes=(
             *source.table().notes,
             *_empty_window(records, summary),

@@ -76,7 +76,7 @@ class Engine:
         self._stack.push_async_callback(stop)
 
     def _make(self) -> EmulatedEngine:
-        made = EmulatedEngine(self._pool, FcfsOrdering(), speed=50.0, caches_prefixes=True, events=self.config)
+        made = EmulatedEngine(self._pool, FcfsOrdering(), speed=50.0, events=self.config)
         self.engine = made
         return made
 
