@@ -215,7 +215,7 @@ def test_an_engine_has_the_defaults_of_the_profile_that_it_imitates(name: str, m
     """Each setting of the pool is the profile's, and a prompt is cached if the profile caches prefixes."""
     made: list[Callable[[], EmulatedEngine]] = []
     monkeypatch.setattr("headway.emulator.vllm.application", lambda make, *_: made.append(make))
-    monkeypatch.setattr("headway.gateway.server.web_server.serve", lambda *_, **__: None)
+    monkeypatch.setattr("headway.gateway.server.web_server.serve", lambda _, listener, **__: listener.close())
     assert main(["emulate", "--model", MODEL, "--gpu", "h100", "--engine", name, "--port", "0"]) == 0
     assert main(["emulate", "--model", MODEL, "--gpu", "h100", "--engine", name, "--port", "0",
                  "--no-enable-prefix-caching"]) == 0  # fmt: skip

@@ -106,8 +106,10 @@ def plan_capacity(
     The scenario gives workload, model and engine; its first pool needs no `gpu`. `situations`: what-ifs. `cache`: a
     folder that keeps simulations.
     """
-    limits = {"ttft_p99_s": ttft_p99_s, "tpot_p99_s": tpot_p99_s, "e2e_p99_s": e2e_p99_s}
-    targets = Targets(*(seconds_of(name, value) for name, value in limits.items()), attainment)
+    targets = Targets(
+        seconds_of("ttft_p99_s", ttft_p99_s), seconds_of("tpot_p99_s", tpot_p99_s), seconds_of("e2e_p99_s", e2e_p99_s),
+        attainment,
+    )  # fmt: skip
     options = capacity.CapacityOptions(
         gpus=tuple(gpus), tps=tuple(tps), routings=tuple(routings), orderings=tuple(orderings), targets=targets,
         situations=tuple(situations), max_replicas=max_replicas,

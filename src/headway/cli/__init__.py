@@ -89,12 +89,8 @@ def main(args: Sequence[str] | None = None) -> int:
         keep_for_ourselves()
     with warnings.catch_warnings():
         warnings.simplefilter("once", SloWarning)
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
         return _run(args)
-
-
-def _show_warning(message: Warning | str, *_: object) -> None:
-    click.echo(f"warning: {message}", err=True)
 
 
 def _run(args: Sequence[str] | None) -> int:

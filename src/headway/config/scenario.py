@@ -151,8 +151,12 @@ def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str
         stores = {key: {"store": store, **settings[key]} for key, store in _DEFAULT_STORES.items()
                   if isinstance(settings.get(key), dict)}  # fmt: skip
         made = {**made, "gateway": {**settings, **stores}}
-    sections = {key: absolute(key, made[key]) for key in ("workload", "fleet", "combos", "gateway") if key in made}
-    policies = {key: with_folders(made[key]) for key in ("policies", "variants", "cascade") if key in made}
+    sections: dict[str, Any] = {
+        key: absolute(key, made[key]) for key in ("workload", "fleet", "combos", "gateway") if key in made
+    }
+    policies: dict[str, Any] = {
+        key: with_folders(made[key]) for key in ("policies", "variants", "cascade") if key in made
+    }
     return {**made, **sections, **policies}
 
 
