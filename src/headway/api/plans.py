@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headway.api.arguments import checked
 from headway.api.results import WIDTH, Tabular
 from headway.api.scenarios import ScenarioLike, document_of
 from headway.config import strict_yaml
@@ -95,6 +96,7 @@ class Plan(Tabular):
         return f"<headway.Plan: {self.text.splitlines()[0]}>"
 
 
+@checked
 def plan_capacity(
     scenario: ScenarioLike, *, gpus: Sequence[str] = (), tps: Sequence[int] = (1, 2, 4, 8),
     routings: Sequence[str] = (), orderings: Sequence[str] = (), ttft_p99_s: Seconds | None = None,
@@ -132,6 +134,7 @@ def plan_capacity(
     )  # fmt: skip
 
 
+@checked
 def plan_combos(
     scenario: ScenarioLike, gpus: Gpus, *, rps: float | None = None, objective: Objective = "co",
     gpus_per_server: int | None = None, aggregated_only: bool = False, sizes: int = 2, select: Ranking = "goodput",
@@ -198,6 +201,7 @@ def _for_curve(
     )  # fmt: skip
 
 
+@checked
 def plan_fleet(
     trace: ScenarioLike, have: Gpus, *, slo: Mapping[str, Seconds] | None = None,
     models: Mapping[str, str] | Sequence[str] = (), engine: str | None = None, attainment: float = fleet.ATTAINMENT,
@@ -246,6 +250,7 @@ def plan_fleet(
     )  # fmt: skip
 
 
+@checked
 def plan_cascade(
     scenario: ScenarioLike, *, quality: float | None = None, latency_s: Seconds | None = None,
     gpus: int | Gpus | None = None, gpus_per_server: int | None = None, rps: float | None = None,
@@ -290,6 +295,7 @@ def _target(quality: float | None, latency_s: float | None) -> Target:
     return QualityFloor(quality) if latency_s is None else Cheapest(quality, latency_s)
 
 
+@checked
 def plan_tiers(
     scenario: ScenarioLike, *, num_tiers: Sequence[int] = (1, 2, 3, 4, 6, 8), decays: Sequence[float] = (0.5, 1.0, 2.0),
     seeds: int = 5, tolerance: float = 0.01,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from headway.api.arguments import checked
 from headway.api.results import Comparison, Result, Sweep
 from headway.api.scenarios import ScenarioLike, load
 from headway.config.scenario import Scenario, variants, with_seed
@@ -19,6 +20,7 @@ from headway.scenario.processes import processes
 from headway.scenario.run import metrics_of
 
 
+@checked
 def simulate(scenario: ScenarioLike, changes: Mapping[str, Any] | None = None, **policies: Any) -> Result:
     """Simulate a scenario with one set of policies.
 
@@ -29,6 +31,7 @@ def simulate(scenario: ScenarioLike, changes: Mapping[str, Any] | None = None, *
     return Result(chosen, run(chosen))
 
 
+@checked
 def compare(
     scenario: ScenarioLike, changes: Mapping[str, Any] | None = None, *, seeds: int = 5, jobs: int = 1, **policies: Any
 ) -> Comparison:
@@ -44,6 +47,7 @@ def compare(
     return Comparison(chosen, tuple(runs), replicate(chosen, runs, seeds, jobs))
 
 
+@checked
 def sweep(
     scenario: ScenarioLike, grid: Mapping[str, Sequence[Any]], *, seeds: int = 1, jobs: int = 1, **policies: Any
 ) -> Sweep:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from headway.api.arguments import checked
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, read, written
 from headway.config.strict_yaml import Key, Places
@@ -28,6 +29,7 @@ _SECTIONS: dict[str, tuple[type[Any], str]] = {
 """Keys of a pool -> the value that may be given in place of a name, and the section that it goes to."""
 
 
+@checked
 def load(
     source: ScenarioLike | None = None, changes: Mapping[str, Any] | None = None, *, builtin: str | None = None
 ) -> Scenario:
@@ -50,6 +52,8 @@ def document_of(
         source = preset(builtin)
     if isinstance(source, Scenario):
         document, places, base_dir = written(source), source.places, source.base_dir
+    elif not isinstance(source, Mapping | str | Path):
+        raise HeadwayError(f"{source!r}; expected a scenario, its keys, or the path of its file")
     elif isinstance(source, Mapping):
         document, places, base_dir = in_seconds("", {"name": "scenario", **source}), Places(), Path()
     else:
@@ -70,7 +74,8 @@ def _key(dotted: str) -> Key:
 def _with_names(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document with values in their own sections, pools that name them, and policies as the schema has them."""
     named: dict[str, Any] = {**document}
-    own: dict[str, list[Any]] = {section: list(document.get(section, ())) for _, section in _SECTIONS.values()}
+    given = {section: document.get(section, ()) for _, section in _SECTIONS.values()}
+    own = {section: list(each) if isinstance(each, list | tuple) else [] for section, each in given.items()}
 
     def pool(entry: Any) -> Any:
         if not isinstance(entry, Mapping):
@@ -85,6 +90,9 @@ def _with_names(document: Mapping[str, Any]) -> dict[str, Any]:
                     own[section].append(fields)
         return changed
 
+    for key in ("fleet", "combos", *own):
+        if not isinstance(document.get(key, ()), list | tuple):
+            return named  # which the schema refuses
     named["fleet"] = [pool(entry) for entry in document.get("fleet", ())]
     combos = document.get("combos", ())
     named["combos"] = [

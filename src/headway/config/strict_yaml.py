@@ -105,6 +105,7 @@ def change(
     for key, (flag, value) in changes.items():
         parent: Any = changed
         for step in key[:-1]:
+            _check_step(parent, step, flag)
             child = parent.get(step, {}) if isinstance(parent, dict) else parent[step]
             if isinstance(child, str) and step in SHORT:
                 child = {SHORT[step]: child}
@@ -112,9 +113,16 @@ def change(
                 raise HeadwayError(f"{flag}: {places.where(key[:-1])}: expected keys and values there")
             parent[step] = child = child.copy()
             parent = child
+        _check_step(parent, key[-1], flag)
         parent[key[-1]] = in_seconds(key[-1], value)
         places.flags[key] = flag
     return changed, places
+
+
+def _check_step(parent: Any, step: str | int, flag: str) -> None:
+    """HeadwayError where a list has no such entry."""
+    if isinstance(parent, list) and not (isinstance(step, int) and step < len(parent)):
+        raise HeadwayError(f"{flag}: {step!r} is no entry of a list of {len(parent)}; expected 0 to {len(parent) - 1}")
 
 
 class _Loader(yaml.SafeLoader):

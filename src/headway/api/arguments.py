@@ -1,0 +1,103 @@
+"""Arguments of the public functions, checked by their annotations: a wrong one is one line that names it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from headway.config.scenario import Scenario
+from headway.core.errors import HeadwayError
+from headway.planning.capacity.problem import Situation
+from headway.planning.combos.problem import Offer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(map(is_one, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_text, value))
+
+
+_Check = tuple[Callable[[Any], bool], str]
+_GPUS: _Check = _all(lambda each: isinstance(each, str | Offer)), "a list of GPUs, as in ['h100:8:2.8']"
+_CHECKS: dict[str, _Check] = {
+    "ScenarioLike": (
+        lambda value: isinstance(value, Scenario | Mapping | str | Path),
+        "a scenario, its keys or a path",
+    ),
+    "Gpus": _GPUS,
+    "int | Gpus": (lambda value: _is_whole(value) or _GPUS[0](value), "a number of GPUs, or a list of them"),
+    "Sequence[str]": (_all(_is_text), "a list of texts"),
+    "Sequence[int]": (_all(_is_whole), "a list of whole numbers"),
+    "Sequence[float]": (_all(_is_number), "a list of numbers"),
+    "Sequence[Situation]": (_all(lambda each: isinstance(each, Situation)), "a list of situations"),
+    "Mapping[str, Any]": (_has_names, "keys and values"),
+    "Mapping[str, Seconds]": (_has_names, "SLOs, as in {'ttft_s': 2}"),
+    "Mapping[str, Sequence[Any]]": (
+        lambda value: _has_names(value) and all(map(_all(lambda _: True), value.values())),
+        "keys with lists of values, as in {'workload.arrivals': [10, 20]}",
+    ),
+    "Mapping[str, str] | Sequence[str]": (
+        lambda value: (_has_names(value) and all(map(_is_text, value.values()))) or _all(_is_text)(value),
+        "names of models, or a mapping to them",
+    ),
+    "int": (_is_whole, "a whole number"),
+    "float": (_is_number, "a number"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "str": (_is_text, "a text"),
+    "str | Path": (lambda value: isinstance(value, str | Path), "a path"),
+    "Seconds": (lambda value: _is_number(value) or _is_text(value), "seconds, or a duration such as 450ms"),
+    "float | str": (lambda value: _is_number(value) or _is_text(value), "seconds, or a duration such as 450ms"),
+    "Objective": (_is_text, "a text"),
+}
+"""By annotation, without `| None`: whether a value fits, and what is expected."""
+_FREE = ("Any", "inspect.Parameter.empty")
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Check the arguments of each call by the function's annotations. HeadwayError names the one that does not fit."""
+    checks = dict(checks_of(function))
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            given = inspect.signature(function).bind(*arguments, **named).arguments
+        except TypeError as error:
+            raise HeadwayError(f"{function.__name__}: {error}") from None
+        for name, (is_right, expected, may_be_none) in checks.items():
+            value = given.get(name)
+            if name in given and not (value is None and may_be_none) and not is_right(value):
+                raise HeadwayError(f"{name}: {value!r}; expected {expected}")
+        return function(*arguments, **named)
+
+    return call
+
+
+def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callable[[Any], bool], str, bool]]]:
+    """Of each argument with a check: its name, whether a value fits, what is expected, and whether None fits."""
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = str(parameter.annotation)
+        if annotation in _FREE:
+            continue
+        is_right, expected = _CHECKS[annotation.removesuffix(" | None")]
+        yield parameter.name, (is_right, expected, annotation.endswith(" | None"))
