@@ -69,9 +69,9 @@ _CHECKS: dict[str, _Check] = {
     "Seconds": (lambda value: _is_number(value) or _is_text(value), "seconds, or a duration such as 450ms"),
     "float | str": (lambda value: _is_number(value) or _is_text(value), "seconds, or a duration such as 450ms"),
     "Objective": (_is_text, "a text"),
+    "Ranking": (_is_text, "a text"),
 }
 """By annotation, without `| None`: whether a value fits, and what is expected."""
-_FREE = ("Any", "inspect.Parameter.empty")
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -97,7 +97,8 @@ def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callabl
     """Of each argument with a check: its name, whether a value fits, what is expected, and whether None fits."""
     for parameter in inspect.signature(function).parameters.values():
         annotation = str(parameter.annotation)
-        if annotation in _FREE:
+        check = _CHECKS.get(annotation.removesuffix(" | None"))
+        if check is None:  # an annotation that says nothing of a value, such as Any
             continue
-        is_right, expected = _CHECKS[annotation.removesuffix(" | None")]
+        is_right, expected = check
         yield parameter.name, (is_right, expected, annotation.endswith(" | None"))
