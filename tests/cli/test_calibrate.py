@@ -108,7 +108,7 @@ def test_a_fit_that_fails_writes_nothing(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["nowhere.csv"], "nowhere.csv: no such file"),
         (["nowhere.json"], "nowhere.json: no such file"),
-        (["odd.csv"], "odd.csv: line 1: not recognised; expected operator tables"),
+        (["odd.csv"], "odd.csv: line 1: not recognised; expected logs of iterations"),
         (["empty.csv"], "empty.csv: the file is empty"),
         (["binary.csv"], "binary.csv: line 1: not recognised"),
         (["torn.gz"], "torn.gz: the gzip file is truncated"),
