@@ -30,9 +30,13 @@ COMPILED = (
 )  # fmt: skip
 
 
+WITHOUT = {"editable_wheel", "egg_info", "dist_info"}
+"""Commands that need no compiled module: an installer asks for the package's metadata several times."""
+
+
 def extensions() -> list[Extension]:
     """The compiled modules; none where they are not wanted, or mypyc refuses."""
-    if os.environ.get("HEADWAY_PURE") == "1" or "editable_wheel" in sys.argv:
+    if os.environ.get("HEADWAY_PURE") == "1" or WITHOUT & set(sys.argv):
         return []
     try:
         from mypyc.build import mypycify

@@ -795,7 +795,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 )
 MOONCAKE = "".join(
     f'{{"timestamp": {250 * i}, "input_length": {600 + (i * 211) % 1500}, "output_length": {10 + (i * 31) % 90}, '
-    f'"hash_ids": [{i % 3}, {i % 3 + 10}, {100 + i}, {200 + i}, {300 + i}]}}\n'
+    f'"hash_ids": {[i % 3, i % 3 + 10, 100 + i, 200 + i, 300 + i][: -(-(600 + (i * 211) % 1500) // 512)]}}}\n'
     for i in range(40)
 )
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
