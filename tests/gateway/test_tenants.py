@@ -82,8 +82,8 @@ def test_a_flood_of_one_key_does_not_hold_up_another(tmp_path: Path, workers: in
     names = [ran.tenants[code] for code in ran.workload["tenant"]]
     digested = digest("c")[:12]
     assert names == ["bob"] * 5 + ["ann", digested]
-    first_token_s = dict(zip(ran.requests["request"], ran.requests["first_token_s"], strict=True))
-    served = [names[i] for i in sorted(range(1, 7), key=first_token_s.__getitem__)]
+    placed_s = dict(zip(ran.requests["request"], ran.requests["placed_s"], strict=True))
+    served = [names[i] for i in sorted(range(1, 7), key=placed_s.__getitem__)]
     assert set(served[:2]) == {"ann", digested} and served[2:] == ["bob"] * 4
 
 

@@ -125,13 +125,10 @@ def _runner(folder: Path, front: Front | None = None) -> Iterator[asyncio.Runner
 
 
 async def _emulate(
-    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, caches_prefixes: bool,
-    front: Front | None,
-) -> None:  # fmt: skip
+    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, front: Front | None
+) -> None:
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
-    if not caches_prefixes:
-        pool = replace(pool, engine=replace(pool.engine, prefix_caching=False))
     link, config = (
         KvLink(pool.network_bytes_per_s),
         SurfaceConfig(pool.model.name, reasoning_tokens=reasoning_tokens, address=(host, int(port))),
@@ -194,9 +191,8 @@ async def _ask(
 
 @asynccontextmanager
 async def _served(
-    plan: ServingPlan, decisions: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False,
-    front: Front | None = None,
-) -> AsyncIterator[tuple[Any, Any]]:  # fmt: skip
+    plan: ServingPlan, decisions: list[Decision], reasoning_tokens: int = 0, front: Front | None = None
+) -> AsyncIterator[tuple[Any, Any]]:
     """The gateway's application, and a function that returns the gateway."""
     gateways: list[Gateway] = []
 
@@ -208,7 +204,7 @@ async def _served(
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
-                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes, front)
+                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, front)
         app = application(made, lambda gateway: None, None if front is None else front.beside)
         async with app.router.lifespan_context(app):
             yield app, lambda: gateways[0]
@@ -221,7 +217,7 @@ async def _day(
     decisions: list[Decision] = []
     chosen, plan = serving.load(path)
     ran = scenario.Simulator().records(chosen)
-    async with _served(plan, decisions, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
+    async with _served(plan, decisions, front=front) as (app, gateway):
         rows, model = _rows(ran), next(iter(plan.names))
         asked = (_ask(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows))
         errors = await asyncio.gather(*asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -91,11 +92,15 @@ def _scores(decision: Decision) -> list[float]:
 
 
 def largest_difference_s(ran: Records, other: Records) -> float:
-    """Of the times from each request's arrival to its first token and to its end."""
-    return max(
-        float(np.abs(_since_arrival_s(ran, name) - _since_arrival_s(other, name)).max())
-        for name in ("first_token_s", "end_s")
-    )
+    """Of the times from each request's arrival to its first token and to its end; infinite where one alone is known."""
+    largest_s = 0.0
+    for name in ("first_token_s", "end_s"):
+        ours, theirs = _since_arrival_s(ran, name), _since_arrival_s(other, name)
+        known = ~np.isnan(ours)
+        if (known == np.isnan(theirs)).any():
+            return inf
+        largest_s = max(largest_s, float(np.abs(ours - theirs)[known].max(initial=0.0)))
+    return largest_s
 
 
 def _since_arrival_s(ran: Records, name: str) -> Any:

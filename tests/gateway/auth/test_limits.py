@@ -91,11 +91,13 @@ def test_answers_streams_and_refusals_carry_the_limits(front: serving.Process) -
     assert limits["reset-requests"].endswith("s") and float(limits["reset-requests"][:-1]) <= 20
     reply = chat(front, headers=bearer("both"), max_tokens=5, stream=True)
     assert _limits(reply)["remaining-requests"] == "1" and list(reply.events())[-1] == "[DONE]"
-    invalid = send(front, "/v1/chat/completions", {"model": "x", "messages": []}, bearer("both"))
-    assert invalid.status == 400 and "limit-requests" in _limits(invalid)
+    invalid = send(front, "/v1/chat/completions", {"model": 1, "messages": []}, bearer("both"))
+    unknown = send(front, "/v1/chat/completions", {"model": "x", "messages": []}, bearer("both"))
+    for each, status in ((invalid, 400), (unknown, 404)):
+        assert each.status == status and "limit-requests" in _limits(each)
     free = chat(front, headers=bearer("free"), max_tokens=1)
     assert not _limits(free)
-    for each in (invalid, free):
+    for each in (invalid, unknown, free):
         each.close()
 
 

@@ -27,7 +27,7 @@ def _request(tier: int = 0, pool: str | None = "pool", **changes: Any) -> Any:
     } | changes  # fmt: skip
     replica = None if pool is None else SimpleNamespace(pool=pool)
     live = SimpleNamespace(**live)
-    return SimpleNamespace(live=live, replica=replica, continued_tokens=(1, 20))
+    return SimpleNamespace(live=live, replica=replica, continued_tokens=(1, 20), unread=None)
 
 
 def _samples(page: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg
-from headway.gateway.upstream import sse
+from headway.gateway.upstream import loose_json, sse
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import EngineError, RefusedError, is_retryable
@@ -152,8 +152,15 @@ class DualDispatch:
 
 
 def check_answer(answer: bytes, content_type: str) -> None:
-    """EngineError if an answer with status 200 reports an error or an abort."""
-    payloads = map(sse.payload, sse.EventSplitter().split(answer)) if "event-stream" in content_type else [answer]
-    for payload in payloads:
+    """EngineError if an answer with status 200 reports an error or an abort, or is no JSON object.
+
+    Nothing says that the prompt of such an answer was computed, and the decode replica would wait for minutes.
+    """
+    if "event-stream" not in content_type:
+        _, unread = sse.read_chunk(answer)
+        if unread in (loose_json.NOT_JSON, loose_json.NOT_OBJECT):
+            raise EngineError(f"answered a prefill with what is no completion ({unread})")
+        return
+    for payload in map(sse.payload, sse.EventSplitter().split(answer)):
         if payload is not None and not sse.is_done(payload):
             sse.read_chunk(payload)
