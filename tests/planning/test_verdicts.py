@@ -32,7 +32,8 @@ def _document(draw: Random) -> dict[str, Any]:
         workload["timeout_s"] = 1.0
     pool = {"model": "llama-3.1-8b", "gpu": "l4", "replicas": draw.choice([1, 2]), "kv_capacity_tokens": 9000}
     slo = {} if draw.random() < 0.4 else {"ttft_s": draw.choice([0.2, 1.0]), "tpot_s": 0.08}
-    simulation = {"warmup_s": draw.choice([0.0, 0.5])} | ({"until_s": 2.0} if draw.random() < 0.2 else {})
+    warmup_s = draw.choice([0.0, 0.5]) if workload["num_requests"] > 2 else 0.0  # some request must be measured
+    simulation = {"warmup_s": warmup_s} | ({"until_s": 2.0} if draw.random() < 0.2 else {})
     return {"workload": workload, "fleet": [pool], "slo": slo, "simulation": simulation, "seed": draw.randrange(9)}
 
 

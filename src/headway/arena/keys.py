@@ -49,7 +49,7 @@ def _with_parts(policies: Mapping[str, Any]) -> Mapping[str, Any]:
 def _modules(value: Any, base_dir: Path) -> Iterator[str]:
     """The modules of the policies that a specification names."""
     for text in _texts(value):
-        if re.fullmatch(r"[\w.]+:\w+", text):
+        if re.fullmatch(r"(?:[^:]*/)?[\w.]+:\w+", text):
             module, _, name = text.partition(":")
             yield str(getattr(loader_of(base_dir)(module), name).__module__)
         for registered in (ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS):

@@ -99,8 +99,8 @@ def test_slos_are_read_from_words() -> None:
     assert slo_of("ttft=2, tpot=0.05,e2e=30") == {"ttft_s": 2.0, "tpot_s": 0.05, "e2e_s": 30.0}
     for text, message in (
         ("tft=2", "did you mean 'ttft'"),
-        ("ttft=0", "above 0"),
-        ("ttft", "above 0"),
+        ("ttft=0", "more than 0 seconds"),
+        ("ttft", "more than 0 seconds"),
         (",", "nothing"),
     ):
         with pytest.raises(HeadwayError, match=message):

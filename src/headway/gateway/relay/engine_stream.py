@@ -85,7 +85,8 @@ class EngineStream:
                 elif is_end and not sse.is_json(payload):
                     break  # cut off
                 elif not event.startswith(b"data: ") and (error := sse.error_of_event(event, payload)) is not None:
-                    self._take_error(error, event, output)
+                    if not self._reports(error, event, output):
+                        raise error
                 elif self._meter.passthrough is not None:
                     self._pass_on(self._meter.passthrough, event, payload, output)
                 elif self._pace is not None:
@@ -115,18 +116,21 @@ class EngineStream:
             output[:0] = self._kept
             self._kept = None
 
-    def _take_error(self, error: EngineError, event: bytes, output: list[bytes]) -> None:
-        """An event reports an error. Raises it, unless the client is to get the event as it is."""
+    def _reports(self, error: EngineError, event: bytes, output: list[bytes]) -> bool:
+        """Whether the client gets the event of an error as it is; else the error is the caller's to raise."""
         if self._meter.passthrough is None or self._kept is not None:
-            raise error
+            return False
         self.error = error
         output.append(event)
+        return True
 
     def _pass_on(self, passthrough: Passthrough, event: bytes, payload: bytes, output: list[bytes]) -> None:
         """Meter an event of an answer that is passed on unchanged."""
         self._meter.measure_passthrough(passthrough, payload)
         if passthrough.error is not None:
-            self._take_error(passthrough.error, event, output)
+            error = passthrough.error
+            if not self._reports(error, event, output):
+                raise error
             return
         output.append(event)
         if self._kept is not None and not passthrough.is_first:
