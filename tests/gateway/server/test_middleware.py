@@ -112,7 +112,7 @@ def test_each_request_is_one_line_without_its_text(front: tuple[serving.Process,
     usage = reply.json()["usage"]
     list(chat(made, secret, headers={**bearer("free"), "x-request-id": "stream"}, max_tokens=6, stream=True).events())
     chat(made, secret, headers={**bearer("wrong"), "x-request-id": "refused"}).json()
-    bad = {"model": "none", "messages": []}
+    bad = {"model": MODEL, "messages": [], "stream": "yes"}
     send(made, "/v1/chat/completions", bad, {**bearer("free"), "x-request-id": "bad"}).close()
     serving.until(lambda: all(_lines(log, id) for id in ("whole", "stream", "refused", "bad")))
     for id in ("whole", "stream"):
