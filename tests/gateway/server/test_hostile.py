@@ -25,9 +25,14 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield made
 
 
+DONE = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
 def _check_recovery(front: serving.Process, script: Script) -> None:
-    script.reply = WELL
+    """An engine whose streams broke after tokens gets requests again once it has streamed more of them."""
+    script.reply = OK + framed(CHUNK) * 16 + DONE
     serving.all_up(front, 1)
+    script.reply = WELL
     assert chat(front).json() == {} and metric(front, "headway_requests_in_flight") == 0
 
 
@@ -58,10 +63,10 @@ def test_an_invalid_answer_before_the_first_byte_is_one_error(
 
 @pytest.mark.parametrize(
     "rest",
-    [b"", b"0\r\n\r\n", framed(b"data: nonsense\n\n"), framed(b'data: {"error": {"message": "gone"}}\n\n')],
-    ids=["hangs up", "ends without done", "nonsense", "error"],
+    [b"", b"0\r\n\r\n", framed(b'data: {"error": {"message": "gone"}}\n\n')],
+    ids=["hangs up", "ends without done", "error"],
 )
-def test_an_invalid_event_ends_the_stream_with_an_error_and_done(
+def test_a_break_or_an_error_event_ends_the_stream_with_an_error_and_done(
     front: serving.Process, script: Script, rest: bytes
 ) -> None:
     serving.all_up(front, 1)
@@ -69,6 +74,22 @@ def test_an_invalid_event_ends_the_stream_with_an_error_and_done(
     events = list(chat(front, stream=True).events())
     assert events[0]["choices"][0]["delta"]["content"] == "so"
     assert set(events[-2]) == {"error"} and events[-1] == "[DONE]"
+    _check_recovery(front, script)
+
+
+def test_an_event_that_is_no_json_is_passed_on_and_counted(front: serving.Process, script: Script) -> None:
+    serving.all_up(front, 1)
+    before = metric(front, "headway_unread_total")
+    script.reply = OK + framed(CHUNK) + framed(b"data: nonsense\n\n") + framed(CHUNK) + DONE
+    body = chat(front, stream=True).text().encode()
+    assert [event[:14] for event in body.split(b"\n\n")] == [
+        CHUNK[:14],
+        b"data: nonsense",
+        CHUNK[:14],
+        b"data: [DONE]",
+        b"",
+    ]
+    assert metric(front, "headway_unread_total") == before + 1
     _check_recovery(front, script)
 
 
