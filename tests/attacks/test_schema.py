@@ -23,6 +23,7 @@ from serving import send
 
 KEY = bearer("key")
 NUM_EXAMPLES = 8 * SCALE
+COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +36,41 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]
         yield made
 
 
-def _operations(front: serving.Process) -> Iterator[Any]:
-    """The operations for clients, with the models' names in place of any text."""
+ACCEPTED: dict[str, Any] = {
+    "messages": {
+        "type": "array", "minItems": 1,
+        "items": {
+            "type": "object", "required": ["role", "content"], "additionalProperties": False,
+            "properties": {"role": {"const": "user"}, "content": {"type": "string"}},
+        },
+    },
+    "prompt": {"type": "string"}, "n": {"enum": [1, None]}, "stream": {"type": "boolean"},
+    "max_tokens": {"type": "integer", "minimum": 1, "maximum": 64},
+}  # fmt: skip
+"""Fields that the engine judges, and the gateway does not, as the engine accepts them."""
+
+
+def _operations(front: serving.Process, accepted: bool) -> Iterator[Any]:
+    """The operations for clients, with the models' names in place of any text; only those of requests with nothing but
+    what the engine accepts, too."""
     description = send(front, "/openapi.json").json()
     names = [model["id"] for model in send(front, "/v1/models").json()["data"]]
     assert names
     for name, schema in description["components"]["schemas"].items():
         if name.endswith("Request"):
             schema["properties"]["model"] = {"enum": names}
+            if accepted:
+                fields = {key: ACCEPTED[key] for key in schema["properties"] if key in ACCEPTED}
+                schema["properties"] = {"model": {"enum": names}, **fields}
+                schema["additionalProperties"] = False
+                schema["required"] = [key for key in ("model", "messages", "prompt") if key in schema["properties"]]
     for result in schemathesis.openapi.from_dict(description).get_all_operations():
         operation = result.ok()
-        if not operation.path.startswith(("/workers", "/dashboard")):
+        if operation.path in COMPLETIONS or not (accepted or operation.path.startswith(("/workers", "/dashboard"))):
             yield operation
 
 
-def _send_examples(front: serving.Process, operation: Any, statuses: Counter[tuple[str, int]]) -> None:
+def _send_examples(front: serving.Process, operation: Any, statuses: Counter[tuple[str, int, bool]]) -> None:
     @seed(1)
     @given(case=operation.as_strategy())
     @settings(
@@ -58,7 +79,7 @@ def _send_examples(front: serving.Process, operation: Any, statuses: Counter[tup
     )  # fmt: skip
     def send(case: Any) -> None:
         response = case.call(base_url=front.url, headers=KEY, session=session)
-        statuses[operation.label, response.status_code] += 1
+        statuses[operation.label, response.status_code, "x-headway-replica" in response.headers] += 1
         assert response.status_code < 500, (operation.label, case.body, response.content)
 
     with requests.Session() as session:
@@ -66,11 +87,15 @@ def _send_examples(front: serving.Process, operation: Any, statuses: Counter[tup
 
 
 def test_requests_of_any_shape_are_answered_without_a_failure(front: serving.Process) -> None:
-    statuses: Counter[tuple[str, int]] = Counter()
+    statuses: Counter[tuple[str, int, bool]] = Counter()
+    accepted: Counter[tuple[str, int, bool]] = Counter()
     with memory_ceiling(front, peak_mib=60.0):
-        for operation in _operations(front):
+        for operation in _operations(front, accepted=False):
             _send_examples(front, operation, statuses)
-    print(dict(statuses))  # noqa: T201  # shown by pytest -s, and if the test fails
-    for path in ("chat/completions", "completions"):
-        assert statuses[f"POST /v1/{path}", 200], "no request reached an engine"
+        for operation in _operations(front, accepted=True):
+            _send_examples(front, operation, accepted)
+    print(dict(statuses), dict(accepted))  # noqa: T201  # shown by pytest -s, and if the test fails
+    for path in COMPLETIONS:
+        assert any(statuses[f"POST {path}", status, True] for status in (200, 400)), "no request reached an engine"
+        assert accepted[f"POST {path}", 200, True], "the engine answered no request"
     assert send(front, "/health").json()["up"] == 1
