@@ -124,21 +124,29 @@ def _runner(folder: Path, front: Front | None = None) -> Iterator[asyncio.Runner
         yield runner
 
 
+class _WithoutBlocks(emulated.EmulatedEngine):
+    """A simulated request without prefixes does not find its own blocks again after a preemption; nor does this one."""
+
+    def blocks_of(self, prompt: list[int], lora: str) -> tuple[Any, ...]:
+        return ()
+
+
 async def _emulate(
-    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, front: Front | None
-) -> None:
+    stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, caches_prefixes: bool,
+    front: Front | None,
+) -> None:  # fmt: skip
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
     link, config = (
         KvLink(pool.network_bytes_per_s),
         SurfaceConfig(pool.model.name, reasoning_tokens=reasoning_tokens, address=(host, int(port))),
     )
-    surface = VllmSurface()
+    surface, made_by = VllmSurface(), emulated.EmulatedEngine if caches_prefixes else _WithoutBlocks
     if pool.engine.name == "sglang" and pool.role != "mixed":
         config = replace(config, has_token_ids=False, has_single_token_chunks=True)
         bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
         surface = SglangSurface(SinglePhase(pool.role, bootstrap, 300.0))
-    app = emulator(lambda: emulated.EmulatedEngine(pool, ordering, link=link), config, surface)
+    app = emulator(lambda: made_by(pool, ordering, link=link), config, surface)
     await stack.enter_async_context(app.router.lifespan_context(app))
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
@@ -191,8 +199,9 @@ async def _ask(
 
 @asynccontextmanager
 async def _served(
-    plan: ServingPlan, decisions: list[Decision], reasoning_tokens: int = 0, front: Front | None = None
-) -> AsyncIterator[tuple[Any, Any]]:
+    plan: ServingPlan, decisions: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False,
+    front: Front | None = None,
+) -> AsyncIterator[tuple[Any, Any]]:  # fmt: skip
     """The gateway's application, and a function that returns the gateway."""
     gateways: list[Gateway] = []
 
@@ -204,7 +213,7 @@ async def _served(
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
-                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, front)
+                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes, front)
         app = application(made, lambda gateway: None, None if front is None else front.beside)
         async with app.router.lifespan_context(app):
             yield app, lambda: gateways[0]
@@ -217,7 +226,7 @@ async def _day(
     decisions: list[Decision] = []
     chosen, plan = serving.load(path)
     ran = scenario.Simulator().records(chosen)
-    async with _served(plan, decisions, front=front) as (app, gateway):
+    async with _served(plan, decisions, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
         rows, model = _rows(ran), next(iter(plan.names))
         asked = (_ask(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows))
         errors = await asyncio.gather(*asked)
