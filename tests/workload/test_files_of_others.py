@@ -22,7 +22,7 @@ def lines(path: Path, *requests: dict[str, object]) -> Path:
 
 
 def requests(times: list[float], **more: object) -> list[dict[str, object]]:
-    return [{"timestamp": each, "input_length": 1000, "output_length": 20, **more} for each in times]
+    return [{"timestamp": each, "input_length": 1000, "output_length": 20} | more for each in times]
 
 
 def test_fractions_are_seconds_whole_numbers_milliseconds_and_both_are_said(tmp_path: Path) -> None:
@@ -43,19 +43,19 @@ def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
         read(lines(tmp_path / "a.jsonl", *requests([0])), timestamp_unit="us")
 
 
-@pytest.mark.parametrize("size", [512, 256, 128, 64, 16])
+@pytest.mark.parametrize("size", [2048, 1024, 512, 256, 128, 64, 16])
 def test_hash_blocks_have_the_size_that_fits_the_prompts(size: int, tmp_path: Path) -> None:
     """Six blocks are the same in all prompts; the rest of each is its own."""
     prompts = []
-    for i, one in enumerate(requests([0, 1000, 2000, 3000])):
-        num = -(-1000 // size)
+    for i, one in enumerate(requests([0, 1000, 2000, 3000], input_length=5000)):
+        num = -(-5000 // size)
         shared = min(6, num - 1)
         ids = [*range(shared), *(1000 * (i + 1) + k for k in range(num - shared))]
         prompts.append({**one, "hash_ids": ids})
     found = read(lines(tmp_path / "a.jsonl", *prompts))
     assert found.prefix is not None
     tokens = np.add.reduceat(found.prefix.tokens, found.prefix.offsets[:-1])
-    assert tokens.tolist() == [1000] * 4  # no block is dropped, none is cut short
+    assert tokens.tolist() == [5000] * 4  # no block is dropped, none is cut short
     assert any(f"blocks of {size} tokens" in note for note in found.notes) == (size != 512)
 
 

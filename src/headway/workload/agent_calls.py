@@ -93,7 +93,7 @@ def read_calls(path: Path, options: ReadOptions) -> TracedCalls:
     prompt = np.array([call.prompt for call in chosen], "i8")
     counts = np.array([len(call.hash_ids or ()) for call in chosen], "i8")
     ids = np.array([id for call in chosen for id in call.hash_ids or ()], "i8")
-    block = _block_tokens(prompt, counts, [numbers[i] for i in order], path)
+    block = options.block_tokens or _block_tokens(prompt, counts, [numbers[i] for i in order], path)
     columns = {
         "arrival_s": np.array([starts_s[each] for each in of_program]),
         "prompt_tokens": prompt,

@@ -216,7 +216,7 @@ def _traced_calls(spec: WorkloadSpec, seed: int, base_dir: Path) -> TracedCalls:
 
     path = _path(spec, base_dir)
     trace = TraceSpec(path=str(path)) if isinstance(spec.trace, str) or spec.trace is None else spec.trace
-    calls = read_calls(path, ReadOptions(trace.limit, trace.sort, trace.skip_bad))
+    calls = read_calls(path, ReadOptions(trace.limit, trace.sort, trace.skip_bad, block_tokens=trace.block_tokens))
     start_s = calls.rows.arrival_s[calls.offsets[:-1]]
     end_s = math.inf if trace.to_s is None else trace.to_s
     calls = calls.take(np.flatnonzero((start_s >= trace.from_s) & (start_s < end_s)))

@@ -127,14 +127,18 @@ def fitting_block(counts: Longs, prompt_tokens: Longs, where: str) -> tuple[int,
     def fits(size: int) -> bool:
         return bool((counts <= -(-prompt_tokens // size)).all())
 
-    def explains(size: int) -> bool:
-        return bool(np.isin(counts - prompt_tokens // size, (0, 1)).all())  # the last block may be left out
+    def is_exact(size: int) -> bool:
+        return bool((counts == -(-prompt_tokens // size)).all())
 
-    if fits(BLOCK_TOKENS):
+    has = counts > 0
+    counts, prompt_tokens = counts[has], prompt_tokens[has]
+    if is_exact(BLOCK_TOKENS):
         return BLOCK_TOKENS, []
     for size in OTHER_BLOCKS:
-        if fits(size) and explains(size):
+        if is_exact(size):
             return size, [f"hash blocks of {size} tokens, the size that fits the prompts; block_tokens: N for another"]
+    if fits(BLOCK_TOKENS):
+        return BLOCK_TOKENS, []  # without the last blocks
     beyond = np.maximum(counts - -(-prompt_tokens // BLOCK_TOKENS), 0)
     if np.count_nonzero(beyond) < len(counts) / 2:
         return BLOCK_TOKENS, [
