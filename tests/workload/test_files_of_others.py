@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,14 @@ def test_a_given_unit_is_taken_without_a_note(unit: str, end_s: float, tmp_path:
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="expected s or ms"):
         read(lines(tmp_path / "a.jsonl", *requests([0])), timestamp_unit="us")
+
+
+@pytest.mark.parametrize("given", [{"timestamp_unit": "s"}, {"block_tokens": 16}, {"spread_ticks": True}])
+def test_an_option_that_a_format_does_not_take_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(ROWS)
+    with pytest.raises(HeadwayError, match=f"{next(iter(given))}: traces of the format headway-csv"):
+        read(path, **given)
 
 
 @pytest.mark.parametrize("size", [2048, 1024, 512, 256, 128, 64, 16])

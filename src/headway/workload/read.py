@@ -32,6 +32,14 @@ FORMATS: dict[str, tuple[Callable[[str], bool], Callable[[Path, ReadOptions], Wo
 """By name: whether a first line is of this format, and the reader."""
 
 
+UNSAID = {
+    "timestamp_unit": ("mooncake",),
+    "block_tokens": ("mooncake", "mooncake-agents"),
+    "spread_ticks": ("mooncake",),
+}
+"""Options for what files of a format do not say, and the formats that take them."""
+
+
 def read(
     path: str | Path,
     format: str | None = None,
@@ -55,7 +63,13 @@ def read(
         raise HeadwayError(f"limit: {limit}; expected 1 or more")
     if format is not None and format not in FORMATS:
         raise unknown("trace format", format, FORMATS, str(file))
-    _, reader = FORMATS[format or detect(file)]
+    name = format or detect(file)
+    given = {"timestamp_unit": timestamp_unit, "block_tokens": block_tokens, "spread_ticks": spread_ticks or None}
+    for option, value in given.items():
+        if value is not None and name not in UNSAID[option]:
+            takes = ", ".join(UNSAID[option])
+            raise HeadwayError(f"{file}: {option}: traces of the format {name} say it themselves; it is for {takes}")
+    _, reader = FORMATS[name]
     if timestamp_unit not in (None, "s", "ms"):
         raise HeadwayError(f"timestamp_unit: {timestamp_unit!r}; expected s or ms")
     return reader(file, ReadOptions(limit, sort, skip_bad, timestamp_unit, block_tokens, spread_ticks))
