@@ -119,7 +119,7 @@ def cost_of(num: Mapping[str, int], pools: Sequence[FakePool], startup_s: float)
         min_size=1,
         max_size=3,
     ),
-    st.lists(st.tuples(*[st.floats(0, 40)] * 3), min_size=2, max_size=2),
+    st.lists(st.tuples(*[st.integers(0, 160).map(lambda quarters: quarters / 4)] * 3), min_size=2, max_size=2),
     st.sampled_from([1.0, 0.7, 0.3]),
     st.sampled_from([0.0, 600.0, 7200.0]),
 )

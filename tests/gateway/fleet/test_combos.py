@@ -152,6 +152,7 @@ def test_the_rest_of_a_combo_serves_both_phases(fleet: Fleet, tmp_path: Path) ->
         decode.kill()
         assert answer_text([first, *events]) == alone  # on the prefill replica
         prefill.kill()
+        all_up(front, 0)
         decode = emulator(port=decode.port)
         with closing(decode):
             all_up(front, 1)
