@@ -97,3 +97,28 @@ def test_a_worker_that_has_not_started_refuses_requests_once_it_has(
         for reply, _ in streams:
             reply.close()
         made.process.wait(serving.PATIENCE_S)
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_however_often_a_process_is_told_to_end_it_ends_well(has_started: bool, tmp_path: Path) -> None:
+    """The signal comes until the process is gone, from the time that it listens, or once it serves."""
+    file = str(serving.fleet_file(tmp_path, ["http://127.0.0.1:9"], gateway={"drain_s": 1.0}))
+    supervised = ("--port", "0", "--restarts", "3")
+    made = [
+        serving.emulator(), serving.gateway(Path(file)),
+        serving.Process("-m", "headway", "serve", file, "--workers", "2", *supervised),
+        serving.Process("-m", "headway", "epp", file, "--http-port", "0", *supervised),
+    ]  # fmt: skip
+    with serving.closing(*made):
+        for each in made:
+            assert each.port
+            if has_started and each is not made[3]:
+                send(each, "/health").text()
+
+        def is_over() -> bool:
+            for each in made:
+                each.process.send_signal(signal.SIGTERM)
+            return all(each.process.poll() is not None for each in made)
+
+        until(is_over)
+        assert [each.process.wait() for each in made] == [0, 0, 0, 0]

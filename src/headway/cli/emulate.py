@@ -19,6 +19,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import LoraAdapter, LoraConfig, Parallel, Pool
 from headway.core.policy import Ordering
 from headway.gateway.server import web_server
+from headway.gateway.termination import exit_at_sigterm
 from headway.gateway.upstream.dialects import api_of
 from headway.perf import memory
 from headway.perf.lora import slots_bytes
@@ -173,6 +174,7 @@ def command(
     orders, ordering_name = _ordering(pool, ordering, scheduling_policy)
     bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
+    exit_at_sigterm()
     listener = web_server.listen(host, port)
     own_host = socket.gethostname() if host in ("0.0.0.0", "::") else host
     address = (own_host, int(listener.getsockname()[1]))

@@ -23,6 +23,7 @@ from headway.cli.live_run import (
 from headway.cli.output import PATH, PORT
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.server import web_server
+from headway.gateway.termination import exit_at_sigterm
 from headway.serving import picker as picking
 from headway.serving.reload import FleetFile
 
@@ -63,6 +64,7 @@ def _serve(file: FleetFile, options: PickerOptions) -> None:
     plan, tls = file.plan, options.tls()
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, options.host)))
     options.log.apply()
+    exit_at_sigterm()
     reserved = web_server.reserve(options.host, options.port)
     listener = web_server.listen(options.host, options.http_port)
     where = web_server.address(reserved)

@@ -23,6 +23,7 @@ from headway.cli.live_run import (
 from headway.cli.output import PATH, PORT
 from headway.core.errors import HeadwayError
 from headway.gateway.server import web_server
+from headway.gateway.termination import exit_at_sigterm
 from headway.records.json_lines import JsonLinesFile
 from headway.serving.reload import FleetFile
 
@@ -73,6 +74,7 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
     plan = file.plan
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
     options.log.apply()
+    exit_at_sigterm()
     if options.access_log is not None:
         options = replace(options, access_log=_access_log_file(options.access_log))
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)

@@ -20,12 +20,14 @@ from types import FrameType
 
 from headway.core.errors import HeadwayError
 from headway.gateway.hangup import Hangup
+from headway.gateway.termination import exit_at_sigterm, ignore_sigterm
 
 log = logging.getLogger("headway.gateway")
 MAX_RESTARTS = 5
 """Restarts in a row, each within `_STABLE_S`, after which the gateway ends."""
 _STABLE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _CRASHED = 70
 """Exit status after an exception that nobody handled (EX_SOFTWARE)."""
 
@@ -36,11 +38,11 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
     Returns, in either process, when `run` does. HeadwayError after `max_restarts` restarts in a row that did not last;
     SystemExit with the status of a process that ended with another one than 0. To be called without threads.
     """
-    pause_s, num_restarts, hangup = _FIRST_PAUSE_S, 0, Hangup()
+    pause_s, num_restarts, hangup, has_to_end = _FIRST_PAUSE_S, 0, Hangup(), threading.Event()
     is_restart = False
     while True:
         started_s = time.monotonic()
-        child = _Child(run, is_restart, hangup)
+        child = _Child(run, is_restart, hangup, has_to_end)
         if child.is_child:
             return
         how = child.wait()
@@ -59,22 +61,32 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
 class _Child:
     """One process of the gateway, for the supervising one; or, with `is_child`, the process itself, at its end."""
 
-    def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup) -> None:
+    def __init__(
+        self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup, has_to_end: threading.Event
+    ) -> None:
+        """`has_to_end` is set at a signal."""
         alive, self._held = os.pipe()  # its other end closes when the supervising process is gone
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # memory that both processes share stays shared
+        self._has_to_end, self._is_running = has_to_end, True
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until each process has handlers of its own
         self.pid = os.fork()
         self.is_child = self.pid == 0
-        self._has_to_end = threading.Event()
         if self.is_child:
+            exit_at_sigterm()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(self._held)
             _run(run, is_restart, alive)
             return
         os.close(alive)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             signal.signal(number, self._end)
         signal.signal(signal.SIGHUP, partial(self._hang_up, hangup))
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if has_to_end.is_set():  # a signal came since the last process ended
+            self._end(signal.SIGTERM, None)
 
     def _hang_up(self, hangup: Hangup, number: int, frame: FrameType | None) -> None:
         """Have the process reload its fleet file, or end with the terminal."""
@@ -86,20 +98,22 @@ class _Child:
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self._has_to_end.set()
-        try:
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            return
+        if self._is_running:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def wait(self) -> str | None:
         """Wait until the process ends; how it failed, None if it ended well. SystemExit if it ended with an error."""
         _, status = os.waitpid(self.pid, 0)
+        self._is_running = False
         os.close(self._held)
         if os.WIFSIGNALED(status) and not self._has_to_end.is_set():
             return f"been killed by signal {os.WTERMSIG(status)}"
         code = os.waitstatus_to_exitcode(status)
         if code == _CRASHED:
             return "crashed"
+        if self._has_to_end.is_set():
+            ignore_sigterm()
         if code:
             raise SystemExit(max(code, 1))
         return None

@@ -20,6 +20,7 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError
 from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.settings import Settings
+from headway.gateway.termination import ignore_sigterm
 
 _GC_THRESHOLDS = 2000, 100, 10
 """Python's own are 700, 10 and 10. Requests leave no reference cycles, so collections find nothing, and pause all
@@ -167,7 +168,7 @@ def serve(
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """End at a signal. The process that SIGTERM ends has the status 0, where uvicorn would raise it again."""
+            """End at a signal. uvicorn would raise SIGTERM again, and the process would be killed by it."""
             if sig == signal.SIGTERM:
                 self.should_exit = True
             else:
@@ -186,4 +187,6 @@ def serve(
 
     server = Server(config)
     take_stop(partial(setattr, server, "should_exit", True))
+    signal.signal(signal.SIGTERM, server.handle_exit)  # also before and after uvicorn handles it
     server.run(sockets=[listener])
+    ignore_sigterm()
