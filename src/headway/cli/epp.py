@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from headway.cli.live_run import (
     LiveOptions,
     LiveRun,
+    allow_clients,
     fleet_options,
     live_options,
     read_fleet,
@@ -30,6 +31,10 @@ from headway.serving.reload import FleetFile
 if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway
     from headway.gateway.picker.server import Picker
+
+
+_NUM_CLIENTS = 256
+"""Connections of Envoys, each of many requests, and of those that read metrics."""
 
 
 class PickerOptions(LiveOptions, frozen=True):
@@ -65,6 +70,7 @@ def _serve(file: FleetFile, options: PickerOptions) -> None:
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, options.host)))
     options.log.apply()
     exit_at_sigterm()
+    allow_clients(plan, _NUM_CLIENTS, 1)
     reserved = web_server.reserve(options.host, options.port)
     listener = web_server.listen(options.host, options.http_port)
     where = web_server.address(reserved)

@@ -17,6 +17,7 @@ from headway.cli.output import PATH, decisions_option
 from headway.config.policy_preset import explained
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
+from headway.gateway import descriptors
 from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes, ServedPool, ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.telemetry.logs import Level, LogOptions
@@ -121,6 +122,13 @@ def read_fleet(
         return emulated_fleet.emulated(read, path, shlex.split(emulate_with)) if is_emulated else read
 
     return FleetFile(path, changed, is_fleet_fixed=is_emulated)
+
+
+def allow_clients(plan: ServingPlan, num_clients: int, per_client: int) -> None:
+    """Raise the limit on file descriptors to what so many clients need, or warn that the system does not permit it."""
+    num_replicas = sum(max(len(served.endpoints), served.num_initial) for served in plan.pools)
+    if why := descriptors.allow(num_clients, per_client, num_replicas):
+        log.warning("%s", why)
 
 
 def run_restarted(run: Callable[[ServingPlan, bool], None], file: FleetFile, plan: ServingPlan, restarts: int) -> None:

@@ -13,6 +13,7 @@ from headway.cli.flags import scenario_file
 from headway.cli.live_run import (
     LiveOptions,
     LiveRun,
+    allow_clients,
     fleet_options,
     live_options,
     read_fleet,
@@ -75,6 +76,7 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
     options.log.apply()
     exit_at_sigterm()
+    allow_clients(plan, _num_clients(plan), 2)
     if options.access_log is not None:
         options = replace(options, access_log=_access_log_file(options.access_log))
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
@@ -90,6 +92,12 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
         _run(plan, options, file, listeners, tls, is_restart)
 
     run_restarted(run, file, plan, options.restarts)
+
+
+def _num_clients(plan: ServingPlan) -> int:
+    """Clients whose requests engines may run, or the gateway hold, at a time."""
+    running = sum(each.pool.engine.max_num_seqs * max(len(each.endpoints), each.num_initial) for each in plan.pools)
+    return running + plan.settings.max_held * len(plan.names)
 
 
 def _run(
@@ -120,7 +128,7 @@ def _run(
         hosts = web_server.expected_hosts(plan.settings, listeners[0])
         app = application(make, live.stopped)
         served = with_middleware(app, plan.settings, options.access_log)
-        web_server.serve(served, listeners[0], plan.settings.drain_s + 1, tls, app.drain, hosts)
+        web_server.serve(served, listeners[0], plan.settings.drain_s + 1, tls, app.drain, hosts, relays=True)
     else:
         web_server.serve(
             application(make, live.stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from headway.gateway.fleet.actuator import ActuatorHost
 from headway.gateway.scheduling.replica import LiveReplica
-from headway.gateway.upstream.errors import EngineError, RefusedError
+from headway.gateway.upstream.errors import EngineError, ExhaustedError, RefusedError
 
 log = logging.getLogger("headway.gateway")
 _PERIOD_S, _TIMEOUT_S = 1.0, 2.0
@@ -89,10 +89,10 @@ class Departures:
 
 
 async def answers(replica: LiveReplica) -> bool:
-    """Whether a replica's engine answers its health check, whatever that says."""
+    """Whether a replica's engine answers its health check, whatever that says, or cannot be asked from here."""
     try:
         await replica.check_health(_TIMEOUT_S)
-    except RefusedError:
+    except (RefusedError, ExhaustedError):
         return True
     except EngineError:
         return False

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import HeadwayError
+from headway.gateway import descriptors
 from headway.gateway.fleet.actuator import ActuatorHost
 from headway.gateway.fleet.local_resources import HOST, Gpus, Ports, free_port
 from headway.gateway.fleet.specs import Processes, ServedPool
@@ -96,19 +97,22 @@ class LocalProcesses:
         pause_s, name = FIRST_PAUSE_S, self._pool.name
         while not slot.stops.is_set() and (not slot.has_failed or self._host.wants_failed(name)):
             slot.is_up.clear()
+            is_own_fault = False
             if not slot.has_failed or self._host.has_room(name):
                 try:
                     await self._run(slot)
                 except (OSError, HeadwayError) as error:
                     slot.why = str(error)
                     log.warning("%s: a replica cannot be started: %s", name, error)
+                    is_own_fault = isinstance(error, OSError) and descriptors.is_used_up(error)
                 except Exception as error:  # a bug, or a policy's error, must not end the restarts
                     slot.why = str(error)
                     log.exception("%s: a replica", name)
                 if slot.is_up.is_set():
                     pause_s = FIRST_PAUSE_S
                     continue
-                self._count_failure(slot)
+                if not is_own_fault:
+                    self._count_failure(slot)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await slot.stops.wait()

@@ -36,12 +36,14 @@ from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import (
     BrokenOffError,
     EngineError,
+    ExhaustedError,
     RefusedError,
     ReportedRefusalError,
     TooLongError,
     UnconfirmedRefusalError,
     UnreachableError,
     client_error,
+    exhausted,
     is_retryable,
     is_too_long,
     openai_error,
@@ -677,6 +679,8 @@ class Relay:
         is_prefill_leg = isinstance(error, PrefillLegError)
         if isinstance(error, PrefillLegError):
             replica, error = error.replica, error.cause
+        if isinstance(error, ExhaustedError):
+            raise exhausted()
         error.after_tokens = max(self._live.generated_tokens - self._tokens_at_start, 0)
         if isinstance(error, UnconfirmedRefusalError):
             self._refusal = replica, error

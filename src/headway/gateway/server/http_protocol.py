@@ -26,6 +26,8 @@ from headway.gateway.server.http_cycle import HttpCycle
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 _MAX_HEADERS = 256
 _HEAD_TIMEOUT_S = 30.0
+_IDLE_S = 1.0
+"""A connection on which nothing has come for so long is closed for others that wait."""
 _SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
 """Two of them are refused: a proxy in front may have read the other one."""
 _LINGER_S = 5.0
@@ -126,6 +128,16 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.close()
         else:
             self._cycle.shut_down()
+
+    def make_room(self) -> None:
+        """Others wait for connections: close this one after the present answer, or now if it has been idle a while."""
+        cycle, framing = self._cycle, self._framing
+        if cycle is not None and not cycle.is_complete:
+            cycle.shut_down()
+        elif framing.part == HEAD and not framing.num_outside and self._deadline_s is not None:
+            left_s = self._deadline_s - self._loop.time()
+            if left_s < (_HEAD_TIMEOUT_S if cycle is None else self._keep_alive_s) - _IDLE_S:
+                self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._linger_timer is not None:

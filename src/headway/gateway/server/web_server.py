@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
+from headway.gateway import descriptors
 from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.settings import Settings
 from headway.gateway.termination import ignore_sigterm
@@ -140,15 +141,18 @@ def serve(
     on_shutdown: Callable[[], Awaitable[None]] | None = None,
     hosts: ExpectedHosts | None = None,
     take_stop: Callable[[Callable[[], None]], None] = lambda stop: None,
+    relays: bool = False,
 ) -> None:
     """Serve until a signal; then await `on_shutdown`, during which connections are still accepted, and wait for open
     requests; all that for at most `shutdown_s`, and not after a second signal.
 
     `hosts`: the hosts that are served; None for all. `take_stop` gets a function that has the same effect as a signal.
+    `relays`: each client may need a connection to an engine.
     """
     try:
         import uvicorn
 
+        from headway.gateway.server.acceptor import Acceptor
         from headway.gateway.server.http_protocol import HttpProtocol
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name)) from None
@@ -173,6 +177,14 @@ def serve(
                 self.should_exit = True
             else:
                 super().handle_exit(sig, frame)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=[])
+            protocol, state = self.config.http_protocol_class, self.server_state
+            make = partial(cast(Any, protocol), config=self.config, server_state=state, app_state=self.lifespan.state)
+            most = descriptors.max_clients(2 if relays else 1)
+            accepting = [Acceptor(each, make, state.connections, self.config.ssl, most) for each in sockets or ()]
+            self.servers = cast(Any, accepting)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             start_s = time.monotonic()

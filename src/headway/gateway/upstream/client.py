@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 import httptools
 
 from headway.core.errors import HeadwayError
-from headway.gateway.upstream.errors import BrokenOffError, EngineError, NoAnswerError, UnreachableError
+from headway.gateway import descriptors
+from headway.gateway.upstream.errors import (
+    BrokenOffError,
+    EngineError,
+    ExhaustedError,
+    NoAnswerError,
+    UnreachableError,
+)
 
 _MAX_BUFFERED_BYTES = 1 << 18
 """Body bytes read and not consumed; beyond this, reading pauses, so that a slow client costs no memory."""
@@ -360,7 +367,8 @@ class Client:
             raise
 
     async def connect(self) -> Connection:
-        """An idle connection, else a new one. UnreachableError if the server accepts none in time."""
+        """An idle connection, else a new one. UnreachableError if the server accepts none in time, ExhaustedError if
+        this process can open none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_lost:
@@ -368,13 +376,15 @@ class Client:
         return await self._open()
 
     async def _open(self) -> Connection:
-        """A new connection. UnreachableError if the server accepts none in time."""
+        """A new connection, with the errors of `connect`."""
         try:
             async with asyncio.timeout(self._connect_s):
                 return await self._transport.connect()
         except TimeoutError:
             raise UnreachableError(f"did not accept a connection within {self._connect_s:g} s") from None
         except OSError as error:
+            if descriptors.is_used_up(error):
+                raise ExhaustedError("cannot be reached: this process has no file descriptors left") from None
             raise UnreachableError(f"cannot be reached: {error.strerror or error}") from None
 
     def release(self, connection: Connection) -> None:

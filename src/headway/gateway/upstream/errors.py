@@ -32,6 +32,12 @@ class UnreachableError(EngineError):
     is_untouched = True
 
 
+class ExhaustedError(EngineError):
+    """This process has no file descriptor left for a connection, which says nothing about the engine."""
+
+    is_untouched = True
+
+
 class BrokenOffError(EngineError):
     """The engine closed the connection before the end of its answer."""
 
@@ -179,4 +185,12 @@ def client_error(name: str, error: EngineError | None) -> ApiError:
         return ApiError(error.status, _message(openai_error(error.status, error.body)), "engine_refused")
     if isinstance(error, RefusedError) and error.status in (429, 503):
         return ApiError(error.status, f"{name} {error}", "engine_overloaded", retry_after_s=1)
+    if isinstance(error, ExhaustedError):
+        return exhausted()
     return ApiError(502, f"{name} {error}", "engine_error")
+
+
+def exhausted() -> ApiError:
+    """The error for a client for whose request no connection to an engine can be opened here."""
+    message = "the gateway has too many connections to open one more to an engine"
+    return ApiError(503, message, "too_many_connections", retry_after_s=1)

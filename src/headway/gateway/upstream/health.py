@@ -29,6 +29,7 @@ from headway.gateway.upstream.errors import (
     NOT_IMPLEMENTED,
     BrokenOffError,
     EngineError,
+    ExhaustedError,
     RefusedError,
     UnreachableError,
 )
@@ -175,6 +176,8 @@ class HealthMonitor(Generic[Replica]):
         self._failures = {replica.id: asyncio.Event() for replica in replicas}
         """Set when a request fails: the next probe is due."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._is_exhausted = False
+        """The log says that this process cannot probe replicas at the moment."""
         self._listed_s: dict[int, float] = {}
         """By replica, when it was last asked for its models and adapters."""
 
@@ -222,6 +225,8 @@ class HealthMonitor(Generic[Replica]):
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         """Report a failed request, which may open the breaker, or have the replica ejected."""
+        if isinstance(error, ExhaustedError):
+            return
         is_refusal = isinstance(error, RefusedError) and (400 <= error.status < 500 or error.status == NOT_IMPLEMENTED)
         # All streams of an engine that ends break at once: that is one failure.
         is_known = isinstance(error, BrokenOffError) and self.breakers[replica.id].is_open
@@ -289,6 +294,8 @@ class HealthMonitor(Generic[Replica]):
     async def _check_generation(self, replica: Replica, timeout_s: float) -> None:
         try:
             await replica.run_canary(timeout_s)
+        except ExhaustedError:
+            return
         except EngineError as error:
             breaker = self.breakers[replica.id]
             if not breaker.is_open:
@@ -324,6 +331,10 @@ class HealthMonitor(Generic[Replica]):
     async def _probe_and_count(self, replica: Replica, breaker: Breaker) -> None:
         try:
             await self._probe(replica, breaker)
+        except ExhaustedError as error:  # what was known of the replica still holds
+            if not self._is_exhausted:
+                self._is_exhausted = True
+                log.warning("replicas are not probed: %s %s", replica.name, error)
         except EngineError as error:
             breaker.num_failed_probes += 1
             breaker.is_lost |= isinstance(error, UnreachableError) or not breaker.passes_health
@@ -336,6 +347,7 @@ class HealthMonitor(Generic[Replica]):
                 self._on_unresponsive(replica)
         else:
             breaker.num_failed_probes = 0
+            self._is_exhausted = False
 
     async def _probe(self, replica: Replica, breaker: Breaker) -> None:
         """Check health, read details and load; if all is well, close the breaker. EngineError if not."""

@@ -29,7 +29,13 @@ from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint, count_prompt
-from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
+from headway.gateway.upstream.errors import (
+    BrokenOffError,
+    EngineError,
+    ExhaustedError,
+    RefusedError,
+    UnreachableError,
+)
 from headway.gateway.upstream.health import Refusals
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Link, Progress, Released
@@ -419,6 +425,8 @@ class RemoteHealth:
         """When a replica's success was last reported; removed when it fails."""
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
+        if isinstance(error, ExhaustedError):
+            return
         self._reported_s.pop(replica.id, None)
         status = error.status if isinstance(error, RefusedError) else 0
         unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headway.gateway import descriptors
 from headway.gateway.gateway import Gateway
 from headway.gateway.server import web_server
 from headway.gateway.telemetry.logs import LogOptions
@@ -103,17 +104,19 @@ class WorkerSupervisor:
     async def _run_until_stopped(self, index: int) -> None:
         pause_s, num_failed, loop = _FIRST_PAUSE_S, 0, asyncio.get_running_loop()
         while not self._is_stopping:
-            started_s, why = loop.time(), ""
+            started_s, why, is_own_fault = loop.time(), "", False
             try:
                 why = await self._run(index)
             except OSError as error:
                 why = str(error)
+                is_own_fault = descriptors.is_used_up(error)
             except Exception as error:  # a bug must not end all workers of this socket
                 log.exception("worker %d", index)
                 why = f"{type(error).__name__}: {error}"
             if self._is_stopping:
                 return
-            num_failed = num_failed + 1 if why else 0
+            if not is_own_fault:
+                num_failed = num_failed + 1 if why else 0
             if why:
                 log.warning("worker %d cannot be started: %s", index, why)
             if num_failed >= MAX_FAILED_STARTS:

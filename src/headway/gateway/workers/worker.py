@@ -220,7 +220,7 @@ def _serve(link: socket.socket, listener: socket.socket, config: WorkerConfig) -
     hosts = web_server.expected_hosts(config.settings, listener)
     access_log = None if config.access_log is None else Path(config.access_log)
     served = with_middleware(application, config.settings, access_log)
-    web_server.serve(served, listener, config.settings.drain_s + 1, tls, application.leave, hosts)
+    web_server.serve(served, listener, config.settings.drain_s + 1, tls, application.leave, hosts, relays=True)
 
 
 def report_failure(link: socket.socket, error: Exception) -> None:
