@@ -3,8 +3,9 @@
 
     python scripts/catalog_models.py FOLDER src/headway/catalog/data/models/published.json
 
-FOLDER has a folder for each repository, named ORGANISATION--NAME. A repository that the catalog knows already is left
-out, and so is one that the reader refuses, which is printed.
+FOLDER has a folder for each repository, named ORGANISATION--NAME, with a config.json, files of quantisers, and, where
+the config.json is no copy of the published one, a source.txt that says where its sizes are from. A repository that the
+catalog knows already is left out, and so is one that the reader refuses, which is printed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def main(folder: Path, out: Path) -> None:
         except HeadwayError as error:
             print(f"{repository}: {error}")
             continue
-        lines.append(" " + json.dumps(entry(replace(model, hf_id=repository, source=SOURCE.format(repository)))))
+        stated = each / "source.txt"
+        source = stated.read_text().strip() if stated.exists() else SOURCE.format(repository)
+        lines.append(" " + json.dumps(entry(replace(model, hf_id=repository, source=source))))
     out.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 

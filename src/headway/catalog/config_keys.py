@@ -41,6 +41,21 @@ def family_defaults(model_type: str) -> dict[str, Any]:
     return _families().get(model_type, {})
 
 
+def _family_of(keys: Mapping[str, Any]) -> str:
+    """The config's `model_type`; where that is no family of `transformers`, the one that its architecture names."""
+    stated, architectures = str(keys.get("model_type") or ""), keys.get("architectures")
+    if stated in _families() or not isinstance(architectures, list):
+        return stated
+    names = [str(each).partition("For")[0].lower() for each in architectures]
+    return next((family for name in names if (family := _by_architecture().get(name))), stated)
+
+
+@cache
+def _by_architecture() -> dict[str, str]:
+    """Families by the first part of their class's name, `deepseekv3` of DeepseekV3ForCausalLM."""
+    return {name.replace("_", ""): name for name in _families()}
+
+
 def known_families() -> tuple[str, ...]:
     """The values of `model_type` whose defaults are known: those of `transformers`."""
     return tuple(_families())
@@ -53,7 +68,7 @@ class ConfigKeys(dict[str, Any]):
         super().__init__(keys)
         self.file = file
         self.read: set[str] = set()
-        self.family = str(keys.get("model_type") or "")
+        self.family = _family_of(keys)
         family = _families().get(self.family, {}) if defaults else {}
         self.is_known = bool(family)
         self._aliases: dict[str, str] = family.get("aliases", {})

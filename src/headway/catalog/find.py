@@ -31,4 +31,7 @@ def _give_a_config(name: str) -> str:
             f"for another model give its config.json: hf download {name} --include '*.json' --local-dir DIR, and "
             "--model-config DIR, or `model: {config: DIR}` in a scenario"
         )
-    return "for another model give its config.json with --model-config, or `model: {config: PATH}` in a scenario"
+    return (
+        "`headway catalog models` lists all; for another model give its config.json with --model-config, or "
+        "`model: {config: PATH}` in a scenario"
+    )

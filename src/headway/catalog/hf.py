@@ -120,7 +120,8 @@ def _sampling(file: Path) -> Sampling | None:
 
 _ENCODERS = (
     "bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "deberta", "deberta-v2", "distilbert", "mpnet",
-    "modernbert", "nomic_bert", "eurobert", "ernie", "clip", "siglip", "vit", "wav2vec2", "hubert",
+    "modernbert", "nomic_bert", "eurobert", "ernie", "clip", "clip_vision_model", "siglip",
+    "siglip_vision_model", "vit", "wav2vec2", "hubert",
 )  # fmt: skip
 _REFUSED = {
     "blt": "bytes in patches of varying length", "rwkv": "time mixing without attention (rwkv)",
@@ -170,7 +171,7 @@ def _model(config: ConfigKeys, shapes: Shapes, layers: list[Layers], dtype: str)
         num_heads=first.num_heads or 1,
         num_kv_heads=first.num_kv_heads or 1,
         head_dim=first.head_dim or hidden,
-        vocab_size=config.count("vocab_size"),
+        vocab_size=config.count("vocab_size", "padded_vocab_size"),
         max_context_tokens=_context_tokens(config),
         gated_mlp=shapes.gated,
         tie_embeddings=bool(config.value("tie_word_embeddings", default=False)),

@@ -62,6 +62,7 @@ def _named(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
         if name.lower() not in _KINDS:
             known = ", ".join(sorted(each for each in _KINDS if len(each) > 2))
             raise keys.error("layer_types", name, f"a kind of layer that is known ({known})")
+    keys.read |= {*_PATTERNS, "full_attention_interval"}
     kinds = [_KINDS[name.lower()] for name in names]
     if "window" in kinds and window_tokens(keys) is None:
         kinds = ["full" if kind == "window" else kind for kind in kinds]
@@ -94,7 +95,7 @@ def _by_index(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
         return [_KINDS[str(name)] for name in names[:num_layers]]
     if keys.given("attention_chunk_size") or keys.value("attention_chunk_size"):  # Llama 4
         rotary = keys.per_layer("no_rope_layers", num_layers) if keys.value("no_rope_layers") else None
-        every_nth = keys.count("no_rope_layer_interval", default=4)
+        every_nth = keys.count("no_rope_layer_interval", "nope_layer_interval", default=4)
         return [
             "window" if (rotary[i] if rotary is not None else (i + 1) % every_nth) else "full" for i in every
         ]  # fmt: skip

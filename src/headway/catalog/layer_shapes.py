@@ -28,7 +28,7 @@ GATED_ATTENTION = {
 LEARNED_POSITIONS = {"opt", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neo", "biogpt"}
 """Families with an embedding for each position."""
 _UNGATED_ACTIVATIONS = {"relu", "relu2", "xielu", "gelu_new", "gelu_fast", "squared_relu"}
-_GATED_ACTIVATIONS = {"silu", "swish", "swiglu", "geglu", "swigluoai"}
+_GATED_ACTIVATIONS = {"silu", "swish", "swiglu", "geglu", "gegelu", "swigluoai", "situ"}
 EXPERTS = (
     "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_routed_experts",
     "moe_num_primary_experts",
@@ -45,7 +45,7 @@ SHARED_WIDTH = (
 NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 DENSE_WIDTH = (
     "intermediate_size_mlp", "dense_intermediate_size", "prefix_dense_intermediate_size", "intermediate_size",
-    "ffn_hidden_size", "ffn_dim", "n_inner",
+    "ffn_hidden_size", "ffn_dim", "n_inner", "ff_intermediate_size",
 )  # fmt: skip
 _FOUR_TIMES = {"gpt2", "gpt-sw3", "gpt_bigcode", "gptj", "codegen", "gpt_neo", "bloom", "falcon", "mpt", "opt"}
 """Families whose feed-forward is four times as wide as the hidden state where the config gives no width."""
@@ -71,7 +71,7 @@ def shapes_of(keys: ConfigKeys, assume: bool = False) -> Shapes:
     num_layers, hidden = num_layers_of(keys), hidden_size_of(keys)
     heads = keys.count("num_attention_heads", "n_heads", default=0 if _is_attention_free(keys) else None, least=0)
     kinds = ["state" if not heads else kind for kind in kinds_of(keys, num_layers)]
-    mla, gated = _mla(keys), _is_gated(keys, assume)
+    mla, gated = _mla(keys, hidden, heads), _is_gated(keys, assume)
     moe, other = _moe(keys)
     mlps: list[Mlp] = ["dense"] * num_layers if moe is None else mlps_of(keys, num_layers, kinds)
     if moe is None and "none" in kinds:
@@ -169,7 +169,7 @@ def _moe(keys: ConfigKeys) -> tuple[Moe | None, float]:
     if keys.family.startswith("llama4"):
         shared = width
     hidden = hidden_size_of(keys)
-    latent = keys.value("moe_latent_size", "expert_hidden_size", default=0)
+    latent = keys.value("moe_latent_size", "expert_hidden_size", "routed_expert_hidden_size", default=0)
     rest = 0.0
     if others and isinstance(widths, list):
         start, interval = keys.value("moe_layer_start_index", default=0), keys.count("moe_layer_interval", default=1)
@@ -188,16 +188,18 @@ def _count_of(keys: ConfigKeys, names: tuple[str, ...], value: Any) -> int:
     return value
 
 
-def _mla(keys: ConfigKeys) -> Mla | None:
-    if keys.value("kv_lora_rank") is None:
+def _mla(keys: ConfigKeys, hidden: int, heads: int) -> Mla | None:
+    if keys.value("kv_lora_rank") is None or keys.value("use_mla") is False:
+        keys.read |= {"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"}
         return None
     keys.read |= {"head_dim", "qk_head_dim"}
+    per_head = hidden // heads if keys.family == "minicpm3" and heads else None
     return Mla(
         kv_lora_rank=keys.count("kv_lora_rank"),
         q_lora_rank=keys.count("q_lora_rank", default=0, least=0),
         qk_nope_head_dim=keys.count("qk_nope_head_dim", least=0),
         qk_rope_head_dim=keys.count("qk_rope_head_dim", least=0),
-        v_head_dim=keys.count("v_head_dim"),
+        v_head_dim=keys.count("v_head_dim", default=per_head),
     )
 
 
@@ -209,7 +211,7 @@ def _dense_width(keys: ConfigKeys, hidden: int, needed: bool) -> int:
         expansion = keys.value("expansion_ratio", default=4)
         return int(expansion * hidden) if needed else 0
     width = keys.count(*DENSE_WIDTH) if needed else int(value)
-    if keys.family == "recurrent_gemma":  # its width is that of gate and up together
+    if keys.family in ("recurrent_gemma", "qwen"):  # its width is that of gate and up together
         width //= 2
     if keys.value("block_auto_adjust_ff_dim"):  # LFM2
         width = int(2 * width / 3)
@@ -242,7 +244,7 @@ def _mixer(
         return _state(keys, hidden, heads)
     if mla is not None:
         params = _latent_params(hidden, heads, mla)
-        if keys.family in GATED_ATTENTION:
+        if keys.family in GATED_ATTENTION or keys.value("mla_use_output_gate"):
             params += float(hidden * heads * mla.v_head_dim)
         index_bytes, index_params = _indexer(keys, i, num_layers, hidden, mla)
         return Layers(
@@ -340,7 +342,7 @@ def _pick(
         if i >= len(value):
             raise keys.error(name, value, "a value for each layer")
         value = value[i]
-    if value is None:
+    if value is None or (value == 0 and keys.value("use_mla") is False):
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise keys.error(name, value, "a positive whole number")
@@ -354,6 +356,8 @@ def _kv_heads(keys: ConfigKeys, heads: int) -> int:
         return 1 if keys.value("multi_query") else heads
     if keys.family == "gpt_bigcode":
         return 1 if keys.value("multi_query") else heads
+    if keys.value("multi_query_attention"):  # ChatGLM
+        return keys.count("multi_query_group_num")
     return keys.count("num_kv_heads", "num_attention_groups", "kv_n_heads", default=heads)
 
 
@@ -422,7 +426,9 @@ def _kimi_delta(keys: ConfigKeys, hidden: int) -> Layers:
     dim = own.get("head_dim") or keys.count("linear_head_dim")
     inputs = own.get("short_conv_kernel_size") or keys.count("linear_conv_kernel_dim", default=4)
     inner = num * dim
-    params = hidden * (4 * inner + num) + 2 * dim * (hidden + inner) + 3 * inputs * inner
+    low_rank = dim * (hidden + inner)
+    gate = hidden * inner if own.get("use_full_rank_gate") else low_rank
+    params = hidden * (4 * inner + num) + low_rank + gate + 3 * inputs * inner
     return Layers(
         num=1, mixer_params=float(params), state_bytes=4.0 * inner * dim + 2.0 * inputs * 3 * inner
     )  # fmt: skip

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 _MAX_NAME_CHARS = 64
 _MIN_LIKENESS = 0.5
 """Of names less alike than this, none is proposed."""
+_MAX_LISTED = 60
+"""Of more names than this, the most alike are listed."""
 
 
 class HeadwayError(Exception):
@@ -26,6 +28,9 @@ def unknown(kind: str, name: str, options: Iterable[str], where: str = "") -> He
     near = max(names, key=lambda each: _likeness(name, each), default="")
     is_near = _likeness(name, near) >= _MIN_LIKENESS
     hint = f"did you mean {near!r}?" if is_near else f"one of: {', '.join(names)}"
+    if not is_near and len(names) > _MAX_LISTED:
+        likest = sorted(sorted(names, key=lambda each: -_likeness(name, each))[:8])
+        hint = f"one of {len(names)}, such as {', '.join(likest)}"
     prefix = f"{where}: " if where else ""
     return HeadwayError(f"{prefix}unknown {kind} {name!r}; {hint}")
 
