@@ -413,6 +413,26 @@ def test_a_model_by_its_config_is_deployed_with_it(tmp_path: Path) -> None:
     assert served.pool.model.hf_id == "acme/new-8b" and served.pool.model.num_layers == 32
 
 
+@pytest.mark.parametrize(
+    "model", ["own", "some/own", {"config": "own", "assume": True}, {"config": "some/own", "assume": True}]
+)
+def test_a_model_that_the_catalog_lacks_is_exported_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: object
+) -> None:
+    odd = {"kv_compression": 3} if isinstance(model, dict) else {}
+    snapshot = tmp_path / "hub" / "models--some--own" / "snapshots" / "1"
+    for folder in (tmp_path / "own", snapshot):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({**SHAPE, **odd}))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    made = _export(tmp_path, {"fleet": [{**POOL, "model": model, "hf_id": "acme/new-8b"}]})
+    other = tmp_path / "gateway"
+    other.mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(other))
+    (served,) = _served(other, made).pools
+    assert served.pool.model.hf_id == "acme/new-8b" and served.pool.model.num_layers == 32
+
+
 def test_weights_of_one_shape_are_different_models(tmp_path: Path) -> None:
     """Clients of the one never get the other."""
     names = "llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"

@@ -1,7 +1,10 @@
 """Data files with sources: GPUs, models, engines and step-time coefficients, and functions that look them up."""
 
-from headway.catalog.find import find_model
+from headway.catalog.find import config_of, find_model, is_repository, model_of_config
 from headway.catalog.hf import model_from_config
 from headway.catalog.load import coefficients, engine, engines, gpu, gpus, model, models
 
-__all__ = ["coefficients", "engine", "engines", "find_model", "gpu", "gpus", "model", "model_from_config", "models"]
+__all__ = [
+    "coefficients", "config_of", "engine", "engines", "find_model", "gpu", "gpus", "is_repository", "model",
+    "model_from_config", "model_of_config", "models",
+]  # fmt: skip

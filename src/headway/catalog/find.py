@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+from headway.catalog import load
 from headway.catalog.hf import local_config, model_from_config
-from headway.catalog.load import model
 from headway.core.errors import HeadwayError
 from headway.core.model import Model
 
@@ -16,13 +17,34 @@ def find_model(name: str, base_dir: Path = Path(), assume: bool = False) -> Mode
     `base_dir`: where relative paths begin. HeadwayError if there is none, which says how to give a config.
     """
     try:
-        return model(name)
+        return load.model(name)
     except HeadwayError as error:
         config = local_config(name, base_dir)
         if config is None:
             raise HeadwayError(f"{error}; {_give_a_config(name)}") from None
     return model_from_config(config, name=name if "/" in name and config.parent != base_dir / name else None,
                              assume=assume)  # fmt: skip
+
+
+def is_repository(config: str, base_dir: Path = Path()) -> bool:
+    """Whether a `config` names a repository in the hub's local cache, and no file or folder."""
+    return not (base_dir / config).exists() and local_config(config, base_dir) is not None
+
+
+def config_of(model: str, base_dir: Path = Path()) -> Path | None:
+    """The config.json of a model that is a folder or in the hub's cache; None: the catalog has it, or nothing does."""
+    with suppress(HeadwayError):
+        load.model(model)
+        return None
+    return local_config(model, base_dir)
+
+
+def model_of_config(config: str | Path, base_dir: Path = Path(), assume: bool = False) -> Model:
+    """The model of a config.json, of its folder, or of a repository in the hub's local cache."""
+    path, name = base_dir / config, str(config)
+    if not path.exists() and (found := local_config(name, base_dir)) is not None:
+        return model_from_config(found, name, assume)
+    return model_from_config(path, assume=assume)
 
 
 def _give_a_config(name: str) -> str:

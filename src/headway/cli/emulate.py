@@ -12,7 +12,8 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from headway.catalog import engine, gpu, model
+from headway.catalog import engine, gpu
+from headway.cli.flags import assume_option, one_model
 from headway.cli.output import ABOVE_0, PATH, PORT, POSITIVE, SECONDS, SECONDS_ABOVE_0
 from headway.core.duration import seconds
 from headway.core.errors import HeadwayError
@@ -64,7 +65,9 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @click.command()
 @click.option("--scenario", type=PATH, help="A scenario with the pool to emulate, instead of --model.")
 @click.option("--pool", "pool_name", help="Name of the pool in the scenario.")
-@click.option("--model", "model_name", help="A model of the catalog.")
+@click.option("--model", "model_name", help="A model of the catalog, of a local folder, or of the hub's cache.")
+@click.option("--model-config", type=PATH, help="A Hugging Face config.json instead, or its folder.")
+@assume_option
 @click.option("--gpu", "gpu_name", help="A GPU of the catalog.")
 @click.option("--tp", type=POSITIVE, help="Tensor parallel ranks.")
 @click.option("--engine", "engine_name", help="An engine profile of the catalog. Default: vllm-v1.")
@@ -137,8 +140,9 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @click.option("--ordering", help="The ordering of the queue, as vLLM with headway.vllm.Scheduler runs it: pascal.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
-    scenario: Path | None, pool_name: str | None, model_name: str | None, gpu_name: str | None, tp: int | None,
-    engine_name: str | None, max_num_seqs: int | None, port: int, host: str, speed: float,
+    scenario: Path | None, pool_name: str | None, model_name: str | None, model_config: Path | None,
+    assume: bool | None, gpu_name: str | None, tp: int | None, engine_name: str | None, max_num_seqs: int | None,
+    port: int, host: str, speed: float,
     throttle: tuple[float, float] | None, output_tokens: int,
     reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
     kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
@@ -158,7 +162,10 @@ def command(
         from headway.emulator.vllm import application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
-    flags = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
+    flags = {
+        "--model": model_name, "--model-config": model_config, "--assume": assume, "--gpu": gpu_name, "--tp": tp,
+        "--engine": engine_name,
+    }  # fmt: skip
     pool, line = _of_flags(flags, pool_name) if scenario is None else _of_scenario(scenario, pool_name, flags)
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
@@ -257,11 +264,12 @@ def _of_flags(flags: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line 
     if pool_name is not None:
         raise HeadwayError("--pool: goes with --scenario")
     for name in ("--model", "--gpu"):
-        if flags[name] is None:
+        if flags[name] is None and not (name == "--model" and flags["--model-config"]):
             raise HeadwayError(f"{name} is missing; expected it, or --scenario")
     parallel = Parallel(flags["--tp"] or 1)
     profile = engine(flags["--engine"] or "vllm-v1")
-    return Pool("emulated", model(flags["--model"]), gpu(flags["--gpu"]), profile, parallel), None
+    model = one_model(flags["--model"], flags["--model-config"], bool(flags["--assume"]))
+    return Pool("emulated", model, gpu(flags["--gpu"]), profile, parallel), None
 
 
 def _of_scenario(file: Path, pool_name: str | None, flags: dict[str, Any]) -> tuple[Pool, Line | None]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, POSITIVE, SECONDS, SECONDS_ABOVE_0
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
+from headway.core.model import Model
 from headway.policies import resolve
 from headway.scenario.presets import BUILTINS, builtin
 from headway.workload.spec import builtin_workloads
@@ -177,12 +180,30 @@ def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple
         for name, key in _POOL.items():
             if name in used:
                 value = str(used[name].absolute()) if name in _PATHS else used[name]
-                if name == "model_config":
-                    value = {"config": value, **({"assume": True} if used.get("assume") else {})}
+                if name in ("model", "model_config"):
+                    value = model_entry(value, bool(used.get("assume")), name == "model_config")
                 yield ("fleet", i, key), (flag(name), value)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if name in used:
                 yield ("fleet", i, "engine", name), (flag(name), used[name])
+
+
+def model_entry(given: str, assume: bool, is_config: bool = False) -> Any:
+    """A scenario's `model` for the value of --model, which may be a folder, or of --model-config."""
+    if not is_config:
+        if "=" not in given and Path(given).is_dir():
+            given = str(Path(given).absolute())
+        with suppress(HeadwayError):
+            if not assume or catalog.model(given):
+                return given
+    return {"config": given, **({"assume": True} if assume else {})}
+
+
+def one_model(name: str | None, config: Path | None, assume: bool) -> Model:
+    """The model of --model or --model-config, one of which is given."""
+    if (name is None) == (config is None):
+        raise HeadwayError("--model, --model-config: expected one of them")
+    return catalog.model_of_config(config, assume=assume) if config else catalog.find_model(str(name), assume=assume)
 
 
 def gpu_entries(path: Path) -> list[Any]:

@@ -11,6 +11,7 @@ import click
 from msgspec.structs import replace
 
 from headway import catalog
+from headway.cli.flags import assume_option, one_model
 from headway.cli.output import ABOVE_0, PATH, no_progress_option, print_table, progress
 from headway.core.errors import HeadwayError
 
@@ -23,6 +24,7 @@ UNTRIED = (
 @click.command()
 @click.option("--model", help="A model of the catalog, whose shapes are timed.")
 @click.option("--model-config", type=PATH, help="A Hugging Face config.json instead of --model.")
+@assume_option
 @click.option("--gpu", help="A GPU of the catalog. Default: the GPU that PyTorch reports.")
 @click.option("--out", type=PATH, help="File to write or continue. Default: measured-GPU.csv.")
 @click.option("--dry-run", is_flag=True, help="Only print the shapes and the expected time. Needs no PyTorch.")
@@ -44,7 +46,7 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
     """
     from headway.calibration.measure import plan, sweep
 
-    model = _model(flags["model"], flags["model_config"])
+    model = one_model(flags["model"], flags["model_config"], bool(flags["assume"]))
     accelerator = None if gpu is None else catalog.gpu(gpu)
     if dry_run and accelerator is None and device == "cuda":
         raise HeadwayError("--dry-run does not detect a GPU: give --gpu, or --device cpu")
@@ -78,12 +80,6 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
         click.echo(f"* {num} could not be timed: {reason}")
     rest = f", {swept.num_left} left: the same command goes on" if swept.num_left else ""
     click.echo(f"{swept.num_timed} timed, {swept.num_known} were there{rest}; {path}")
-
-
-def _model(name: str | None, config: Path | None) -> Any:
-    if (name is None) == (config is None):
-        raise HeadwayError("--model, --model-config: expected one of them")
-    return catalog.model_from_config(config) if config is not None else catalog.find_model(str(name))
 
 
 def _catalog_gpu(name: str) -> Any:

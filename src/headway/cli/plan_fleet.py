@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import gpu_file_option, listed, listed_routers, whole, with_gpus
+from headway.cli.flags import assume_option, gpu_file_option, listed, listed_routers, whole, with_gpus
 from headway.cli.output import ABOVE_0, POSITIVE, console, print_json
 from headway.cli.plan_output import (
     INFEASIBLE,
@@ -44,8 +44,10 @@ SCENARIOS = (".yaml", ".yml")
 @click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
 @click.option(
     "--model", "models", multiple=True,
-    help="A model of the catalog; or NAME=MODEL for requests that ask for NAME. Default: the trace's own names.",
+    help="A model of the catalog, of a folder, or of the hub's cache; or NAME=MODEL for requests that ask for NAME. "
+    "Default: the trace's own names.",
 )  # fmt: skip
+@assume_option
 @click.option("--engine", help="An engine of the catalog: vllm-v1, ... Default: the file's, else simulated.")
 @click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True), default=ATTAINMENT, show_default=True,
               help="Share of each model's requests that must meet their SLOs.")  # fmt: skip
@@ -61,7 +63,7 @@ SCENARIOS = (".yaml", ".yml")
 def fleet(
     trace: Path, have: str, slo: str | None, models: tuple[str, ...], engine: str | None, attainment: float,
     limit: int | None, rate_scale: float | None, tp: str, routing: str, no_split: bool, seeds: int | None,
-    gpu_file: Path | None, **outputs: Any,
+    gpu_file: Path | None, assume: bool | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find the cheapest fleet of the GPUs at hand for several models, its router, and whether to disaggregate.
 
@@ -71,7 +73,7 @@ def fleet(
     answer is three sentences, and with --out a fleet file. Simulations are cached, so that an interrupted plan
     resumes. Exit code 3: the GPUs at hand are not enough.
     """
-    document, places, base_dir = _document(trace, slo, models, engine, limit, rate_scale, gpu_file)
+    document, places, base_dir = _document(trace, slo, models, engine, limit, rate_scale, gpu_file, assume)
     find = own_gpus([document], places)
     options = FleetOptions(
         offers=tuple(gpu_offer(each, None, find, "--have") for each in listed(have, "--have")),
@@ -99,11 +101,12 @@ def fleet(
 
 def _document(
     trace: Path, slo: str | None, models: tuple[str, ...], engine: str | None, limit: int | None,
-    rate_scale: float | None, gpu_file: Path | None,
+    rate_scale: float | None, gpu_file: Path | None, assume: bool | None,
 ) -> tuple[dict[str, Any], Places, Path]:  # fmt: skip
     """The scenario to plan for: that of a file with the options' values, or one made from a trace."""
     if trace.suffix in SCENARIOS:
-        given = {"--model": models, "--engine": engine, "--limit": limit, "--rate-scale": rate_scale}
+        given = {"--model": models, "--engine": engine, "--limit": limit, "--rate-scale": rate_scale,
+                 "--assume": assume}  # fmt: skip
         for option, value in given.items():
             if value:
                 raise HeadwayError(f"{option}: goes with a trace; {trace} is a scenario, which says it itself")
@@ -111,7 +114,7 @@ def _document(
         base_dir = trace.parent
     else:
         named = _named(models)
-        document, places, base_dir = of_trace(trace, named, engine, limit, rate_scale), Places(), Path()
+        document, places, base_dir = of_trace(trace, named, engine, limit, rate_scale, bool(assume)), Places(), Path()
     if slo is not None:
         document = {**document, "slo": {**(document.get("slo") or {}), **_slo(slo)}}
     return *with_gpus(document, places, gpu_file), base_dir

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headway.catalog import gpu, model, model_from_config
+from headway.catalog import gpu, model, model_of_config
 from headway.catalog.coefficients import Coefficients, Overhead
 from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
@@ -282,7 +282,7 @@ def model_of(spec: PoolSpec, at: Key, base_dir: Path, places: Places, own: OwnHa
             shape = own.model(spec.model, base_dir)
             deployed = repository_of(shape, spec.model)
         else:
-            shape = model_from_config(base_dir / spec.model.config, assume=spec.model.assume)
+            shape = model_of_config(spec.model.config, base_dir, spec.model.assume)
             deployed = shape.hf_id if _REPOSITORY.fullmatch(shape.hf_id) else ""
     deployed = spec.hf_id or deployed
     aliases = dict.fromkeys((shape.hf_id, *shape.aliases, spec.served_name))

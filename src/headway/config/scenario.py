@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import NODEFAULT, UNSET, Struct, to_builtins
 from msgspec.structs import FieldInfo, fields, replace
 
+from headway.catalog import config_of, is_repository
 from headway.catalog.coefficients import Coefficients, PoolCalibration
 from headway.config import strict_yaml
 from headway.config.fleet import coefficients_of, fleet_of
@@ -136,7 +137,9 @@ def with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str
         if not isinstance(value, str) or not value:
             return value
         if key in _PATH_KEYS and "://" not in value:
-            return str(folder / value)
+            return value if key == "config" and is_repository(value, folder) else str(folder / value)
+        if key == "model" and (config := config_of(value, folder)) is not None and (folder / value).exists():
+            return str(config)
         return _FILE_PLACEHOLDER.sub(lambda found: f"${{file:{folder / found[1]}}}", value)
 
     def with_folders(value: Any) -> Any:

@@ -38,7 +38,7 @@ class ModelFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A model that is not in the catalog."""
 
     config: str
-    """A Hugging Face `config.json`, or a folder that has one."""
+    """A Hugging Face `config.json`, a folder that has one, or a repository in the local cache of the hub."""
     assume: bool = False
     """Go on where the config has keys that look as if sizes depended on them, and that Headway does not understand."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from headway.catalog import model_from_config
+from headway.catalog import model_of_config
 from headway.catalog.load import repository_of
 from headway.config.own_hardware import OwnHardware
 from headway.config.spec import SpeculativeSpec
@@ -108,7 +108,7 @@ def _draft(
             if isinstance(spec.model, str):
                 found = own.model(spec.model, base_dir)
             else:
-                found = model_from_config(base_dir / spec.model.config, assume=spec.model.assume)
+                found = model_of_config(spec.model.config, base_dir, spec.model.assume)
         unwindowed = tuple(replace(each, is_windowed=False) for each in found.layers)
         return replace(found, sampling=None, sliding_window_tokens=None, layers=unwindowed)
     layer = replace(

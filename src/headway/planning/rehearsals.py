@@ -13,6 +13,7 @@ import msgspec
 from msgspec import structs
 
 from headway import __version__
+from headway.catalog import is_repository
 from headway.config.scenario import Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpecs
 from headway.control.policies import Policies
@@ -141,7 +142,7 @@ def content_key(
     for each in digests:
         digest.update(each)
     for path in paths:
-        digest.update(_file_digest(path, path.stat().st_mtime_ns))
+        digest.update(_folder_digest(path) if path.is_dir() else _file_digest(path, path.stat().st_mtime_ns))
     return digest.hexdigest()[:32]
 
 
@@ -150,7 +151,9 @@ def scenario_key(chosen: Scenario, *facts: Any) -> str:
     spec, coefficients = structs.replace(chosen.spec, name=""), StepTimes(chosen).coefficients
     paths = _paths(msgspec.to_builtins([spec.workload, spec.fleet, spec.combos]))
     described = [spec, chosen.fleet, list(coefficients.values()), *facts]
-    return content_key(described, (chosen.base_dir / path for path in paths))
+    return content_key(
+        described, (chosen.base_dir / path for path in paths if not is_repository(path, chosen.base_dir))
+    )
 
 
 def _paths(section: Any) -> Iterator[str]:
@@ -163,6 +166,12 @@ def _paths(section: Any) -> Iterator[str]:
                 yield value
             else:
                 yield from _paths(value)
+
+
+def _folder_digest(path: Path) -> bytes:
+    """Of the names, sizes and times of a folder's files: it may be a model's, whose weights have gigabytes."""
+    found = sorted(each for each in path.rglob("*") if each.is_file())
+    return repr([(str(each.relative_to(path)), (s := each.stat()).st_size, s.st_mtime_ns) for each in found]).encode()
 
 
 @cache

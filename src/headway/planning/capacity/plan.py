@@ -198,7 +198,7 @@ def _checked(
         if isinstance(first.model, str):
             own_of(spec, places).model(first.model, base_dir)
         else:
-            catalog.model_from_config(base_dir / first.model.config, assume=first.model.assume)
+            catalog.model_of_config(first.model.config, base_dir, first.model.assume)
     completed["workload"] = strict_yaml.plain(resolved(spec.workload))
     return completed, spec, notes
 

@@ -157,7 +157,8 @@ def _score_tables(chosen: Scenario) -> tuple[Scores, Scores]:
     for i, name in enumerate(names):
         if name not in scores.models:
             raise unknown("model", name, scores.models, places.where(("cascade", "models", i)))
-    return scores.stages([catalog.model(name).name for name in names]).split(1 - HELD_OUT, chosen.spec.seed)
+    stages = [catalog.find_model(name, chosen.base_dir).name for name in names]
+    return scores.stages(stages).split(1 - HELD_OUT, chosen.spec.seed)
 
 
 def _problem(
@@ -171,7 +172,7 @@ def _problem(
     if span_s <= 0:
         raise chosen.places.error(("workload",), "expected two requests or more, at different times")
     return CascadeProblem(
-        models=tuple(catalog.model(name) for name in scores.models),
+        models=tuple(catalog.find_model(name, chosen.base_dir) for name in scores.models),
         gpu=offers[0].gpu,
         engine=first.engine,
         num_gpus=offers[0].limit or 0,

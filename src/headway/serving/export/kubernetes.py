@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -20,6 +21,7 @@ from headway import catalog
 from headway.catalog.hf import whole_config
 from headway.config.placeholders import variables_of
 from headway.config.scenario import Scenario
+from headway.config.spec import ModelFile
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
 from headway.gateway.upstream.dialects import api_of
@@ -375,8 +377,9 @@ def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, watches_c
             return entry
         kept = {key: value for key, value in entry.items() if key not in _DROPPED_POOL_KEYS}
         kept |= {"name": pool.name, "replicas": pool.replicas, "api": api_of(pool.engine.name)}
-        if isinstance(kept["model"], dict):
-            kept |= {"model": {"config": _config_name(pool)}, "hf_id": pool.model.hf_id}
+        stated = kept["model"] if isinstance(kept["model"], dict) else {}
+        if stated or catalog.config_of(kept["model"], scenario.base_dir) is not None:
+            kept |= {"model": {**stated, "config": _config_name(pool)}, "hf_id": pool.model.hf_id}
         if options.inference_pool:
             return kept | {"inference_pool": {"name": pool.name, "namespace": namespace}}
         if watches_cluster:
@@ -410,9 +413,17 @@ def _config_name(pool: Pool) -> str:
 def _model_configs(scenario: Scenario) -> dict[str, str]:
     """The files of models that are not in the catalog, by their names beside the fleet file."""
     return {
-        _config_name(each.pool): whole_config(scenario.base_dir / each.spec.model.config)
-        for each in declared_pools(scenario) if not isinstance(each.spec.model, str)
-    }  # fmt: skip
+        _config_name(each.pool): whole_config(config)
+        for each in declared_pools(scenario)
+        if (config := _config_path(each.spec.model, scenario.base_dir)) is not None
+    }
+
+
+def _config_path(model: str | ModelFile, base_dir: Path) -> Path | None:
+    """Where the config of a model is that is not in the catalog."""
+    if isinstance(model, str):
+        return catalog.config_of(model, base_dir)
+    return base_dir / model.config if (base_dir / model.config).exists() else catalog.config_of(model.config, base_dir)
 
 
 def _rights(scenario: Scenario, kind: Kind, scales: bool, options: ExportOptions) -> list[Manifest]:
