@@ -22,12 +22,9 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.workload.programs import TracedCalls, flattened_programs
-from headway.workload.readers.mooncake import hash_prefix
+from headway.workload.readers.mooncake import fitting_block, hash_prefix
 from headway.workload.readers.shared import ReadOptions, blocks
-from headway.workload.table import MAX_TOKENS, Longs, Workload
-
-_BLOCK_TOKENS = (512, 256, 128, 64, 32, 16, 1024, 8, 4, 1)
-"""Sizes of hash blocks that are tried, in this order: files do not say theirs."""
+from headway.workload.table import MAX_TOKENS, Workload
 
 
 class _Call(msgspec.Struct, gc=False):
@@ -66,7 +63,8 @@ class _Call(msgspec.Struct, gc=False):
 
 def matches(line: str) -> bool:
     has_lengths = '"input_length"' in line or '"input_tokens"' in line
-    return line.startswith("{") and has_lengths and ('"session_id"' in line or '"request_id"' in line)
+    is_timed = '"timestamp"' in line or '"created_time"' in line or '"wait_for"' in line
+    return line.startswith("{") and has_lengths and ('"session_id"' in line or ('"request_id"' in line and is_timed))
 
 
 def read(path: Path, options: ReadOptions) -> Workload:
@@ -93,13 +91,15 @@ def read_calls(path: Path, options: ReadOptions) -> TracedCalls:
     prompt = np.array([call.prompt for call in chosen], "i8")
     counts = np.array([len(call.hash_ids or ()) for call in chosen], "i8")
     ids = np.array([id for call in chosen for id in call.hash_ids or ()], "i8")
-    block = options.block_tokens or _block_tokens(prompt, counts, [numbers[i] for i in order], path)
+    block, block_notes = options.block_tokens, list[str]()
+    if block is None:
+        block, block_notes = fitting_block(counts, prompt, str(path), [numbers[i] for i in order])
     columns = {
         "arrival_s": np.array([starts_s[each] for each in of_program]),
         "prompt_tokens": prompt,
         "output_tokens": np.array([call.output for call in chosen]),
     }
-    notes = (f"{len(bad)} bad lines skipped; the first: {bad[0]}",) if bad else ()
+    notes = (*([f"{len(bad)} bad lines skipped; the first: {bad[0]}"] if bad else []), *block_notes)
     rows = Workload(columns, prefix=hash_prefix(ids, counts, prompt, block), notes=notes)
     first = np.flatnonzero(np.diff(of_program, prepend=-1))
     return TracedCalls(
@@ -235,17 +235,3 @@ def _sorted(
         first = next(i for i, num in enumerate(waits) if num)
         raise HeadwayError(f"{path}: line {numbers[first]}: wait_for: a loop; expected a call that waits for none")
     return sorted(range(len(after)), key=lambda i: (program[i], depth[i], i))
-
-
-def _block_tokens(prompt: Longs, counts: Longs, numbers: Sequence[int], path: Path) -> int:
-    """The tokens of a hash block: the first of the usual sizes that fits all calls that have hashes."""
-    has = counts > 0
-    if not has.any():
-        return _BLOCK_TOKENS[0]
-    for size in _BLOCK_TOKENS:
-        if bool(((counts[has] == -(-prompt[has] // size)) | (counts[has] == prompt[has] // size)).all()):
-            return size
-    at = int(np.flatnonzero(has)[0])
-    sizes = ", ".join(map(str, sorted(_BLOCK_TOKENS)))
-    what = f"{counts[at]} hash_ids for {prompt[at]} tokens; expected blocks of one size in all lines: {sizes}"
-    raise HeadwayError(f"{path}: line {numbers[at]}: {what}")

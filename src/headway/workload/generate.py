@@ -212,11 +212,16 @@ def _has_programs(spec: WorkloadSpec, base_dir: Path) -> bool:
 def _traced_calls(spec: WorkloadSpec, seed: int, base_dir: Path) -> TracedCalls:
     """The programs of a trace; options of the trace that are about time choose and move whole programs."""
     from headway.workload.agent_calls import read_calls
+    from headway.workload.read import check_unsaid
     from headway.workload.readers.shared import ReadOptions
 
     path = _path(spec, base_dir)
     trace = TraceSpec(path=str(path)) if isinstance(spec.trace, str) or spec.trace is None else spec.trace
-    calls = read_calls(path, ReadOptions(trace.limit, trace.sort, trace.skip_bad, block_tokens=trace.block_tokens))
+    options = ReadOptions(
+        trace.limit, trace.sort, trace.skip_bad, trace.timestamp_unit, trace.block_tokens, trace.spread_ticks
+    )
+    check_unsaid(options, "mooncake-agents", path)
+    calls = read_calls(path, options)
     start_s = calls.rows.arrival_s[calls.offsets[:-1]]
     end_s = math.inf if trace.to_s is None else trace.to_s
     calls = calls.take(np.flatnonzero((start_s >= trace.from_s) & (start_s < end_s)))

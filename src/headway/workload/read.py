@@ -28,6 +28,7 @@ FORMATS: dict[str, tuple[Callable[[str], bool], Callable[[Path, ReadOptions], Wo
     "mooncake-lengths": (_with_columns(MOONCAKE_LENGTHS.names), MOONCAKE_LENGTHS.read),
     "burstgpt": (_with_columns(BURSTGPT.names), BURSTGPT.read),
     "servegen": (_with_columns(servegen.LENGTHS), servegen.read),
+    "servegen-batch": (servegen.matches_batch, servegen.read_batch),
 }
 """By name: whether a first line is of this format, and the reader."""
 
@@ -64,15 +65,21 @@ def read(
     if format is not None and format not in FORMATS:
         raise unknown("trace format", format, FORMATS, str(file))
     name = format or detect(file)
-    given = {"timestamp_unit": timestamp_unit, "block_tokens": block_tokens, "spread_ticks": spread_ticks or None}
+    options = ReadOptions(limit, sort, skip_bad, timestamp_unit, block_tokens, spread_ticks)
+    check_unsaid(options, name, file)
+    _, reader = FORMATS[name]
+    return reader(file, options)
+
+
+def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
+    """HeadwayError for an option for what files do not say, of a format whose files say it."""
+    given = {option: getattr(options, option) or None for option in UNSAID}
     for option, value in given.items():
         if value is not None and name not in UNSAID[option]:
             takes = ", ".join(UNSAID[option])
             raise HeadwayError(f"{file}: {option}: traces of the format {name} say it themselves; it is for {takes}")
-    _, reader = FORMATS[name]
-    if timestamp_unit not in (None, "s", "ms"):
-        raise HeadwayError(f"timestamp_unit: {timestamp_unit!r}; expected s or ms")
-    return reader(file, ReadOptions(limit, sort, skip_bad, timestamp_unit, block_tokens, spread_ticks))
+    if options.timestamp_unit not in (None, "s", "ms"):
+        raise HeadwayError(f"timestamp_unit: {options.timestamp_unit!r}; expected s or ms")
 
 
 def detect(path: Path) -> str:

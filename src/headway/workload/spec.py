@@ -33,7 +33,7 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     `prompt_tokens`, `output_tokens`, and `arrival_s`, `arrival_ms` or `timestamp`; ISO 8601 times and epochs (in s, ms,
     us or ns) start at 0."""
     format: str | None = None
-    """azure, mooncake, mooncake-agents, bailian, mooncake-lengths, burstgpt, servegen, headway-csv or
+    """azure, mooncake, mooncake-agents, bailian, mooncake-lengths, burstgpt, servegen, servegen-batch, headway-csv or
     headway-parquet; nothing = recognised by the first line."""
     limit: int | None = None
     """Read at most this many rows."""

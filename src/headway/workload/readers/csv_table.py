@@ -21,7 +21,7 @@ from headway.workload.readers.shared import ReadOptions, blocks, first_line, ope
 from headway.workload.table import MAX_TOKENS
 
 Check = Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]
-WHOLE = re.compile(r"\s*[+-]?\d+\s*")
+WHOLE = re.compile(r"[ \t]*[+-]?[0-9]+[ \t]*")
 TIMESTAMP = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d(:?\d\d)?)?\s*")
 
 

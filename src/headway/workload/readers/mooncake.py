@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from headway.workload.readers.shared import ReadOptions, blocks, normalised, wit
 from headway.workload.table import MAX_TOKENS, Floats, Longs, Prefix, Workload
 
 BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
-OTHER_BLOCKS = (256, 128, 64, 32, 16, 1024, 2048, 8, 4)
+OTHER_BLOCKS = (256, 128, 64, 32, 16, 1024, 2048, 8, 4, 1)
 """Sizes that are tried where 512 does not fit."""
 TICK_S, PER_TICK = 0.5, 2.0
 """Arrivals on multiples of a longer time, with more requests at one on average, are noted: they come in clumps."""
@@ -118,36 +118,41 @@ def _on_ticks(arrival_s: Floats, spread: bool) -> tuple[Floats, list[str]]:
     return arrival_s + place / num[index] * widths[index], [f"arrivals in clumps were spread: {clumps}"]
 
 
-def fitting_block(counts: Longs, prompt_tokens: Longs, where: str) -> tuple[int, list[str]]:
+def fitting_block(
+    counts: Longs, prompt_tokens: Longs, where: str, numbers: Sequence[int] | None = None
+) -> tuple[int, list[str]]:
     """The size of hash blocks that explains how many each row has, and a note if it is not Mooncake's.
 
-    HeadwayError if most rows have more hash ids than their prompts have blocks, of any usual size.
+    Rows may have an id for their last block, which is not full, or none; `numbers` are their lines. HeadwayError if
+    most rows have more hash ids than their prompts have blocks, of any usual size.
     """
+    rows = np.flatnonzero(counts > 0)
+    counts, prompt_tokens = counts[rows], prompt_tokens[rows]
 
-    def fits(size: int) -> bool:
-        return bool((counts <= -(-prompt_tokens // size)).all())
+    def num_blocks(size: int) -> Longs:
+        return -(-prompt_tokens // size)
 
-    def is_exact(size: int) -> bool:
-        return bool((counts == -(-prompt_tokens // size)).all())
-
-    has = counts > 0
-    counts, prompt_tokens = counts[has], prompt_tokens[has]
-    if is_exact(BLOCK_TOKENS):
-        return BLOCK_TOKENS, []
-    for size in OTHER_BLOCKS:
-        if is_exact(size):
-            return size, [f"hash blocks of {size} tokens, the size that fits the prompts; block_tokens: N for another"]
-    if fits(BLOCK_TOKENS):
-        return BLOCK_TOKENS, []  # without the last blocks
-    beyond = np.maximum(counts - -(-prompt_tokens // BLOCK_TOKENS), 0)
-    if np.count_nonzero(beyond) < len(counts) / 2:
-        return BLOCK_TOKENS, [
-            f"{beyond.sum()} hash ids of {np.count_nonzero(beyond)} requests are beyond their prompts"
-        ]
+    for has_last in (True, False):
+        for size in (BLOCK_TOKENS, *OTHER_BLOCKS):
+            is_full = False if has_last else counts == prompt_tokens // size
+            if bool(((counts == num_blocks(size)) | is_full).all()):
+                if size == BLOCK_TOKENS:
+                    return size, []
+                return size, [
+                    f"hash blocks of {size} tokens, the size that fits the prompts; block_tokens: N for another"
+                ]
+    beyond = np.maximum(counts - num_blocks(BLOCK_TOKENS), 0)
+    num_beyond = int(np.count_nonzero(beyond))
+    if not num_beyond:
+        fewer = f"hash blocks taken for {BLOCK_TOKENS} tokens: rows have fewer ids than blocks of any usual size"
+        return BLOCK_TOKENS, [f"{fewer}; block_tokens: N for another"]
+    if num_beyond < len(counts) / 2:
+        return BLOCK_TOKENS, [f"{beyond.sum()} hash ids of {num_beyond} requests are beyond their prompts"]
     row = int(np.argmax(beyond > 0))
+    at = f"request {rows[row] + 1}" if numbers is None else f"line {numbers[rows[row]]}"
     raise HeadwayError(
-        f"{where}: request {row + 1}: {counts[row]} hash_ids for {prompt_tokens[row]:,} tokens; no usual size of a"
-        " block fits all requests: give block_tokens"
+        f"{where}: {at}: {counts[row]} hash_ids for {prompt_tokens[row]:,} tokens; no usual size of a block fits all "
+        "requests: give block_tokens"
     )
 
 

@@ -1,20 +1,30 @@
-"""ServeGen reasoning requests: window_start_s,client,input_tokens,reason_tokens,answer_tokens.
+"""ServeGen's requests. Source: alibaba/ServeGen.
 
-Source: alibaba/ServeGen. The file gives the 600-second window in which each request arrived, unordered; or it has only
-the three columns of tokens.
+Reasoning requests are a CSV file, window_start_s,client,input_tokens,reason_tokens,answer_tokens, with the 600-second
+window in which each request arrived, unordered; or it has only the three columns of tokens. Batch jobs are JSON lines,
+{"request_id", "type", "input_length", "output_length", "duration"}, without arrivals.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from headway.core.errors import HeadwayError
 from headway.workload.readers.csv_table import SECONDS, TOKENS, header_of, read_table
-from headway.workload.readers.shared import NO_ARRIVALS, ReadOptions, first_line, normalised, without_failures
-from headway.workload.table import Workload
+from headway.workload.readers.shared import (
+    NO_ARRIVALS,
+    ReadOptions,
+    blocks,
+    first_line,
+    normalised,
+    without_failures,
+)
+from headway.workload.table import MAX_TOKENS, Workload
 
 WINDOW_S = 600.0
 WINDOW = "window_start_s"
@@ -46,3 +56,44 @@ def _spread(window_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     _, first, counts = np.unique(window_s, return_index=True, return_counts=True)
     k = np.arange(len(window_s)) - np.repeat(first, counts)
     return window_s + (k + 0.5) / np.repeat(counts, counts) * WINDOW_S
+
+
+class _BatchRequest(msgspec.Struct, gc=False):
+    input_length: int
+    output_length: int | None = None
+
+
+def matches_batch(line: str) -> bool:
+    return line.startswith("{") and all(f'"{key}"' in line for key in ("request_id", "type", "input_length"))
+
+
+def read_batch(path: Path, options: ReadOptions) -> Workload:
+    """Read the lengths of a batch job's requests, which are submitted together."""
+    decode, bad = msgspec.json.Decoder(_BatchRequest).decode, list[str]()
+    lengths: list[tuple[int, int]] = []
+    for first, block in blocks(path):
+        for number, text in enumerate(block.split(b"\n"), first):
+            if not text.strip() or len(lengths) == options.limit:
+                continue
+            try:
+                request = decode(text)
+                found = _batch_lengths(request)
+            except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+                if not options.skip_bad:
+                    raise HeadwayError(f"{path}: line {number}: {error}; --skip-bad leaves bad lines out") from None
+                bad.append(f"line {number}: {error}")
+                continue
+            lengths.append(found)
+    prompt, output = np.array(lengths, "i4").reshape(-1, 2).T
+    notes = (*([f"{len(bad)} bad lines skipped; the first: {bad[0]}"] if bad else []), NO_ARRIVALS)
+    columns = {"arrival_s": np.zeros(len(prompt)), "prompt_tokens": prompt, "output_tokens": output}
+    return normalised(without_failures(Workload(columns, notes=notes)), path, options)
+
+
+def _batch_lengths(request: _BatchRequest) -> tuple[int, int]:
+    if request.output_length is None:
+        raise ValueError("no output_length: content-hash traces have no lengths of answers")
+    for name, tokens in (("input_length", request.input_length), ("output_length", request.output_length)):
+        if not 0 <= tokens <= MAX_TOKENS:
+            raise ValueError(f"{name}: {tokens}; expected 0 to {MAX_TOKENS:,}")
+    return request.input_length, request.output_length
