@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -363,3 +364,21 @@ def test_measured_serving_is_predicted(capsys: pytest.CaptureFixture[str]) -> No
     assert consistent["itl_mean"] <= 5
     assert max(overall["ttft_mean"], consistent["ttft_mean"]) <= 10
     assert overall["e2e_mean"] <= 5
+
+
+@pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
+@pytest.mark.parametrize(("prefix", "model"), [("l8b", "llama-3.1-8b"), ("q30b", "qwen3-30b-a3b")])
+def test_measured_requests_of_vllm_025_are_predicted(
+    prefix: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Poisson arrivals at 4 and 9 a second with the Azure trace's lengths."""
+    source = Path(os.environ["HEADWAY_DATA"]) / "measured" / "vllm025_h100_requests.csv.gz"
+    header, *lines = gzip.decompress(source.read_bytes()).decode().splitlines()
+    rows = [line for line in lines if line.startswith((f"{prefix},azure4,", f"{prefix},azure9,"))]
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    flags = ["--model", model, "--gpu", "h100", "--engine", "vllm-0.25", "--greedy"]
+    assert main(["validate", str(path), "--json", *flags]) == 0
+    for found in json.loads(capsys.readouterr().out)["experiments"]:
+        assert abs(found["errors"]["e2e_mean"]["error_pct"]) <= 5
+        assert abs(found["errors"]["tpot_mean"]["error_pct"]) <= 5

@@ -25,7 +25,17 @@ MODELS = (
     "bloom-176b",
     "gpt-oss-20b", "gpt-oss-120b",
 )  # fmt: skip
-ENGINES = ("vllm-v1", "vllm-v0", "sglang", "orca", "sarathi", "fastertransformer", "llama.cpp", "simulated")
+ENGINES = (
+    "vllm-v1",
+    "vllm-0.25",
+    "vllm-v0",
+    "sglang",
+    "orca",
+    "sarathi",
+    "fastertransformer",
+    "llama.cpp",
+    "simulated",
+)
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -145,3 +155,26 @@ def test_import_reads_no_data_files() -> None:
         "c.gpu('h100'); assert load.models.cache_info().currsize == 0"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "version"),
+    [
+        ("vllm-0.25", "vllm-0.25", "0.25.1"), ("vllm-0.27", "vllm-0.25", "0.27"),
+        ("vLLM-v0.33.1", "vllm-0.25", "0.33.1"),
+        ("vllm-0.24", "vllm-v1", "0.24"), ("vllm-0.9", "vllm-v1", "0.9"), ("vllm-1.0", "vllm-0.25", "1.0"),
+    ],
+)  # fmt: skip
+def test_a_version_has_the_profile_of_the_measured_one_that_is_nearest_below(
+    asked: str, name: str, version: str
+) -> None:
+    found = catalog.engine(asked)
+    assert (found.name, found.version) == (name, version)
+    assert catalog.coefficients("h100-80gb-sxm", name, version).calibrated == (version == "0.25.1")
+
+
+def test_factors_of_an_engines_kernels_are_applied_once() -> None:
+    old, new = (catalog.coefficients("h100-80gb-sxm", name) for name in ("vllm-v1", "vllm-0.25"))
+    factor = new.kernels.decode_attention.memory_efficiency / old.kernels.decode_attention.memory_efficiency
+    assert factor == pytest.approx(0.886)
+    assert not new.overhead.kernel_factors  # a file that is made from these has them in its kernels

@@ -97,7 +97,9 @@ def calibrate(
         kernels = _rounded_kernels(combined.kernels, complete, source)
         complete = complete or all(width[name] < IDENTIFIED for name in ("memory", "decode_attention"))
     if measured.experiments:
-        overhead, fitted, more_notes = fit_served(measured.experiments, gpu, profile, combined, complete, progress)
+        overhead, fitted, more_notes = fit_served(
+            measured.experiments, gpu, profile, combined, complete, progress, step_fit is not None
+        )
         fits.append(overhead)
         notes += more_notes
         residuals = {"median_absolute": _rounded(overhead.residual)}

@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 Progress = Callable[[float], None]
 MIN_RUNS = 4
 """Runs or stages of load."""
+MIN_RUNS_BESIDE_ITERATIONS = 2
 TTFT_WEIGHT = 0.5
 """Of a residual of TTFT, against one of the time per token: TTFT depends on what waits."""
 NOISE, LEAST_NOISE, MOST_NOISE = 0.05, 0.01, 0.2
@@ -71,15 +72,17 @@ def fit_served(
     known: Coefficients,
     is_measured: bool,
     progress: Progress | None = None,
+    has_iterations: bool = False,
 ) -> tuple[FitResult, Coefficients, list[str]]:
     """Return the fit, the step times with it, and notes on what the runs do not determine.
 
     HeadwayError for too few runs, and for times that cannot be those of this GPU and model.
     """
     num = sum(len(e.stages) for e in experiments)
-    if num < MIN_RUNS:
-        raise HeadwayError(f"{num} served loads; expected at least {MIN_RUNS}, at different rates")
-    fit = _Fit(experiments, terms_of(experiments, known, engine, is_measured), known, engine)
+    least = MIN_RUNS_BESIDE_ITERATIONS if has_iterations else MIN_RUNS
+    if num < least:
+        raise HeadwayError(f"{num} served loads; expected at least {least}, at different rates")
+    fit = _Fit(experiments, terms_of(experiments, known, engine, is_measured, has_iterations), known, engine)
     fit.check_possible(gpu, is_measured)
     found = fit.solve(progress)
     errors = fit.held_out(found)

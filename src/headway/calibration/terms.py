@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway.calibration.serving import ServingExperiment
-from headway.catalog.coefficients import Coefficients, DecodeAttention, Kernels, Overhead
+from headway.catalog.coefficients import Coefficients, Kernels, Overhead, scaled
 from headway.core.fleet import Engine, Pool
 from headway.perf.params import num_dense_layers, num_moe_layers
 from headway.perf.roofline import compute_dtype
@@ -59,18 +59,31 @@ class Term(Struct, frozen=True):
 
 
 def terms_of(
-    experiments: Sequence[ServingExperiment], known: Coefficients, engine: Engine, is_measured: bool
+    experiments: Sequence[ServingExperiment],
+    known: Coefficients,
+    engine: Engine,
+    is_measured: bool,
+    has_iterations: bool = False,
 ) -> tuple[Term, ...]:
-    """The terms that can matter for these experiments. `is_measured`: the kernels were measured on this very GPU."""
+    """The terms that can matter for these experiments.
+
+    `is_measured`: the kernels were measured on this very GPU. `has_iterations`: the engine's own iterations were, and
+    only what happens outside of them is left.
+    """
     overhead = known.overhead
     models = [e.model for e in experiments]
     wide = 1.0 if is_measured else UNKNOWN_HARDWARE
+    outside = [
+        Term("request_s", engine.request_overhead_s + engine.response_overhead_s, 5e-3, 0.0, 1.0),
+        Term("tokenize_s_per_token", engine.tokenize_s_per_token, 1e-5 * wide, 0.0, 1e-2),
+    ]
+    if has_iterations:
+        return tuple(outside)
     found = [
         Term("step_s", overhead.step_s, 1e-3 * wide, 0.0, 1.0),
         Term("layer_s", overhead.layer_s, 15e-6 * wide, min(-15e-6, overhead.layer_s), 0.1),
         Term("sequence_s", overhead.sequence_s, 2e-5 * wide, 0.0, 0.1),
-        Term("request_s", engine.request_overhead_s + engine.response_overhead_s, 5e-3, 0.0, 1.0),
-        Term("tokenize_s_per_token", engine.tokenize_s_per_token, 1e-5 * wide, 0.0, 1e-2),
+        *outside,
     ]
     if any(num_dense_layers(model) for model in models):
         found.append(Term("launch_layer_s", overhead.launch_layer_s, 2e-4, 0.0, 0.1))
@@ -146,48 +159,7 @@ def applied(values: dict[str, float], known: Coefficients, engine: Engine) -> Co
         share = before / (before + after) if before + after else 0.5
         request_s = values["request_s"]
         overhead = replace(overhead, request_overhead_s=share * request_s, response_overhead_s=(1 - share) * request_s)
-    return replace(known, overhead=overhead, kernels=_scaled(known.kernels, values))
-
-
-def _scaled(kernels: Kernels, values: dict[str, float]) -> Kernels:
-    memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
-    decoding, prompts = (attention * values.get(name, 1.0) for name in ("decode_attention", "prompt_attention"))
-    gemm = {
-        dtype: replace(
-            one,
-            memory_efficiency=one.memory_efficiency * memory,
-            compute_efficiency=one.compute_efficiency * compute,
-            cast_efficiency=one.cast_efficiency * values.get("cast", 1.0),
-            wave_share=values.get("wave_share", one.wave_share) if one.wave_share else 0.0,
-        )
-        for dtype, one in kernels.gemm.items()
-    }
-    moe = {
-        dtype: replace(
-            one,
-            memory_efficiency=min(one.memory_efficiency * memory, 1.0),
-            compute_efficiency=min(one.compute_efficiency * compute, 1.0),
-        )
-        for dtype, one in kernels.moe.items()
-    }
-    decode, latent, prefill = kernels.decode_attention, kernels.mla_attention, kernels.prefill_attention
-    return replace(
-        kernels,
-        gemm=gemm,
-        moe=moe,
-        elementwise_efficiency=kernels.elementwise_efficiency * memory,
-        decode_attention=_scaled_decode(decode, decoding),
-        mla_attention=None if latent is None else _scaled_decode(latent, decoding),
-        prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * prompts),
-    )
-
-
-def _scaled_decode(decode: DecodeAttention, factor: float) -> DecodeAttention:
-    return replace(
-        decode,
-        memory_efficiency=decode.memory_efficiency * factor,
-        compute_efficiency=decode.compute_efficiency * factor,
-    )
+    return replace(known, overhead=overhead, kernels=scaled(known.kernels, values))
 
 
 def values_at(terms: Iterable[Term], x: Floats) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -141,6 +143,9 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     schedules and prepares inputs. With one stage, that is done ahead."""
     pipeline_waits_before: str = ""
     """Version of the engine from which on pipelines are scheduled ahead, too; empty: never."""
+    kernel_factors: dict[str, float] = field(default_factory=dict)
+    """Factors on the efficiencies of this GPU's kernels under this engine, by the names of `scaled`: another version
+    has other kernels, or sustains another clock."""
     request_overhead_s: float | None = None
     """As in `core.fleet.Engine`, in place of the profile's. None: the profile's. So are the next two."""
     tokenize_s_per_token: float | None = None
@@ -188,3 +193,47 @@ class PoolCalibration(Struct, frozen=True, forbid_unknown_fields=True):
     calibrated: bool
     uncalibrated: tuple[str, ...] = ()
     """What stands in for measurements, as in "kernels of h100-80gb-sxm"."""
+
+
+def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
+    """The kernels with factors on their efficiencies: `memory`, `compute`, `attention` and its two parts
+    `decode_attention` and `prompt_attention`, `cast`; and with another `wave_share` of products that have one.
+    """
+    memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
+    decoding, prompts = (attention * values.get(name, 1.0) for name in ("decode_attention", "prompt_attention"))
+    gemm = {
+        dtype: replace(
+            one,
+            memory_efficiency=one.memory_efficiency * memory,
+            compute_efficiency=one.compute_efficiency * compute,
+            cast_efficiency=one.cast_efficiency * values.get("cast", 1.0),
+            wave_share=values.get("wave_share", one.wave_share) if one.wave_share else 0.0,
+        )
+        for dtype, one in kernels.gemm.items()
+    }
+    moe = {
+        dtype: replace(
+            one,
+            memory_efficiency=min(one.memory_efficiency * memory, 1.0),
+            compute_efficiency=min(one.compute_efficiency * compute, 1.0),
+        )
+        for dtype, one in kernels.moe.items()
+    }
+    decode, latent, prefill = kernels.decode_attention, kernels.mla_attention, kernels.prefill_attention
+    return replace(
+        kernels,
+        gemm=gemm,
+        moe=moe,
+        elementwise_efficiency=kernels.elementwise_efficiency * memory,
+        decode_attention=_scaled_decode(decode, decoding),
+        mla_attention=None if latent is None else _scaled_decode(latent, decoding),
+        prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * prompts),
+    )
+
+
+def _scaled_decode(decode: DecodeAttention, factor: float) -> DecodeAttention:
+    return replace(
+        decode,
+        memory_efficiency=decode.memory_efficiency * factor,
+        compute_efficiency=decode.compute_efficiency * factor,
+    )

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headway.catalog.coefficients import CoefficientFile, Coefficients, ExpertTable
+from headway.catalog.coefficients import CoefficientFile, Coefficients, ExpertTable, scaled
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Engine, Gpu, Model
 
@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 GENERIC = "generic"
 """Name of the coefficients for GPUs, and of the overhead for engines, without measurements."""
+VERSION = re.compile(r"vllm-v?(?P<version>\d+\.\d+(\.\d+)?)")
+VERSIONS_OF_VLLM = ("vllm-v1", "vllm-0.25")
+"""Profiles of measured versions, the oldest first."""
 
 
 class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,13 +46,21 @@ def repository_of(model: Model, name: str) -> str:
 
 
 def engine(name: str) -> Engine:
-    """The engine profile of this name or alias, in any case. HeadwayError if there is none."""
+    """The engine profile of this name or alias, in any case. HeadwayError if there is none.
+
+    `vllm-0.N` is the profile of the measured version that is nearest below, or the oldest, as that version.
+    """
     data = _engines()
     wanted = name.strip().lower()
     wanted = data.aliases.get(wanted, wanted)
     for profile in data.engines:
         if profile.name == wanted:
             return profile
+    if found := VERSION.fullmatch(wanted):
+        asked = [int(each) for each in found["version"].split(".")]
+        measured = [each for each in data.engines if each.name in VERSIONS_OF_VLLM]
+        below = [each for each in measured if numbers(each.version)[:2] <= asked[:2]]
+        return msgspec.structs.replace((below or measured[:1])[-1], version=found["version"])
     raise unknown("engine", name, [*data.aliases, *(e.name for e in data.engines)])
 
 
@@ -80,6 +91,11 @@ def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coeffici
         return found
     other = f"overhead of {engine_name} {measured}, not {version}"
     return msgspec.structs.replace(found, calibrated=False, estimated=(*found.estimated, other))
+
+
+def numbers(version: str) -> list[int]:
+    """A version's leading numbers."""
+    return [int(each) for each in version.lstrip("v").split(".")[:3] if each.isdigit()]
 
 
 def _minor(version: str) -> list[str]:
@@ -120,6 +136,8 @@ def _resolved(data: CoefficientFile, measured: bool, gpu_name: str, engine_name:
     if overhead is None:
         estimated.append(f"generic overhead of {engine_name}")
         overhead = generic.engines.get(engine_name, generic.engines[GENERIC])
+    kernels = scaled(kernels, overhead.kernel_factors) if overhead.kernel_factors else kernels
+    overhead = msgspec.structs.replace(overhead, kernel_factors={})
     experts = _expert_table(kernels.expert_table) if _has_speed_of(kernels.expert_table, gpu_name) else None
     return Coefficients(kernels, overhead, not estimated, tuple(estimated), experts)
 

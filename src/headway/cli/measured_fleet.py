@@ -38,9 +38,10 @@ OPTIONS = (
     click.option("--engine", help="The engine profile of the catalog."),
     click.option("--max-num-seqs", type=POSITIVE, help="Most sequences that the engine ran at once."),
     click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration of the engine."),
+    click.option("--greedy", is_flag=True, help="Requests asked for temperature 0, where the file does not say."),
 )
 NAMES = tuple(
-    "fleet pool model model_config assume gpu gpu_file tp engine max_num_seqs max_num_batched_tokens".split()
+    "fleet pool model model_config assume gpu gpu_file tp engine max_num_seqs max_num_batched_tokens greedy".split()
 )  # fmt: skip
 DEFAULT_ENGINE = "vllm-v1"
 """Of runs whose engine nobody names."""
@@ -126,6 +127,7 @@ class MeasuredFleet:
         self._flags = dict(flags)
         path = self._flags.pop("fleet", None)
         self._pool = self._flags.pop("pool", None)
+        self._workload: dict[str, Any] = WORKLOAD | ({"sampling": "greedy"} if self._flags.pop("greedy", False) else {})
         self._base = Path()
         self._document: dict[str, Any] | None = None
         self._places = Places()
@@ -150,13 +152,19 @@ class MeasuredFleet:
                 raise HeadwayError(f"{run.where}: names no GPU; give --gpu, or --fleet")
             if not flags.keys() & {"model", "model_config"}:
                 flags["model"] = _model(run)
-            document = {"name": "measured", "workload": WORKLOAD, "fleet": [{"engine": {"name": DEFAULT_ENGINE}}]}
+            document = {"name": "measured", "workload": {}, "fleet": [{"engine": {"name": DEFAULT_ENGINE}}]}
         pools = document.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
-        document = {**document, "workload": WORKLOAD}
+        document = {**document, "workload": self._sampling_of(document) | self._workload}
         chosen = scenarios.assemble(document, self._places, self._base, changes(flags, num_pools))
         pool = self._chosen(chosen.fleet.all_pools, run)
         return pool, StepTimes(chosen).coefficients[pool.name]
+
+    @staticmethod
+    def _sampling_of(document: Mapping[str, Any]) -> dict[str, Any]:
+        """The fleet file's sampling parameters: all of its workload that a measured run does not give."""
+        workload = document.get("workload")
+        return {"sampling": workload["sampling"]} if isinstance(workload, dict) and "sampling" in workload else {}
 
     def any_pool(self) -> tuple[Pool, Coefficients]:
         """The pool that options and the fleet file name, without a run. HeadwayError if it is not clear."""

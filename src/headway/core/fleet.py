@@ -125,6 +125,9 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     max_num_batched_tokens: int = 8192
     block_size_tokens: int = 16
     gpu_memory_utilization: float = 0.9
+    sampler_bytes_per_logit: float = 38.0
+    """GPU memory of the sampler's copies of the logits, which may be the peak: 38 in vLLM's own memory profiles on H100
+    (eight models), which sorts all logits to cut the candidates."""
     watermark: float = 0.0
     """Fraction of KV blocks that admission leaves free."""
     prefix_caching: bool = False

@@ -20,9 +20,8 @@ from headway.perf.params import (
 
 GIB = 2**30
 
-# Fitted on vLLM's own memory profiles on H100 (eight models): the sampler's copies of the logits are the peak. They are
-# not split over the tensor-parallel group.
-SAMPLER_BYTES_PER_LOGIT = 38.0
+# Fitted on vLLM's own memory profiles on H100 (eight models), as is the engine's `sampler_bytes_per_logit`. The copies
+# of the logits are not split over the tensor-parallel group.
 HIDDEN_STATES_HELD = 1.7
 RUNTIME_BYTES = 0.13 * GIB
 COLLECTIVES_BYTES = 0.41 * GIB
@@ -170,7 +169,7 @@ def _replicated_bytes(model: Model, tp: int) -> float:
 def _activation_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
     seqs = ceil(engine.max_num_seqs / parallel.dp)
     tokens = max(ceil(engine.max_num_batched_tokens / parallel.dp), seqs)
-    sampler = SAMPLER_BYTES_PER_LOGIT * seqs * model.vocab_size
+    sampler = engine.sampler_bytes_per_logit * seqs * model.vocab_size
     width = model.intermediate_size if model.moe is None else _expert_width(model)
     forward = 2.0 * tokens * (2 * model.hidden_size + 3.0 * width / parallel.tp)
     peak = max(sampler, forward) + 2.0 * HIDDEN_STATES_HELD * tokens * model.hidden_size

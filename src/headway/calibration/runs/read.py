@@ -9,16 +9,16 @@ from typing import Any
 
 import yaml
 
-from headway.calibration.runs import aiperf, guidellm, inference_perf, vllm_bench
+from headway.calibration.runs import aiperf, guidellm, inference_perf, request_table, vllm_bench
 from headway.calibration.runs.run import MeasuredRun, Object
 from headway.core.errors import HeadwayError
 from headway.workload.readers.csv_table import header_of
-from headway.workload.readers.shared import UTF_16
+from headway.workload.readers.shared import BOM, first_line, open_unpacked
 
 KNOWN = (
     "a result of vllm bench serve (completed, mean_ttft_ms, ...), a report of guidellm (benchmarks), an export of"
-    " AIPerf or genai-perf (request_latency, time_to_first_token, ...), or a report of inference-perf"
-    " (load_summary, successes)"
+    " AIPerf or genai-perf (request_latency, time_to_first_token, ...), a report of inference-perf"
+    f" (load_summary, successes), or a table of requests ({request_table.EXPECTED})"
 )
 JSON_SUFFIXES, YAML_SUFFIXES = (".json", ".jsonl"), (".yaml", ".yml")
 
@@ -28,12 +28,10 @@ def is_runs(path: Path) -> bool:
     if path.suffix in (*JSON_SUFFIXES, *YAML_SUFFIXES):
         return True
     try:
-        with path.open("rb") as file:
-            start = file.read(32)
-    except OSError:
+        line = first_line(path)
+    except HeadwayError:
         return False
-    first = start.decode("utf-8", "replace").splitlines()[:1]
-    return start[:1] in (b"{", b"[") or any(aiperf.is_csv(header_of(line)) for line in first)
+    return line[:1] in ("{", "[") or aiperf.is_csv(header_of(line)) or request_table.is_table(header_of(line))
 
 
 def read(path: Path) -> tuple[list[MeasuredRun], list[str]]:
@@ -62,7 +60,11 @@ def read(path: Path) -> tuple[list[MeasuredRun], list[str]]:
 def _runs(path: Path) -> Iterator[MeasuredRun]:
     text = _text(path)
     if path.suffix not in (*JSON_SUFFIXES, *YAML_SUFFIXES) and text[:1] not in ("{", "["):
-        yield aiperf.read_csv(text.splitlines(), _beside(path, aiperf.SUMMARY), str(path))
+        lines = text.splitlines()
+        if lines and request_table.is_table(header_of(lines[0])):
+            yield from request_table.read_csv(lines, str(path))
+            return
+        yield aiperf.read_csv(lines, _beside(path, aiperf.SUMMARY), str(path))
         return
     documents = _documents(text, path)
     if any(not isinstance(each, dict) for each in documents):
@@ -70,6 +72,8 @@ def _runs(path: Path) -> Iterator[MeasuredRun]:
         raise HeadwayError(f"{path}: expected JSON objects, found {type(odd).__name__}")
     if documents and aiperf.is_request(documents[0]):
         yield aiperf.read_requests(documents, _beside(path, aiperf.SUMMARY), str(path))
+    elif documents and request_table.is_table(documents[0]):
+        yield from request_table.read_json(documents, str(path))
     elif documents and inference_perf.is_request(documents[0]):
         yield inference_perf.read_requests(documents, _beside(path, inference_perf.CONFIG), str(path))
     else:
@@ -93,13 +97,11 @@ def _of_document(document: Object, path: Path, where: str) -> Iterator[MeasuredR
 
 
 def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
-    except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
+    with open_unpacked(path) as file:
+        try:
+            return file.read().removeprefix(BOM).decode()
+        except UnicodeDecodeError as error:
+            raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
 
 
 def _documents(text: str, path: Path) -> list[Any]:

@@ -93,6 +93,8 @@ class MeasuredRun(Struct, frozen=True):
     @property
     def fault(self) -> str:
         """Why the run cannot be used; empty if it can."""
+        if not self.num_requests and self.notes:
+            return "; ".join(self.notes)
         known = {
             "rate_rps": self.rate_rps, "prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens,
             "ttft_s": self.latencies_s["ttft_mean"], "tpot_s": self.latencies_s["tpot_mean"],
@@ -115,7 +117,7 @@ class MeasuredRun(Struct, frozen=True):
 
     def is_same(self, other: MeasuredRun) -> bool:
         """Whether two files describe one run, as a summary and the requests of AIPerf do."""
-        if self.num_requests != other.num_requests:
+        if self.num_requests != other.num_requests or (self.model and other.model and self.model != other.model):
             return False
         pairs = ((self.latencies_s[key], other.latencies_s[key]) for key in ("ttft_mean", "tpot_mean"))
         return all(math.isclose(a, b, rel_tol=2e-3, abs_tol=2e-5) for a, b in pairs)
