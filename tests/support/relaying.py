@@ -137,6 +137,9 @@ class Health:
     def refusal_confirmed(self, replica: EngineEndpoint) -> None:
         self._refusals.confirmed(replica)
 
+    def has_other(self, replica: EngineEndpoint) -> bool:
+        return False
+
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         self.reports.append((replica.name, str(error)))
 

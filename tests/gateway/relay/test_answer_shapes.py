@@ -13,18 +13,24 @@ pytest.importorskip("httptools")
 
 import serving
 from asgi import Inside, Reply, whole
+from hired import has_heard, hire
 from scripted import OK, framed
 
 WORDS = ("One", " two", " three.")
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 
 
-@pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """Two engines, of which one alone may be taken out."""
+@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "workers"])
+def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """Two engines, of which one alone may be taken out. Requests come in by workers, or by the gateway itself."""
     pool = {"api": "openai"}
     made = Inside(tmp_path_factory.mktemp("fleet"), 2, pool=pool, gateway={"scrape_period_s": 3600.0})
+    app = made.app
+    made.workers = hire(made, request.param) if request.param else []  # type: ignore[attr-defined]
     yield made
+    for worker in made.workers:  # type: ignore[attr-defined]
+        made.run(worker.stop())
+    made.app = app
     made.close()
 
 
@@ -54,7 +60,10 @@ def _ask(inside: Inside, reply: list[bytes], path: str = CHAT, stream: bool = Tr
         engine.bodies.clear()
     body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x",
             "max_tokens": 99, "stream": stream, **fields}  # fmt: skip
-    return inside.run(inside.post(body, path))  # type: ignore[no-any-return]
+    reply: Reply = inside.run(inside.post(body, path))
+    workers = inside.workers  # type: ignore[attr-defined]
+    inside.run(inside.until(lambda: has_heard(inside, workers)))
+    return reply
 
 
 def _metric(inside: Inside, text: str) -> float:
@@ -127,13 +136,15 @@ def test_chunks(inside: Inside, events: list[bytes], prompt_tokens: int, options
 
 def test_what_cannot_be_read_is_counted_and_named(inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
     before = _metric(inside, "unread_total")
-    for replica in inside.gateway.replicas:
+    workers = inside.workers  # type: ignore[attr-defined]
+    relaying = [each for worker in workers for each in worker.scheduler._replicas.values()] or inside.gateway.replicas
+    for replica in relaying:
         replica.noted.clear()
     for _ in range(4):
         _ask(inside, _streamed(*_odd(_data(b"[1]"))))
     assert _metric(inside, "unread_total") == before + 4
     named = [each.getMessage() for each in caplog.records if "passed on and not read" in each.getMessage()]
-    assert 1 <= len(named) <= 2 and "JSON that is no object" in named[0]
+    assert 1 <= len(named) <= len(relaying) and "JSON that is no object" in named[0]
 
 
 WHOLES = [
@@ -288,6 +299,25 @@ def test_tokens_of_several_whole_choices(inside: Inside, more: dict[str, Any], t
 def test_a_fleet_of_one_model_needs_no_name(inside: Inside) -> None:
     reply = _ask(inside, [whole()], stream=False, model=None)
     assert reply.status == 200 and sum(len(engine.bodies) for engine in inside.engines) == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2], ids=["one process", "workers"])
+def test_an_engine_whose_stream_breaks_has_to_show_a_longer_one(tmp_path: Path, num_workers: int) -> None:
+    made = Inside(tmp_path, 2, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0})
+    app = made.app
+    workers = hire(made, num_workers) if num_workers else []
+    broken, sound = made.engines
+    broken.reply, broken.then = [OK, framed(ROLE), *map(framed, SAID)], "reset"
+    sound.reply = _streamed(ROLE, *SAID, FINISH, END, DONE)
+    body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
+    while not broken.bodies:
+        assert made.run(made.post(body, CHAT)).events()[-1] == "[DONE]"
+    made.run(made.until(lambda: made.gateway.health.breakers[0].canary_tokens > len(SAID)))
+    made.run(made.until(lambda: has_heard(made, workers)))
+    for worker in workers:
+        made.run(worker.stop())
+    made.app = app
+    made.close()
 
 
 # Responses that engines keep.

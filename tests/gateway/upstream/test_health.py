@@ -220,3 +220,15 @@ def test_breaks_in_mid_stream_eject_as_other_failures_do() -> None:
     monitor.breakers[0].is_open = False
     monitor.check_outliers()
     assert monitor.outliers.is_ejected(0)
+
+
+def test_another_replica_of_the_model_may_be_up() -> None:
+    replicas = [_replica(i, Engine(), model="n" if i == 3 else "m") for i in range(4)]
+    monitor = HealthMonitor(replicas, Settings(), *[lambda *_: None] * 4)
+    assert not any(monitor.has_other(each) for each in replicas)
+    for up in ([0], [0, 1], [1, 3], [3]):
+        for replica in replicas:
+            monitor.breakers[replica.id].is_open = replica.id not in up
+        for replica in replicas:
+            others = [i for i in up if i != replica.id and replicas[i].model == replica.model]
+            assert monitor.has_other(replica) == bool(others)

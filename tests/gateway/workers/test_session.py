@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +15,9 @@ pytest.importorskip("httptools")
 
 from asgi import Inside
 from headway.gateway.scheduling.in_flight import ReleaseReason
-from headway.gateway.server.completions import CompletionsApp
-from headway.gateway.workers.protocol import WorkerConfig, frame, receive_config
 from headway.gateway.workers.session import WorkerSession
-from headway.gateway.workers.worker import Worker
 from held import check_idle, gateway_before_held, run_steps
+from hired import hire
 from serving import MODEL
 
 NUM_ENGINES = 2
@@ -30,31 +27,11 @@ NUM_ENGINES = 2
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """Whose requests come in by workers, one after the other."""
     with gateway_before_held(tmp_path_factory.mktemp("fleet"), NUM_ENGINES) as made:
-        workers = [made.run(_hired(made)) for _ in range(2)]
-        apps = [CompletionsApp(lambda worker=worker: worker) for worker in workers]  # type: ignore[misc]
-        turns = iter(range(1 << 30))
-
-        async def app(*message: Any) -> None:
-            await apps[next(turns) % 2](*message)
-
-        made.app = app  # type: ignore[assignment]
+        workers = hire(made, 2)
         made.workers = workers  # type: ignore[attr-defined]
         yield made
         for worker in workers:
             made.run(worker.stop())
-
-
-async def _hired(inside: Inside) -> Worker:
-    ours, theirs = socket.socketpair()
-    gateway = inside.gateway
-    ours.sendall(frame(WorkerConfig(gateway.settings, None, False, gateway.clock.start_s, "", None, None)))
-    worker = Worker(receive_config(theirs), lambda: None)
-    loop = asyncio.get_running_loop()
-    session = WorkerSession(gateway, lambda: None, lambda: None, lambda: None)
-    for link, end in ((session.link, ours), (worker.scheduler.link, theirs)):
-        end.setblocking(False)
-        await loop.create_unix_connection(lambda link=link: link, sock=end)  # type: ignore[misc]
-    return worker
 
 
 _STEP = st.one_of(

@@ -55,8 +55,8 @@ from headway.gateway.upstream.loose_json import OTHER_TYPE
 
 log = logging.getLogger("headway.gateway")
 _MAX_RESPONSE_BYTES = 256 << 20
-_SETTLE_S = 0.3
-"""Pause after a second engine has broken off, as the next attempt may be the last."""
+_SETTLE_S, _SETTLE_STEP_S = 0.3, 0.02
+"""Longest pause after a second engine has broken off, as the next attempt may be the last."""
 _RENDER_S = 1.0
 """Time that the engine of the first attempt still has to render the chat, once another one needs it."""
 _MAX_REFUSAL_BYTES = 1 << 20
@@ -241,8 +241,15 @@ class Relay:
                 if self.in_flight.move_target is not None and self.in_flight.outcome is None:
                     await self._save_kv(replica)
                 if self._num_failures and isinstance(error, BrokenOffError):
-                    await asyncio.sleep(_SETTLE_S)  # engines that are killed together are all known to be down by then
+                    await self._settle(replica)
                 self._release_failed(replica, error)
+
+    async def _settle(self, replica: EngineEndpoint) -> None:
+        """Wait until engines that were killed together are all known to be down, or for as long as that takes."""
+        for _ in range(round(_SETTLE_S / _SETTLE_STEP_S)):
+            if not self._health.has_other(replica):
+                return
+            await asyncio.sleep(_SETTLE_STEP_S)
 
     async def _judge(self) -> None:
         """Score the answer, and let the cascade accept it or escalate to the next model."""

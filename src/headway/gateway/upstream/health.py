@@ -104,6 +104,9 @@ class HealthReports(Protocol):
     def refusal_confirmed(self, replica: EngineEndpoint) -> None:
         """Another replica has refused the same request."""
 
+    def has_other(self, replica: EngineEndpoint) -> bool:
+        """Whether another replica of the model may be up."""
+
 
 class Breaker:
     """One replica's circuit breaker, open until the replica's first successful probe."""
@@ -263,6 +266,10 @@ class HealthMonitor(Generic[Replica]):
     def refusal_confirmed(self, replica: EngineEndpoint) -> None:
         """Report that another replica has refused the same request."""
         self._refusals.confirmed(replica)
+
+    def has_other(self, replica: EngineEndpoint) -> bool:
+        """Whether another replica of the model is up."""
+        return any(each is not replica and each.model == replica.model and self.is_up(each) for each in self.replicas)
 
     # Replicas that pass their health checks.
 

@@ -434,6 +434,9 @@ class RemoteHealth:
             replica.id, str(error), status, unreachable, broken_off, error.after_tokens
         ))  # fmt: skip
 
+    def has_other(self, replica: EngineEndpoint) -> bool:
+        return True  # the scheduler knows
+
     def needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         return self._refusals.needs_confirmation(replica, status)
 
