@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,22 @@ def test_no_compiled_module_has_a_struct(name: str) -> None:
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     structs = [each.name for each in classes if any(ast.unparse(base).endswith("Struct") for base in each.bases)]
     assert not structs
+
+
+@pytest.mark.parametrize("name", _compiled())
+def test_no_compiled_handler_awaits(name: str) -> None:
+    """mypyc leaves the exception that is handled to whatever runs meanwhile: that of another call is chained to it."""
+    tree = ast.parse((ROOT / "src" / "headway" / f"{name}.py").read_text(encoding="utf-8"))
+    handlers = [each for node in ast.walk(tree) if isinstance(node, ast.Try) for each in node.handlers]
+    assert not [node.lineno for each in handlers for node in _awaiting(each.body)]
+
+
+def _awaiting(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in nodes:
+        if isinstance(node, ast.Await | ast.AsyncWith | ast.AsyncFor | ast.Yield | ast.YieldFrom):
+            yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _awaiting(ast.iter_child_nodes(node))
 
 
 def test_compiled_code_expects_changes_behind_an_await() -> None:

@@ -81,7 +81,8 @@ class MetricsPage:
             ({"model": each.model}, len(each.hold_queue.requests()) + control.num_kept(each))
             for each in control.services
         ]
-        waiting = Counter(live.tenant for live in control.held_requests() if live.tenant)
+        known = self._ended.tenants.known
+        waiting = Counter(known(live.tenant) for live in control.held_requests() if live.tenant)
         tenants: list[Sample] = [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]
         return [
             ("requests_held", "Requests held in the gateway", held),

@@ -201,8 +201,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 << 20
     """Largest request body."""
     max_bodies_bytes: Annotated[int, Meta(ge=1)] = 512 << 20
-    """Largest sum of the bodies over 64 KiB that each process holds: of requests that it reads, and of those it serves.
-    A request whose body does not fit beside the others gets a 503."""
+    """Largest sum of the bodies over 64 KiB that each process holds: of requests that it reads, and of those it serves;
+    as much for shorter ones. A request whose body does not fit beside the others gets a 503, and so does one of a key
+    whose bodies take half of it."""
     scrape_period_s: _Seconds = 1.0
     """Time between two probes of an engine's health and metrics."""
     models_period_s: _Seconds = 10.0

@@ -29,18 +29,23 @@ class Bodies:
         if length.isdigit() and (len(length) > 18 or int(length) > self._settings().max_body_bytes):
             raise self._too_long()
 
-    def take(self, num_bytes: int, num_more: int) -> int:
+    def take(self, num_bytes: int, num_more: int, owner: str) -> int:
         """Count a part of a body of which there were so many bytes; the bytes that there are now. ApiError if these
-        are too many for one request, or for all."""
+        are too many for one request, for all, or for the `owner`'s (see `BodyMemory`)."""
         size = num_bytes + num_more
         if size > self._settings().max_body_bytes:
             raise self._too_long()
-        self._memory.resize(num_bytes, size, self._settings().max_bodies_bytes)
+        self._memory.resize(num_bytes, size, self._settings().max_bodies_bytes, owner)
         return size
 
-    def free(self, num_bytes: int) -> None:
+    def free(self, num_bytes: int, owner: str) -> None:
         """A body of this length is not held any more."""
-        self._memory.free(num_bytes)
+        self._memory.free(num_bytes, owner)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all bodies that are held."""
+        return self._memory.num_bytes
 
     def _too_long(self) -> ApiError:
         return ApiError(413, f"the body is longer than {self._settings().max_body_bytes:,} bytes", "body_too_long")

@@ -22,11 +22,14 @@ from headway.gateway.auth.keys import Caller
 from headway.gateway.auth.limits import limit_headers
 from headway.gateway.errors import ApiError, internal_error, policy_error, rejected_error
 from headway.gateway.gateway import Gateway
+from headway.gateway.names import cut, is_request_id
 from headway.gateway.picker import ext_proc_pb2 as pb
 from headway.gateway.picker import messages
 from headway.gateway.picker.answer import Answer
 from headway.gateway.picker.bodies import Bodies
+from headway.gateway.picker.messages import invalid_message
 from headway.gateway.relay.request import PATHS, ClientRequest
+from headway.gateway.relay.request_reader import checked_model
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason, RequestEndedError
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -94,6 +97,8 @@ class Exchange:
         self._body: list[bytes] = []
         self._num_bytes = 0
         self._is_compressed = False
+        self._has_headers = self._is_whole = False
+        """What has come of the request."""
         self._passes = False
         """The request is sent on without a decision of control: it has no body, or is for no endpoint that is known."""
         self._in_flight: PickedRequest | None = None
@@ -103,26 +108,46 @@ class Exchange:
         self._aborting: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._is_refused = False
+        self._whole_by_s: float | None = None
+        """On the event loop's clock: when the request's headers and body are to be there; None: they are."""
 
     async def run(self) -> None:
         """Take Envoy's messages until it ends the call, or is to answer by itself."""
+        self._whole_by_s = asyncio.get_running_loop().time() + self._gateway.settings.body_timeout_s
+        try:
+            error = await self._take_all()
+            if error is not None:
+                await self._refuse(error)  # here, as compiled code must not await in a handler
+        finally:
+            self._end()
+
+    async def _take_all(self) -> ApiError | None:
+        """Take Envoy's messages. Returns the error that Envoy is to answer with."""
         try:
             while not self._is_refused and (message := await self._read()) is not None:
                 await self._take(message)
         except ApiError as error:
-            await self._refuse(error)
+            return error
         except HeadwayError as error:
             log.error("%s", error)
-            await self._refuse(policy_error())
-        except Exception:
-            log.exception("request %s", self._request_id)
-            await self._refuse(internal_error())
-        finally:
-            self._end()
+            return policy_error()
+        except Exception as error:
+            log.error("request %s", self._request_id, exc_info=error)
+            return internal_error()
+        return None
 
     async def _read(self) -> pb.ProcessingRequest | None:
         reading, self._reading = self._reading, None
-        return await (self._rpc.read() if reading is None else reading)
+        if reading is not None:
+            return await reading
+        if self._whole_by_s is None:
+            return await self._rpc.read()
+        try:
+            async with asyncio.timeout_at(self._whole_by_s):
+                return await self._rpc.read()
+        except TimeoutError:
+            what = f"the body was not there within {self._gateway.settings.body_timeout_s:g} s"
+            raise ApiError(408, what, "body_timeout") from None
 
     async def _write(self, *parts: bytes) -> None:
         await self._write_each(parts)
@@ -166,7 +191,8 @@ class Exchange:
         self._is_refused = True  # nothing can be sent any more
         if self._aborting is not None:
             self._aborting.cancel()
-        self._bodies.free(self._num_bytes)
+        if self._caller is not None:
+            self._bodies.free(self._num_bytes, self._caller.owner)
         in_flight, answer = self._in_flight, self._answer
         if in_flight is None:
             return
@@ -179,13 +205,16 @@ class Exchange:
     # Envoy's messages.
 
     async def _take(self, message: pb.ProcessingRequest) -> None:
-        match message.WhichOneof("request"):
+        kind = message.WhichOneof("request")
+        if (kind == "request_headers") == self._has_headers or (kind == "request_body" and self._is_whole):
+            raise invalid_message(f"{kind or 'a message of no kind'} is out of order")
+        match kind:
             case "request_headers":
                 await self._take_headers(message)
             case "request_body":
                 await self._take_body(message.request_body)
             case "request_trailers":
-                if self._in_flight is None and not self._passes:
+                if not self._is_whole and not self._passes:
                     await self._pick(is_last=False)
                 await self._write(messages.CONTINUE_REQUEST_TRAILERS)
             case "response_headers":
@@ -199,8 +228,10 @@ class Exchange:
                 await self._write(messages.CONTINUE_RESPONSE_TRAILERS)
 
     async def _take_headers(self, message: pb.ProcessingRequest) -> None:
+        self._has_headers = True
         headers = self._headers = messages.headers_of(message.request_headers.headers)
-        self._request_id = headers.get("x-request-id") or urandom(16).hex()
+        request_id = headers.get("x-request-id", "")
+        self._request_id = request_id if is_request_id(request_id) else urandom(16).hex()
         if message.HasField("protocol_config"):
             self._request_mode = message.protocol_config.request_body_mode
             self._answer_mode = message.protocol_config.response_body_mode
@@ -214,7 +245,7 @@ class Exchange:
             await self._pass_on(message.request_headers.end_of_stream)
             return
         if self._request_mode not in _PICKING_MODES:
-            mode = pb.BodySendMode.Name(self._request_mode)
+            mode = messages.mode_name(self._request_mode)
             what = (
                 f"Envoy's ext_proc filter has the request_body_mode {mode}; expected FULL_DUPLEX_STREAMED or BUFFERED"
             )
@@ -228,7 +259,8 @@ class Exchange:
         if self._passes:
             await self._write_each(messages.passed_on(body.body, body.end_of_stream, self._request_mode))
             return
-        self._num_bytes = self._bodies.take(self._num_bytes, len(body.body))
+        assert self._caller is not None
+        self._num_bytes = self._bodies.take(self._num_bytes, len(body.body), self._caller.owner)
         self._body.append(body.body)
         if body.end_of_stream:
             await self._pick(is_last=True)
@@ -237,7 +269,7 @@ class Exchange:
 
     async def _pass_on(self, has_ended: bool) -> None:
         """Send a request without a prompt, such as that for the list of models, to the least busy replica."""
-        self._passes = True
+        self._passes, self._whole_by_s = True, None
         health, allowed = self._gateway.health, self._allowed()
         up = [each for each in self._gateway.fleet.present() if health.is_up(each)]
         able = [each for each in up if allowed is None or each.id in allowed]
@@ -255,6 +287,7 @@ class Exchange:
 
     async def _pick(self, is_last: bool) -> None:
         """Have control choose a replica, and tell Envoy its address. `is_last`: the request ends with its body."""
+        self._is_whole, self._whole_by_s = True, None
         gateway, raw = self._gateway, b"".join(self._body)
         received_s, self._body = gateway.clock.now, []
         assert self._caller is not None
@@ -280,7 +313,7 @@ class Exchange:
     def _apply_headers(self, request: ClientRequest) -> None:
         """The model that the headers name, and the tier of their objective, none more urgent than the key allows."""
         if not self._is_compressed and (model := messages.header_of(self._headers, messages.MODEL_REWRITE)):
-            request.model = model
+            request.model = checked_model(model)
         objective = self._gateway.settings.objectives.get(messages.header_of(self._headers, messages.OBJECTIVE))
         if objective is not None:
             request.tier = objective
@@ -292,7 +325,7 @@ class Exchange:
         features, allowed = await self._gateway.features(request), self._allowed()
         if allowed is not None and not any(self._gateway.health.is_up(self._gateway.replicas[id]) for id in allowed):
             raise ApiError(503, "no endpoint of the subset is ready", "no_capacity", retry_after_s=1)
-        tenant = messages.header_of(self._headers, messages.FAIRNESS_ID)
+        tenant = cut(messages.header_of(self._headers, messages.FAIRNESS_ID))
 
         def new_request(live: Live) -> PickedRequest:
             live.allowed = allowed
@@ -383,7 +416,7 @@ class Exchange:
         added: list[tuple[str, str]] = []
         if in_flight is not None and answer is not None and in_flight.replica is not None:
             self._note_served(in_flight, messages.served_of(message))
-            answer.begin(int(headers.get(":status", "0")), headers)
+            answer.begin(messages.status_of(headers), headers)
             added = [("x-headway-replica", in_flight.replica.name), ("x-request-id", self._request_id)]
             if self._caller is not None and self._caller.is_limited:
                 limits = limit_headers(self._caller.limits())

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from headway.gateway.errors import ApiError
 from headway.gateway.picker import ext_proc_pb2 as pb
 
@@ -76,6 +78,32 @@ def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> Any:
 def header_of(headers: Headers, names: Iterable[str]) -> str:
     """The value of the first of these headers that a request has; empty: it has none."""
     return next((value for name in names if (value := headers.get(name, "").strip())), "")
+
+
+def decoded(data: bytes) -> pb.ProcessingRequest | None:
+    """A message of Envoy's; None if it is none."""
+    try:
+        message: pb.ProcessingRequest = pb.ProcessingRequest.FromString(data)
+    except DecodeError:
+        return None
+    return message
+
+
+def invalid_message(what: str) -> ApiError:
+    """The error of a call whose messages are not those of the protocol."""
+    return ApiError(400, f"ext_proc: {what}", "invalid_ext_proc")
+
+
+def mode_name(mode: int) -> str:
+    """The name of a `BodySendMode`; of an unknown one, its number."""
+    names = {number: name for name, number in pb.BodySendMode.items()}
+    return str(names.get(mode, mode))
+
+
+def status_of(headers: Headers) -> int:
+    """The status of an engine's answer; 0: it is none."""
+    text = headers.get(":status", "")
+    return int(text) if len(text) == 3 and text.isascii() and text.isdecimal() else 0
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:

@@ -16,6 +16,7 @@ from grpc_health.v1.health import aio as health_aio
 from headway.core.errors import HeadwayError
 from headway.gateway.gateway import Gateway
 from headway.gateway.picker import ext_proc_pb2 as pb
+from headway.gateway.picker import messages
 from headway.gateway.picker.bodies import Bodies
 from headway.gateway.picker.exchange import Exchange
 from headway.gateway.server.web_server import Tls
@@ -39,7 +40,11 @@ class _Call:
 
     async def read(self) -> pb.ProcessingRequest | None:
         message = await self._context.read()
-        return None if message is aio.EOF else message
+        if message is aio.EOF:
+            return None
+        if (found := messages.decoded(message)) is None:
+            raise messages.invalid_message("a message cannot be decoded")
+        return found
 
 
 class Picker:
@@ -55,7 +60,7 @@ class Picker:
             ("grpc.http2.min_ping_interval_without_data_ms", 250),  # Envoy's keepalive finds a picker that hangs
             ("grpc.keepalive_permit_without_calls", 1),
         ))  # fmt: skip
-        process = grpc.stream_stream_rpc_method_handler(self._process, pb.ProcessingRequest.FromString)
+        process = grpc.stream_stream_rpc_method_handler(self._process)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),)
         )  # fmt: skip

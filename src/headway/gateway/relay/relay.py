@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.gateway.errors import ApiError, rejected_error
+from headway.gateway.errors import ApiError, policy_error, rejected_error
 from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
 from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
@@ -169,6 +169,23 @@ class Relay:
         if self.keep_alive_s is not None and self._request.stream:
             self._wait_to_keep_alive(self.keep_alive_s)
         try:
+            error = await self._respond()  # written here, as compiled code must not await in a handler
+            if isinstance(error, RefusedError):
+                await self._write_refusal(error)
+            elif error is not None:
+                await self._write_error(error)
+        finally:
+            if self._keep_alive_timer is not None:
+                self._keep_alive_timer.cancel()
+            if self._snapshot is not None:
+                self._snapshot.delete()
+            if self._rendering is not None:
+                self._rendering.cancel()
+            self._scheduler.drop(self.in_flight)
+
+    async def _respond(self) -> ApiError | RefusedError | None:
+        """Write the whole response. Returns the error that is to be written in its place, or at its end."""
+        try:
             if self.in_flight.restored is not None:
                 self._replay(self.in_flight.restored)
             await self._answer()
@@ -181,26 +198,15 @@ class Relay:
             await self._client.drain()
         except RequestEndedError as ended:
             if ended.outcome is Outcome.REJECTED and self._refusal is not None:
-                await self._write_refusal(self._refusal[1])
-            elif (error := self._error_of(ended.outcome)) is not None:
-                await self._write_error(error)
+                return self._refusal[1]
+            return self._error_of(ended.outcome)
         except ApiError as error:
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-            if self._refusal is not None:
-                await self._write_refusal(self._refusal[1])
-            else:
-                await self._write_error(error)
+            return error if self._refusal is None else self._refusal[1]
         except HeadwayError as error:
             log.error("%s", error)
-            await self._write_error(ApiError(500, "a policy failed", "policy_error"))
-        finally:
-            if self._keep_alive_timer is not None:
-                self._keep_alive_timer.cancel()
-            if self._snapshot is not None:
-                self._snapshot.delete()
-            if self._rendering is not None:
-                self._rendering.cancel()
-            self._scheduler.drop(self.in_flight)
+            return policy_error()
+        return None
 
     def _wait_to_keep_alive(self, seconds: float) -> None:
         self._has_written = False
@@ -233,16 +239,24 @@ class Relay:
             if self._live.model not in self._models:
                 self._start_fallback()
             self._tokens_at_start = self._live.generated_tokens
-            try:
-                if self._snapshot is not None:
-                    await self._snapshot.restore(replica, self._slot)
-                await self._attempt(replica)
-            except EngineError as error:
-                if self.in_flight.move_target is not None and self.in_flight.outcome is None:
-                    await self._save_kv(replica)
-                if self._num_failures and isinstance(error, BrokenOffError):
-                    await self._settle(replica)
-                self._release_failed(replica, error)
+            error = await self._try(replica)
+            if error is None:
+                continue
+            if self.in_flight.move_target is not None and self.in_flight.outcome is None:
+                await self._save_kv(replica)
+            if self._num_failures and isinstance(error, BrokenOffError):
+                await self._settle(replica)
+            self._release_failed(replica, error)
+
+    async def _try(self, replica: EngineEndpoint) -> EngineError | None:
+        """Relay the answer, or the rest of it, from a replica; why that failed."""
+        try:
+            if self._snapshot is not None:
+                await self._snapshot.restore(replica, self._slot)
+            await self._attempt(replica)
+        except EngineError as error:
+            return error
+        return None
 
     async def _settle(self, replica: EngineEndpoint) -> None:
         """Wait until engines that were killed together are all known to be down, or for as long as that takes."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.gateway.errors import DECODE_ERRORS, ApiError
+from headway.gateway.names import cut
 from headway.gateway.relay import json_body
 from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.request import (
@@ -74,9 +75,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     except msgspec.ValidationError as error:
         name = str(error).rpartition("$.")[2].rstrip("`")
         raise _wrong_type(name, _JSON_TYPES.get(name, "integer")) from None
-    model = fields.model or ""
-    if len(model) > MAX_NAME_CHARS:
-        raise ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
+    model = checked_model(fields.model or "")
     if fields.n is not None:
         _integer("n", fields.n)
     text, prompt_ids = _PROMPT_READERS[path](body)
@@ -97,7 +96,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
         _max_tokens(fields), text, prompt_ids, _tier(fields, headers),
         _slo_s(headers, "ttft") if has_slo else None, _slo_s(headers, "tpot") if has_slo else None,
-        headers.get("x-session-id") or cache_key, headers.get("x-headway-region", ""),
+        headers.get("x-session-id") or cache_key, cut(headers.get("x-headway-region", "")),
         engine_headers, headers.get("x-headway-explain") == "1",
     )  # fmt: skip
     if path == COMPLETIONS or "n" in body or "best_of" in body:
@@ -107,6 +106,13 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     if has_media:  # or only a text about it, from which nothing is learnt about the length of tokens
         request.has_media = True
     return request
+
+
+def checked_model(name: str) -> str:
+    """A model's name. ApiError if it is too long."""
+    if len(name) > MAX_NAME_CHARS:
+        raise ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
+    return name
 
 
 def _read_form(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
 from headway.gateway.auth.keys import key_digest
+from headway.gateway.names import cut
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.writer import ClientWriter, Headers, HookedWriter
 from headway.gateway.settings import key_id
@@ -19,6 +20,7 @@ from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 
 ENTRY = "headway.access"
 """The key of a request's entry in its ASGI scope."""
+_MAX_PATH_CHARS = 1000
 _CLIENT_LEFT = 499
 """Status of a request whose client left before the response began."""
 
@@ -31,7 +33,7 @@ class AccessLine(Struct, frozen=True, gc=False):
     request_id: str | None
     method: str
     path: str
-    """Without its query."""
+    """Without its query; of a long one, its beginning."""
     status: int
     key: str | None
     """The key's id: the first digits of its SHA-256 sum. Also of keys that are not accepted."""
@@ -81,8 +83,8 @@ class AccessEntry:
         return AccessLine(
             time=self.began.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             request_id=self.request_id,
-            method=method,
-            path=path,
+            method=cut(method),
+            path=path[:_MAX_PATH_CHARS],
             status=self.status or _CLIENT_LEFT,
             key=self.key,
             model=self.model,

@@ -24,32 +24,58 @@ _ANY_ZLIB = zlib.MAX_WBITS | 32
 
 
 class BodyMemory:
-    """The bytes of the long bodies that one process holds: of requests that it reads, and of those that it serves.
+    """The bytes of the bodies that one process holds: of requests that it reads, and of those that it serves.
 
-    Bodies of at most `LONG_BYTES` are not counted: a client that sends long ones slowly keeps no short ones out.
+    Bodies of at most `LONG_BYTES` are counted apart: a client that sends long ones slowly keeps no short ones out. One
+    key gets at most half of the room for either, so that it keeps no other one out.
     """
 
     def __init__(self) -> None:
-        self.num_bytes = 0
+        self._num_bytes = [0, 0]
+        """Of the short ones, and of the long ones."""
+        self._num_owned: dict[tuple[str, bool], int] = {}
+        """The same by key, where there are keys."""
 
-    def resize(self, before: int, after: int, max_bytes: int) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """Of all bodies."""
+        return sum(self._num_bytes)
+
+    def resize(self, before: int, after: int, max_bytes: int, owner: str = "") -> None:
         """A body that had so many bytes has so many now; 0 where it is not held. ApiError (503) if there are others,
-        and no room beside them."""
-        counted = before if before > LONG_BYTES else 0
-        others, size = self.num_bytes - counted, after if after > LONG_BYTES else 0
-        if size > counted and others and others + size > max_bytes:
-            message = f"the bodies of all requests would be longer than {max_bytes:,} bytes"
-            raise ApiError(503, message, "bodies_too_long", retry_after_s=_RETRY_AFTER_S)
-        self.num_bytes = others + size
+        and no room beside them. `owner`: the key of its client; empty without one."""
+        was_long, is_long = before > LONG_BYTES, after > LONG_BYTES
+        others = self._num_bytes[is_long] - (before if was_long == is_long else 0)
+        owned = self._num_owned.get((owner, is_long), 0) - (before if was_long == is_long else 0) if owner else 0
+        if after > before:
+            if others and others + after > max_bytes:
+                raise _no_room(f"the bodies of all requests would be longer than {max_bytes:,} bytes")
+            if owned and owned + after > max_bytes // 2:
+                raise _no_room(f"the bodies of this key's requests would be longer than {max_bytes // 2:,} bytes")
+        self._num_bytes[was_long] -= before
+        self._num_bytes[is_long] += after
+        if owner:
+            self._own(owner, was_long, -before)
+            self._own(owner, is_long, after)
 
-    def free(self, num_bytes: int) -> None:
+    def _own(self, owner: str, is_long: bool, growth: int) -> None:
+        num = self._num_owned.pop((owner, is_long), 0) + growth
+        if num:
+            self._num_owned[owner, is_long] = num
+
+    def free(self, num_bytes: int, owner: str = "") -> None:
         """A body of this length is not held any more."""
-        self.resize(num_bytes, 0, 0)
+        self.resize(num_bytes, 0, 0, owner)
+
+
+def _no_room(message: str) -> ApiError:
+    return ApiError(503, message, "bodies_too_long", retry_after_s=_RETRY_AFTER_S)
 
 
 async def read_body(
-    writer: ClientWriter, receive: Receive, headers: dict[str, str], settings: Settings, memory: BodyMemory
-) -> bytes | None:
+    writer: ClientWriter, receive: Receive, headers: dict[str, str], settings: Settings, memory: BodyMemory,
+    owner: str = "",
+) -> bytes | None:  # fmt: skip
     """The body of a request for an engine; None if the client has left. ApiError if it is too long, or late.
 
     The caller frees its memory.
@@ -59,18 +85,20 @@ async def read_body(
         raise _too_long(max_bytes)
     body = writer.take_body()
     if body is None:
-        return await _read_slowly(receive, int(length) if length.isdigit() else 0, settings, memory)
+        return await _read_slowly(receive, int(length) if length.isdigit() else 0, settings, memory, owner)
     if len(body) > max_bytes:
         raise _too_long(max_bytes)
-    memory.resize(0, len(body), settings.max_bodies_bytes)
+    memory.resize(0, len(body), settings.max_bodies_bytes, owner)
     return body
 
 
-async def _read_slowly(receive: Receive, length: int, settings: Settings, memory: BodyMemory) -> bytes | None:
+async def _read_slowly(
+    receive: Receive, length: int, settings: Settings, memory: BodyMemory, owner: str
+) -> bytes | None:
     """A body that is still to come, of the declared length; 0 if none was declared."""
     size, max_bytes = 0, settings.max_body_bytes
-    memory.resize(0, length, settings.max_bodies_bytes)  # refuses it before it comes
-    memory.free(length)
+    memory.resize(0, length, settings.max_bodies_bytes, owner)  # refuses it before it comes
+    memory.free(length, owner)
 
     async def receive_counted() -> Message:
         nonlocal size
@@ -78,7 +106,7 @@ async def _read_slowly(receive: Receive, length: int, settings: Settings, memory
         new_size = size + len(message.get("body", b""))
         if new_size > max_bytes:
             raise _too_long(max_bytes)
-        memory.resize(size, new_size, settings.max_bodies_bytes)
+        memory.resize(size, new_size, settings.max_bodies_bytes, owner)
         size = new_size
         return message
 
@@ -93,7 +121,7 @@ async def _read_slowly(receive: Receive, length: int, settings: Settings, memory
         pass
     finally:
         if body is None:
-            memory.free(size)
+            memory.free(size, owner)
     return body
 
 

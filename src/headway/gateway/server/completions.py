@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from headway.gateway.auth.keys import ApiKeys, Caller
 from headway.gateway.auth.limits import limit_headers
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, internal_error, policy_error
+from headway.gateway.names import is_request_id
 from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest
@@ -29,7 +29,6 @@ from headway.gateway.server.bodies import BodyMemory, decompressed, read_body
 from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _ID_BYTES, _IDS_PER_CALL = 16, 256
 _DRAIN_POLL_S = 0.05
 _CUT_OFF_S = 0.5
@@ -87,30 +86,39 @@ class CompletionsApp:
         writer = writer or AsgiWriter(receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request_id = headers.get("x-request-id", "")
-        if not request_id or not _REQUEST_ID.fullmatch(request_id):
+        if not request_id or not is_request_id(request_id):
             request_id = next(self._request_ids)
+        error, writer = await self._respond(scope, headers, request_id, receive, writer)
+        if isinstance(error, ApiError):  # written here, as compiled code must not await in a handler
+            await write_error(writer, error, request_id.encode())
+        elif error is not None:
+            if not writer.has_begun:
+                await write_error(writer, internal_error(), request_id.encode())
+            raise error
+
+    async def _respond(
+        self, scope: Scope, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientWriter
+    ) -> tuple[Exception | None, ClientWriter]:
+        """Write the response. Returns the error that is to be written in its place, and the writer for it."""
         try:
             gateway = self._gateway()
             caller = gateway.keys.authenticate(headers)
             if caller.is_limited:
                 writer = HookedWriter(writer, lambda status, sent: [*sent, *limit_headers(caller.limits())])
             await self._relay(gateway, scope, headers, caller, request_id, receive, writer)
-        except ApiError as error:
-            await write_error(writer, error, request_id.encode())
         except HeadwayError as error:
             log.error("%s", error)
-            await write_error(writer, policy_error(), request_id.encode())
-        except Exception:
-            if not writer.has_begun:
-                await write_error(writer, internal_error(), request_id.encode())
-            raise
+            return policy_error(), writer
+        except Exception as error:
+            return error, writer
+        return None, writer
 
     async def _relay(
         self, gateway: RequestGateway, scope: Scope, headers: dict[str, str], caller: Caller, request_id: str,
         receive: Receive, writer: ClientWriter,
     ) -> None:  # fmt: skip
         path = scope["path"]
-        body = await read_body(writer, receive, headers, gateway.settings, self._memory)
+        body = await read_body(writer, receive, headers, gateway.settings, self._memory, caller.owner)
         if body is None:
             return
         num_bytes, received_s = len(body), gateway.clock.now
@@ -119,7 +127,7 @@ class CompletionsApp:
                 request = read_request(path, body, headers)
             else:
                 request = await self._read_beside(path, body, headers, gateway.settings)
-                self._memory.resize(num_bytes, len(request.raw), gateway.settings.max_bodies_bytes)
+                self._memory.resize(num_bytes, len(request.raw), gateway.settings.max_bodies_bytes, caller.owner)
                 num_bytes = len(request.raw)  # of what was compressed
             request.received_s = received_s
             if request.stream and request.can_resume:
@@ -141,8 +149,7 @@ class CompletionsApp:
                 writer.close()
                 gateway.end(request, relay)
         finally:
-            if num_bytes > LONG_BYTES:
-                self._memory.free(num_bytes)
+            self._memory.free(num_bytes, caller.owner)
 
     async def _read_beside(self, path: str, body: bytes, headers: dict[str, str], settings: Settings) -> ClientRequest:
         """Read a request beside the event loop, as its body is long or compressed. ApiError if it is invalid."""

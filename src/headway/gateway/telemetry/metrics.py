@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headway.control.live import Live
 from headway.core.record import Outcome
+from headway.gateway.names import KnownNames
 from headway.gateway.telemetry.histogram import Histogram
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -105,7 +106,7 @@ class PrometheusMetrics:
     def __init__(self) -> None:
         self._series = _AllSeries()
         self._by_model: dict[str, dict[tuple[str, str], int]] = {name: defaultdict(int) for name in _COUNTERS}
-        self._tenants: set[str] = set()
+        self.tenants = KnownNames(MAX_TENANTS)
 
     def _series_of(self, request: MeasuredRequest) -> _Series:
         """The pool is empty for a request that was never placed."""
@@ -130,7 +131,7 @@ class PrometheusMetrics:
             for what, num in request.unread.items():
                 self._by_model["unread_total"][live.model, what] += num
         if live.tenant:
-            tenant = self._tenant(live.tenant)
+            tenant = self.tenants.known(live.tenant)
             self._by_model["tenant_requests_total"][live.model, tenant] += 1
             total_tokens = live.prompt_tokens + live.generated_tokens
             self._by_model["tenant_tokens_total"][live.model, tenant] += total_tokens
@@ -144,13 +145,6 @@ class PrometheusMetrics:
             histograms[_TTFT].observe(ttft_s)
         if tpot_s is not None:
             histograms[_TPOT].observe(tpot_s)
-
-    def _tenant(self, name: str) -> str:
-        if name not in self._tenants:
-            if len(self._tenants) >= MAX_TENANTS:
-                return "other"
-            self._tenants.add(name)
-        return name
 
     def count_send(self, request: MeasuredRequest, read_s: float, now: float) -> None:
         """Observe the gateway's overhead on a request's first send to a replica; its last byte came at `read_s`."""

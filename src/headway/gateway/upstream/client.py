@@ -335,20 +335,30 @@ class Client:
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"
         data = head.encode("latin-1")
         connection, sent_s = await self.connect(), monotonic()
+        broken = await self._send_once(connection, data, body, on_connection)
+        if broken is None:
+            return connection
+        if not _was_stale(connection, sent_s):
+            raise BrokenOffError(broken)
         try:
-            await self._send(connection, data, body, on_connection)
-        except BrokenOffError as error:
-            if not _was_stale(connection, sent_s):
-                raise
-            try:
-                connection = await self._open()
-            except UnreachableError as refused:  # the request was sent: this is no failure to connect
-                raise BrokenOffError(f"{error}, and {refused}") from None
-            if not may_resend():
-                connection.abort("given up")
-                raise
-            await self._send(connection, data, body, on_connection)
+            connection = await self._open()
+        except UnreachableError as refused:  # the request was sent: this is no failure to connect
+            raise BrokenOffError(f"{broken}, and {refused}") from None
+        if not may_resend():
+            connection.abort("given up")
+            raise BrokenOffError(broken)
+        await self._send(connection, data, body, on_connection)
         return connection
+
+    async def _send_once(
+        self, connection: Connection, head: bytes, body: bytes, on_connection: Callable[[Connection], None] | None
+    ) -> str | None:
+        """See `_send`. Returns how the connection was broken off, if it was."""
+        try:
+            await self._send(connection, head, body, on_connection)
+        except BrokenOffError as error:
+            return str(error)
+        return None
 
     @staticmethod
     async def _send(

@@ -1,0 +1,45 @@
+"""Names that clients choose, where they are kept: cut to a bounded length, and bounded in number.
+
+Of tenants, models, regions, requests and the like. A name is cut as it is read, so that no label, key or line of a log
+has a longer one. What is counted by name for good counts further names together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+MAX_CHARS = 128
+OTHER = "other"
+"""What further names are counted as."""
+_DIGITS = 16
+
+
+def cut(name: str) -> str:
+    """A name of at most `MAX_CHARS` characters: of a longer one its beginning, and digits that tell it from others."""
+    if len(name) <= MAX_CHARS:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    return f"{name[: MAX_CHARS - _DIGITS - 1]}~{digest}"
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a client's name of its request can be kept, and sent on in a header."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+class KnownNames:
+    """The first names that come, so many of them."""
+
+    def __init__(self, max_names: int) -> None:
+        self._max_names = max_names
+        self._names: set[str] = set()
+
+    def known(self, name: str) -> str:
+        """The name, or `OTHER` if it is not among the first."""
+        if name not in self._names:
+            if len(self._names) >= self._max_names:
+                return OTHER
+            self._names.add(name)
+        return name
