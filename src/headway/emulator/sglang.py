@@ -80,7 +80,16 @@ class SglangSurface(VllmSurface):
     def routes(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> list[Route]:
         async def info(request: Request) -> Response:
             bootstrap = {"disaggregation_mode": self._mode, "disaggregation_bootstrap_port": self._port}
-            return JSONResponse({"model_path": config.name, **bootstrap})
+            pool, (_, blocks, _) = engine().pool, engine().blocks()
+            settings = pool.engine
+            limits = {
+                "tp_size": pool.parallel.tp, "pp_size": pool.parallel.pp, "dp_size": pool.parallel.dp,
+                "page_size": settings.block_size_tokens, "max_total_num_tokens": blocks * settings.block_size_tokens,
+                "max_running_requests": settings.max_num_seqs, "chunked_prefill_size": settings.max_num_batched_tokens,
+                "disable_radix_cache": not settings.prefix_caching, "version": settings.version,
+                "mem_fraction_static": settings.gpu_memory_utilization,
+            }  # fmt: skip
+            return JSONResponse({"model_path": config.name, **limits, **bootstrap})
 
         async def generate(request: Request) -> Response:
             generated = engine().begin(1, 1, 0, 0)

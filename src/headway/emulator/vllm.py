@@ -58,13 +58,23 @@ class VllmSurface:
         totals = {"prefix_cache_queries": engine.num_prompt_tokens, "prefix_cache_hits": engine.num_cached_tokens}
         for name, total in totals.items():
             yield f"# TYPE vllm:{name}_total counter\nvllm:{name}_total{{{labels}}} {total}\n"
+        settings = engine.pool.engine
+        config = {
+            "block_size": settings.block_size_tokens, "enable_prefix_caching": settings.prefix_caching,
+            "gpu_memory_utilization": settings.gpu_memory_utilization, "num_gpu_blocks": engine.blocks()[1],
+        }  # fmt: skip
+        told = ",".join(f'{name}="{value}"' for name, value in config.items())
+        yield f'# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{engine="0",{told}}} 1.0\n'
 
     def completions(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> CompletionsEndpoint:
         """Create the handler of both completions endpoints."""
         return CompletionsEndpoint(engine, config)
 
     def routes(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> list[Route]:
-        return adapter_routes(engine)
+        async def version(request: Request) -> Response:
+            return JSONResponse({"version": engine().pool.engine.version})
+
+        return [*adapter_routes(engine), Route("/version", version)]
 
     def lora_lines(self, engine: EmulatedEngine) -> list[str]:
         """The metric of LoRA adapters."""

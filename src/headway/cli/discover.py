@@ -1,0 +1,210 @@
+"""`headway discover`."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import click
+import msgspec
+
+from headway import catalog
+from headway.cli.output import PATH, SECONDS_ABOVE_0, as_json_option, print_json
+from headway.core.errors import HeadwayError
+from headway.serving.discover import fleet_file
+from headway.serving.discover.pools import FoundPool, pools
+from headway.serving.discover.probe import Fetch, FoundEngine, probe
+from headway.workload.atomic_file import write_text
+
+MOST_BYTES = 16 << 20
+"""Of a page."""
+AT_ONCE = 16
+"""Engines that are asked at a time."""
+TOKENS = 32
+"""Of the request that measures an idle engine's speed."""
+
+
+@click.command()
+@click.argument("addresses", metavar="URL...", nargs=-1, required=True)
+@click.option("--out", type=PATH, default="fleet.yaml", show_default=True, help="The file to write, or to compare.")
+@click.option("--write", "is_written", is_flag=True, help="Add what is new to a file that exists already.")
+@click.option("--gpu", help="The engines' GPU. Default: guessed from their KV cache and speed, and marked as a guess.")
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="The key that the engines ask for.")
+@click.option("--no-measure", is_flag=True, help="Send no request. Else an idle engine without a known GPU gets two.")
+@click.option("--timeout", "timeout_s", type=SECONDS_ABOVE_0, default=5.0, show_default=True, help="For each page.")
+@as_json_option("Print JSON: `engines`, `pools`, `silent`, `changes` of an existing file.")
+def command(
+    addresses: tuple[str, ...],
+    out: Path,
+    is_written: bool,
+    gpu: str | None,
+    api_key: str | None,
+    no_measure: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
+    """Ask running engines what they are, and write a fleet file.
+
+    URL is the address of an engine (vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, or any with OpenAI's API), of a
+    Kubernetes Service, all of whose addresses are asked, or a file with an address a line. The file serves and
+    simulates as it stands; comments say what engines did not tell. A file that exists is compared: nothing of it is
+    changed but what --write adds.
+    """
+    if gpu is not None:
+        gpu = catalog.gpu(gpu).name
+    urls = list(dict.fromkeys(url for each in addresses for url in _urls(each)))
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        asked = list(threads.map(lambda url: _asked(url, _fetcher(url, api_key, timeout_s)), urls))
+    engines = [each for each in asked if isinstance(each, FoundEngine)]
+    silent = {url: each for url, each in zip(urls, asked, strict=True) if isinstance(each, str)}
+    for url, why in silent.items():
+        click.echo(f"{url}: {why}", err=True)
+    if not engines and not out.exists():
+        raise HeadwayError("no engine has answered")
+    speeds = {} if gpu or no_measure else dict(_speeds(engines, api_key))
+    found = pools(engines, gpu, speeds)
+    changes = fleet_file.changes(out, found, list(silent)) if out.exists() else None
+    if as_json:
+        print_json({"engines": engines, "pools": [each.entry for each in found], "silent": silent, "changes": changes})
+    elif changes is not None:
+        _print_changes(changes, out, is_written)
+    else:
+        _print_found(found, out)
+    if changes is None:
+        write_text(out, fleet_file.text(found, out.name))
+    elif is_written and any(each.is_added for each in changes):
+        write_text(out, fleet_file.updated(out, found))
+    return 0
+
+
+def _urls(address: str) -> Iterator[str]:
+    """The addresses that one argument stands for."""
+    if Path(address).is_file():
+        for line in Path(address).read_text(encoding="utf-8").splitlines():
+            if word := line.partition("#")[0].strip():
+                yield from _urls(word)
+        return
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise HeadwayError(f"{address}: expected an address such as http://host:8000, or a file with one a line")
+    plain = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/v1"), "", ""))
+    if parts.scheme == "https":
+        yield plain  # a certificate is for the name
+        return
+    try:
+        port = parts.port or 80
+    except ValueError:
+        raise HeadwayError(f"{address}: expected a port from 1 to 65535") from None
+    behind = _hosts(parts.hostname, port)
+    if len(behind) < 2:
+        yield plain
+    for host in behind if len(behind) > 1 else ():
+        yield urlunsplit((parts.scheme, f"{host}:{port}", parts.path.rstrip("/").removesuffix("/v1"), "", ""))
+
+
+def _hosts(name: str, port: int) -> list[str]:
+    """The IPv4 addresses behind a name, such as that of a headless Service; none for an address itself."""
+    try:
+        ipaddress.ip_address(name)
+        return []
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(each[4][0]) for each in found})
+
+
+def _asked(url: str, fetch: Fetch) -> FoundEngine | str:
+    try:
+        return probe(url, fetch)
+    except HeadwayError as error:
+        return str(error).removeprefix(f"{url}: ")
+
+
+def _fetcher(url: str, api_key: str | None, timeout_s: float) -> Fetch:
+    def fetch(path: str) -> bytes | None:
+        try:
+            with urllib.request.urlopen(_request(url + path, api_key), timeout=timeout_s) as answer:
+                return bytes(answer.read(MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in (401, 403) and path == "/v1/models":
+                raise HeadwayError(f"{url}: refuses the key ({error.code}); give --api-key") from None
+            return None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            if path == "/v1/models":
+                raise HeadwayError(f"{url}: gives no answer: {reason}") from None
+            return None
+
+    return fetch
+
+
+def _request(url: str, api_key: str | None, body: Any = None) -> urllib.request.Request:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    data = None
+    if body is not None:
+        headers["Content-Type"], data = "application/json", msgspec.json.encode(body)
+    return urllib.request.Request(url, data, headers)
+
+
+def _speeds(engines: Sequence[FoundEngine], api_key: str | None) -> Iterator[tuple[str, float]]:
+    """Seconds a token of one engine of each model that is idle."""
+    models: set[str] = set()
+    for engine in engines:
+        if engine.is_idle and engine.model not in models:
+            models.add(engine.model)
+            try:
+                yield engine.url, _token_s(engine, api_key)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                click.echo(f"{engine.url}: its speed is unknown: {error}", err=True)
+
+
+def _token_s(engine: FoundEngine, api_key: str | None) -> float:
+    """The time of an answer of `TOKENS` tokens without that of one token."""
+    taken = []
+    for tokens in (1, 1, TOKENS + 1):  # the first one meets what happens once
+        body = {
+            "model": engine.model, "prompt": "Count on: one two three", "max_tokens": tokens, "temperature": 0,
+            "ignore_eos": True,
+        }  # fmt: skip
+        begun = time.perf_counter()
+        with urllib.request.urlopen(_request(engine.url + "/v1/completions", api_key, body), timeout=60) as answer:
+            made = json.loads(answer.read(MOST_BYTES))["usage"]["completion_tokens"]
+        taken.append((time.perf_counter() - begun, made))
+    (_, _), (one_s, one), (all_s, made) = taken
+    return float((all_s - one_s) / (made - one))
+
+
+def _print_found(found: Sequence[FoundPool], out: Path) -> None:
+    for pool in found:
+        entry = pool.entry
+        num = len(entry["endpoints"])
+        gpu = f" on {entry['gpu']} ({pool.notes['gpu']})" if "gpu" in entry else ""
+        click.echo(f"{entry['name']}: {num} engine{'s' if num > 1 else ''} with {entry['model']}{gpu}")
+        if pool.unknown:
+            click.echo(f"  not said: {', '.join(pool.unknown)}")
+    click.echo(f"wrote {out}; try: headway serve {out}")
+
+
+def _print_changes(changes: Sequence[fleet_file.Change], out: Path, is_written: bool) -> None:
+    for each in changes:
+        click.echo(f"{each.pool}: {each.what}")
+    added = sum(each.is_added for each in changes)
+    if not changes:
+        click.echo(f"{out}: as the engines are")
+    elif not added:
+        click.echo(f"{out}: nothing to add; what else differs is yours to change")
+    else:
+        click.echo(f"added to {out}" if is_written else f"{out} is as it was; --write adds what is new")

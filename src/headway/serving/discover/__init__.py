@@ -1,0 +1,1 @@
+"""What running engines say of themselves, as a fleet file."""
