@@ -39,6 +39,7 @@ LINES = {
     "catalog gpus": "catalog gpus h100",
     "catalog memory": "catalog memory --model llama-3.1-8b --gpu h100",
     "catalog models": "catalog models",
+    "discover": "discover http://127.0.0.1:9 --out small.yaml",
     "keys add": "keys --store a.db add quiet",
     "keys change": "keys --store b.db add quiet; keys --store b.db change quiet --requests-per-minute 5",
     "keys list": "keys --store c.db list",

@@ -76,6 +76,14 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert _num_words(written) >= 10
 
 
+def test_what_the_page_on_discovery_shows_is_found(tmp_path: Path) -> None:
+    page = (DOCS / "discover.md").read_text(encoding="utf-8")
+    written = _run(tmp_path, {}, _block("bash", "headway emulate", page), "least-loaded")
+    assert any("least-loaded" in line for line in written)
+    made = re.sub(r"127\.0\.0\.1:\d+", "", (tmp_path / "fleet.yaml").read_text(encoding="utf-8"))
+    assert made.strip() == re.sub(r"127\.0\.0\.1:\d+", "", _block("yaml", "# Found", page)).strip()
+
+
 def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("## Several workers") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "headway_requests_total")
