@@ -137,14 +137,13 @@ def test_chunks(inside: Inside, events: list[bytes], prompt_tokens: int, options
 def test_what_cannot_be_read_is_counted_and_named(inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
     before = _metric(inside, "unread_total")
     workers = inside.workers  # type: ignore[attr-defined]
-    relaying = [each for worker in workers for each in worker.scheduler._replicas.values()] or inside.gateway.replicas
-    for replica in relaying:
+    for replica in (*inside.gateway.replicas, *(each for one in workers for each in one.scheduler._replicas.values())):
         replica.noted.clear()
     for _ in range(4):
         _ask(inside, _streamed(*_odd(_data(b"[1]"))))
     assert _metric(inside, "unread_total") == before + 4
     named = [each.getMessage() for each in caplog.records if "passed on and not read" in each.getMessage()]
-    assert 1 <= len(named) <= len(relaying) and "JSON that is no object" in named[0]
+    assert 1 <= len(named) <= 2 * max(len(workers), 1) and "JSON that is no object" in named[0]
 
 
 WHOLES = [

@@ -70,7 +70,8 @@ class EngineStream:
 
     def _take(self, events: list[bytes], is_end: bool = False) -> bool:
         output: list[bytes] = []
-        may_read = True
+        may_read, meter, remover = True, self._meter, self._remover
+        is_plain = not self._is_rewritten and self._pace is None and meter.passthrough is None
         try:
             for event in events:
                 payload, num_before = sse.payload(event), len(output)
@@ -78,22 +79,38 @@ class EngineStream:
                     output.append(event)
                     if self._kept is not None and event.startswith(b":"):  # it keeps the connection alive
                         self._begin(output)
-                elif sse.is_done(payload):
+                elif len(payload) < sse.MAX_DONE_BYTES and sse.is_done(payload):
                     self.is_done = True
                     output.append(sse.DONE)  # in the usual spelling
                     break  # nothing belongs to the answer any more
                 elif is_end and not sse.is_json(payload):
                     break  # cut off
-                elif not event.startswith(b"data: ") and (error := sse.error_of_event(event, payload)) is not None:
+                elif len(event) - len(payload) != sse.FRAME_BYTES and (
+                    (error := sse.error_of_event(event, payload)) is not None
+                ):
                     if not self._reports(error, event, output):
                         raise error
-                elif self._meter.passthrough is not None:
-                    self._pass_on(self._meter.passthrough, event, payload, output)
+                elif is_plain:  # without calls, as most events are
+                    chunk, unread = sse.read_chunk(payload)
+                    if unread:
+                        meter.note_unread(unread)
+                    meter.measure(chunk)
+                    if chunk.choices:
+                        if remover is not None and (rest := remover.remove(payload)) is not payload:
+                            event = b"data: " + rest + b"\n\n"
+                        output.append(event)
+                    elif chunk.usage is None or self._wants_usage:
+                        output.append(event)
+                    if self._kept is not None:
+                        self._begin_with_progress(output)
+                elif meter.passthrough is not None:
+                    self._pass_on(meter.passthrough, event, payload, output)
                 elif self._pace is not None:
                     may_read = self._write_paced(self._pace, event, payload)
                 else:
-                    self._take_chunk(event, payload, output)
-                if self._meter.is_beyond_limit:
+                    output += self._rewrite(event, payload)
+                    self._begin_with_progress(output)
+                if meter.is_beyond_limit:
                     self.is_too_long = True
                     del output[num_before:]
                     break
@@ -136,19 +153,8 @@ class EngineStream:
         if self._kept is not None and not passthrough.is_first:
             self._begin(output)
 
-    def _take_chunk(self, event: bytes, payload: bytes, output: list[bytes]) -> None:
-        """Meter a chunk, and rewrite it where that is needed."""
-        if self._is_rewritten:
-            output += self._rewrite(event, payload)
-        else:
-            chunk, unread = sse.read_chunk(payload)
-            if unread:
-                self._meter.note_unread(unread)
-            self._meter.measure(chunk)
-            if self._remover is not None and chunk.choices and (rest := self._remover.remove(payload)) is not payload:
-                event = b"data: " + rest + b"\n\n"
-            if chunk.choices or chunk.usage is None or self._wants_usage:
-                output.append(event)
+    def _begin_with_progress(self, output: list[bytes]) -> None:
+        """Send what was kept, once the engine has generated a token, or as it becomes too much."""
         if self._kept is not None and (self._meter.has_progress or len(self._kept) + len(output) > _MAX_KEPT):
             self._begin(output)
 

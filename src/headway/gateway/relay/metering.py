@@ -100,9 +100,9 @@ class ResponseMeter:
 
     def measure(self, chunk: Chunk) -> None:
         """Count a chunk's tokens, and set the request's phase by their kind."""
-        partial = self.partial
+        partial, choices, usage = self.partial, chunk.choices, chunk.usage
         tokens, has_reasoning, has_answer = 0, False, False
-        for choice in chunk.choices:
+        for choice in choices:
             text, reasons, calls = choice.text, False, False
             delta = choice.delta
             if delta is not None:
@@ -111,6 +111,8 @@ class ResponseMeter:
                 calls = delta.tool_calls is not None
             if self.confidence is not None:
                 self.confidence.observe(choice)
+            if choice.usage is not None and usage is None and len(choices) == 1:
+                usage = choice.usage
             if choice.token_ids is not None:
                 tokens += len(choice.token_ids)
             elif text or reasons or calls:
@@ -119,7 +121,7 @@ class ResponseMeter:
                 reasons = self._is_in_think(text) or reasons
             has_reasoning |= reasons
             has_answer |= calls or bool(text and not reasons)
-        timings, usage, choice_counts = chunk.timings, chunk.usage, self._counts
+        timings, choice_counts = chunk.timings, self._counts
         if choice_counts is not None:
             tokens = max(choice_counts.add(chunk) - self._live.generated_tokens, 0)
         elif timings is not None and timings.predicted_n:  # tokens may have no text, and chunks several tokens
@@ -130,8 +132,6 @@ class ResponseMeter:
         partial.add(chunk, tokens)
         if tokens:
             self._count_tokens(tokens, has_reasoning, has_answer)
-        if usage is None and len(chunk.choices) == 1:
-            usage = chunk.choices[0].usage
         if usage is not None:
             partial.has_usage = True
             partial.prompt_tokens = max(usage.prompt_tokens - self.tokens_before, 0)

@@ -17,6 +17,10 @@ from headway.gateway.upstream.errors import EngineError, error_in, reported
 DONE = b"data: [DONE]\n\n"
 ABORTED = "abort"
 """The finish reason of an answer that the engine gave up."""
+FRAME_BYTES = len(b"data: \n\n")
+"""What an event of one line of data has beside them."""
+MAX_DONE_BYTES = 32
+"""Longer data are not the end of a stream."""
 _MAX_EVENT_BYTES = 4 << 20
 
 
@@ -37,7 +41,9 @@ class EventSplitter:
         *events, self._rest = data.split(b"\n\n")
         if len(self._rest) > _MAX_EVENT_BYTES:
             raise EngineError("streamed an event without end")
-        return [event + b"\n\n" for event in events if event.strip(b"\n")]
+        if b"\n\n\n" in data or data.startswith(b"\n"):  # further blank lines
+            events = [event for event in events if event.strip(b"\n")]
+        return [event + b"\n\n" for event in events]
 
     def take_rest(self) -> list[bytes]:
         """The event at the end of a complete stream, after which a blank line is missing."""
@@ -73,7 +79,7 @@ def payload(event: bytes) -> bytes | None:
 
 def is_done(data: bytes) -> bool:
     """Whether an event's data are the end of a stream."""
-    return data == b"[DONE]" or (len(data) < 32 and data.strip() == b"[DONE]")
+    return data == b"[DONE]" or (len(data) < MAX_DONE_BYTES and data.strip() == b"[DONE]")
 
 
 def read_chunk(data: bytes) -> tuple[Chunk, str]:
@@ -87,10 +93,10 @@ def read_chunk(data: bytes) -> tuple[Chunk, str]:
         chunk = _decode(data)
     except DECODE_ERRORS:
         return chunk_in(loose_json.parse(data))
-    usage = chunk.usage
-    if chunk.error or (not chunk.choices and usage is None) or (usage is not None and not usage.prompt_tokens):
+    choices, usage = chunk.choices, chunk.usage
+    if chunk.error or (not choices if usage is None else not usage.prompt_tokens):
         return chunk_in(loose_json.parse(data))
-    for choice in chunk.choices:
+    for choice in choices:
         if choice.finish_reason == ABORTED:
             raise EngineError("gave the request up")
     return chunk, ""
