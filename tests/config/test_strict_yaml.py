@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct, field
 
+from headway.config import strict_yaml
 from headway.config.strict_yaml import Places, change, convert, parse, read, spell
 from headway.core.errors import HeadwayError
 
@@ -67,7 +69,8 @@ def error_of(text: str) -> str:
         ("rate: [\n", "f.yaml:2: not valid YAML: expected the node content, but found '<stream end>'"),
         ("- 1\n", "f.yaml: expected keys and values, found a list"),
         ("", "f.yaml: expected keys and values, found nothing"),
-        ("rate: &a [*a]\n", "f.yaml: refers to itself, or is nested too deeply"),
+        ("rate: &a [*a]\n", "f.yaml:1: *a refers to itself"),
+        ("a: &a {}\nrate:\n  &b x: [*b]\n  <<: &c {y: *c}\n", "f.yaml:4: *c refers to itself"),
         ("? [1]\n: 2\n", "f.yaml:1: a key must be a word"),
     ],
 )
@@ -121,3 +124,37 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["a", "bc"])), max_size=5))
 def test_a_key_is_spelled_with_all_its_steps(key: list[str | int]) -> None:
     assert [c for c in spell(tuple(key)) if c not in ".[]"] == [c for step in key for c in str(step)]
+
+
+def _repeated(num: int, times: int) -> str:
+    """Lists of aliases in each other: `times` to the power of `num` values in a few hundred bytes."""
+    lines = ["a0: &a0 [x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * times)}]" for i in range(1, num)]
+    return "\n".join(lines) + "\n"
+
+
+def test_aliases_repeat_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lists, of mappings and of merged keys; without a copy of any value before."""
+    monkeypatch.setattr(strict_yaml, "_lines", None)  # it follows each alias, and is not reached
+    expected = r"f\.yaml:\d: \*a\d: aliases repeat more than 100,000 values"
+    assert re.fullmatch(expected, error_of(_repeated(9, 10)))
+    merged = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9))]
+    assert re.fullmatch(expected, error_of("\n".join(merged)))
+    with pytest.raises(HeadwayError, match=expected):
+        strict_yaml.compose(_repeated(9, 10), "f.yaml")
+    monkeypatch.setattr(strict_yaml, "_MAX_REPEATED", 100)
+    assert "f.yaml:3: *a0" in error_of("a: &a0 [" + "x, " * 60 + "]\nb: *a0\nc: *a0\n")
+
+
+@pytest.mark.parametrize("levels", [101, 2_000])
+def test_levels_are_bounded(levels: int) -> None:
+    assert error_of("a:\n  " + "[" * levels + "]" * levels) == "f.yaml:2: more than 100 levels"
+    chained = [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 200)]
+    assert error_of("\n".join(["a0: &a0 [x]", *chained])) == "f.yaml:99: more than 100 levels with *a97"
+
+
+def test_values_that_aliases_share_are_read() -> None:
+    data, places = parse("base: &base {gpu: h100, tp: 2}\nfleet:\n- *base\n- {<<: *base, tp: 4}\n" + "x: " + "[" * 90
+                         + "]" * 90, "f.yaml")  # fmt: skip
+    assert data["fleet"] == [{"gpu": "h100", "tp": 2}, {"gpu": "h100", "tp": 4}]
+    assert places.where(("fleet", 0, "gpu")) == "f.yaml:1: fleet[0].gpu"

@@ -15,7 +15,7 @@ from headway.core.record import Outcome
 
 pytest.importorskip("sqlalchemy")
 from headway.gateway.charges import Charges
-from headway.limits.budgets import TokenPrices
+from headway.limits.budgets import MostTokens, TokenPrices
 
 
 class Ledger:
@@ -44,8 +44,9 @@ def test_a_fallbacks_price_is_reserved_and_only_paid_if_it_answers(tmp_path: Pat
     _, plan = serving.load(path)
     ledger: Any = Ledger()
     charges = Charges(ledger, {served.pool.name: served for served in plan.pools}, lambda: plan)
-    charges.hold("key", "small", 1_000_000, 100_000)
-    charges.hold("key", "third", 1_000_000, 100_000)
+    most = MostTokens(1_000_000, 100_000)
+    charges.hold("key", "small", most)
+    charges.hold("key", "third", most)
     assert ledger.reserved == [13.0, 1.2]
     for pool, model in (("own", "small"), ("hosted", "big")):
         live = Live(0, 0.0, 1_000_000, 100_000, model)

@@ -25,6 +25,7 @@ class Store:
 
     limits: ClassVar[Limits] = {}
     spent_by: ClassVar[dict[str, tuple[int, float]]] = {}
+    num_opened = 1
 
     def __init__(self, location: str) -> None:
         pass

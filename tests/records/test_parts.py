@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from full_disk import full_disk
@@ -170,3 +171,29 @@ def test_rows_without_requests_are_tables(tmp_path: Path) -> None:
 
 
 logging.getLogger("headway.records").setLevel(logging.INFO)
+
+
+def _peak_bytes(folder: Path, num_parts: int, num_rows: int) -> int:
+    """What Arrow has allocated at most while so many parts become one."""
+    rows: list[Rows] = []
+    run = Run(rows.append)
+    for number in range(1, num_parts + 1):
+        for i in range(num_rows):
+            run.ends(number * num_rows + i, float(i), tenant=f"tenant {i % 7}")
+        run.flush()
+        parts.write(folder, number, rows[-1].tables(), rows[-1].state)
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        parts.combine(folder, list(range(1, num_parts + 1)), rows[-1].state)
+    finally:
+        pa.set_memory_pool(before)
+    joined = parts.join(folder)
+    assert joined is not None and len(joined.workload["arrival_s"]) == num_parts * num_rows
+    return int(pool.max_memory())
+
+
+def test_parts_become_one_with_the_memory_of_one(tmp_path: Path) -> None:
+    """However many there are, and without threads of Arrow's, which would keep what they once had."""
+    few, many = (_peak_bytes(tmp_path / f"{num}", num, 500) for num in (3, 24))
+    assert 0 < many < 2 * few

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import yaml
@@ -21,6 +21,10 @@ Key = tuple[str | int, ...]
 
 _MAX_TEXT_CHARS = 64
 """Of a wrong value in an error."""
+_MAX_LEVELS = 100
+"""Mappings and sequences in each other."""
+_MAX_REPEATED = 100_000
+"""Values of a document that are there by aliases only."""
 
 
 class Places:
@@ -76,21 +80,37 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
 
 def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
     """`read` of a text; `file` is its name in errors."""
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        places = Places(file, dict(_lines(node, (), file)) if node else {})
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise HeadwayError(f"{file}{line}: not valid YAML: {error.problem or error}") from None
-    except RecursionError:
-        raise HeadwayError(f"{file}: refers to itself, or is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise HeadwayError(f"{file}: not valid YAML: {error}") from None
+    with _explaining(file):
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            places = Places(file, dict(_lines(node, (), file)) if node else {})
+            data = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     if not isinstance(data, dict):
         kind = "nothing" if data is None else f"a {type_name(type(data).__name__)}"
         raise HeadwayError(f"{file}: expected keys and values, found {kind}")
     return in_seconds("", data), places
+
+
+def compose(text: str, file: str) -> yaml.Node | None:
+    """The tree of a YAML text, of bounded depth and size; None: the text is empty. HeadwayError as by `read`."""
+    with _explaining(file):
+        return yaml.compose(text, Loader=_Loader)
+
+
+@contextmanager
+def _explaining(file: str) -> Iterator[None]:
+    """HeadwayError in place of what the YAML library raises."""
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        what = "" if isinstance(error, _BoundsError) else "not valid YAML: "
+        raise HeadwayError(f"{file}{line}: {what}{error.problem or error}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise HeadwayError(f"{file}: not valid YAML: {error}") from None
 
 
 SHORT = {"engine": "name", "trace": "path"}
@@ -125,8 +145,54 @@ def _check_step(parent: Any, step: str | int, flag: str) -> None:
         raise HeadwayError(f"{flag}: {step!r} is no entry of a list of {len(parent)}; expected 0 to {len(parent) - 1}")
 
 
+class _BoundsError(yaml.MarkedYAMLError):
+    """A document that is valid, and larger than any that is meant."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e6 is a number, as in YAML 1.2 and JSON."""
+    """YAML in which 1e6 is a number, as in YAML 1.2 and JSON. Its depth and what its aliases repeat are bounded."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._num_repeated = 0
+        self._extents: dict[yaml.Node, tuple[int, int]] = {}
+        """Of each whole node: levels, and values with those that aliases repeat."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        alias = event if isinstance(event, yaml.AliasEvent) else None
+        self._depth += 1
+        self._check(self._depth <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if alias is None:
+            self._extents[node] = _extent([self._extents[each] for each in _children_of(node)])
+            return node
+        self._check(node in self._extents, f"*{alias.anchor} refers to itself", alias)
+        levels, num_values = self._extents[node]
+        self._num_repeated += num_values
+        self._check(self._depth + levels <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels with *{alias.anchor}", alias)
+        what = f"*{alias.anchor}: aliases repeat more than {_MAX_REPEATED:,} values"
+        self._check(max(self._num_repeated, num_values) <= _MAX_REPEATED, what, alias)
+        return node
+
+    @staticmethod
+    def _check(is_met: bool, what: str, event: yaml.Event) -> None:
+        if not is_met:
+            raise _BoundsError(problem=what, problem_mark=cast(Any, event.start_mark))
+
+
+def _children_of(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _extent(children: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Levels and values of a node, by those of its children."""
+    return 1 + max((levels for levels, _ in children), default=0), 1 + sum(num for _, num in children)
 
 
 _Loader.add_implicit_resolver(

@@ -46,6 +46,10 @@ class CascadeStages:
         """Whether the request is for the cascade."""
         return not live.model or live.model == self.config.name
 
+    def num_models(self, model: str) -> int:
+        """Models that may answer a request for this model, one after the other."""
+        return len(self.stages) if not model or model == self.config.name else 1
+
     def enter(self, live: Live, now: float) -> None:
         """Assign an arriving request to the stage that the policy chooses."""
         self.now, self.stage = now, 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from headway.gateway.accounts.budgets import Accounts, BudgetHold, Charge
 from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.scheduling.in_flight import InFlightRequest
-from headway.limits.budgets import TokenPrices, dearest_usd, is_charged
+from headway.limits.budgets import MostTokens, TokenPrices, dearest_usd, is_charged
 
 _FREE = TokenPrices()
 
@@ -19,24 +19,34 @@ class Charges:
         """`pools` are the present pools by name; `plan()` is the present plan."""
         self.accounts, self._pools, self._plan = accounts, pools, plan
 
-    def hold(self, owner: str, model: str, input_tokens: int, output_tokens: int) -> BudgetHold:
+    def hold(self, owner: str, model: str, most: MostTokens) -> BudgetHold:
         """Reserve a request's tokens, at the price of the dearest pool that may serve it. ApiError without room."""
         plan = self._plan()
         pools = [(served.pool.model.name, served.prices) for served in self._pools.values()]
-        usd = dearest_usd(model, input_tokens, output_tokens, pools, plan.names, plan.fallbacks.models)
-        return self.accounts.reserve(owner, input_tokens + output_tokens, usd)
+        usd = dearest_usd(model, most.input, most.output, pools, plan.names, plan.fallbacks.models)
+        return self.accounts.reserve(owner, most.total, usd)
+
+    def raise_hold(self, request: InFlightRequest) -> None:
+        """Reserve what a request has used already, where that is more than it seemed to need."""
+        if request.budget_hold is not None and request.budget_hold.accounts:
+            charges = self._charges(request)
+            tokens = sum(each.input_tokens + each.output_tokens for each in charges)
+            request.budget_hold.raise_to(tokens, sum(each.usd for each in charges))
 
     def settle(self, request: InFlightRequest) -> None:
         """Charge what the request has used, all models of a cascade included. One that no engine has begun is free."""
         hold, request.budget_hold = request.budget_hold, None
-        if hold is None:
-            return
+        if hold is not None:
+            self.accounts.settle(hold, self._charges(request) or [Charge(request.live.model, 0, 0, 0.0)])
+
+    def _charges(self, request: InFlightRequest) -> list[Charge]:
+        """For what the request has used so far."""
         live, charges = request.live, list(request.earlier_charges)
         is_placed, replica = live.placed_s == live.placed_s, request.replica
         if replica is not None and is_charged(is_placed, request.outcome, live.generated_tokens):
             tokens = live.prompt_tokens, live.generated_tokens, live.cached_tokens
             charges.append(self.charge(live.model, replica.pool, *tokens))
-        self.accounts.settle(hold, charges or [Charge(live.model, 0, 0, 0.0)])
+        return charges
 
     def charge(self, model: str, pool: str, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Charge:
         """The charge for tokens at a pool. `cached_tokens` of the input were in a prefix cache."""

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import URL, MetaData, event, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from headway.core.errors import HeadwayError
+from headway.gateway.blocking import in_thread
 
 _TABLES_LOCK = 0x68656165
 """The key of the advisory lock in PostgreSQL under which tables are created."""
 UNAVAILABLE = (SQLAlchemyError, OSError)
 """Raised while the database cannot be used."""
+
+
+class _Files(Struct, frozen=True):
+    """Which files an SQLite database is in, and their content as far as their directory entries tell."""
+
+    database: tuple[int, int, int, int]
+    """Device, number, size and time of the last change."""
+    log: tuple[int, int] | None
+    """Device and number of the write-ahead log; None: there is none."""
+    is_log_empty: bool
+
+    def is_replaced(self, before: _Files) -> bool:
+        return self.database[:2] != before.database[:2]
 
 
 class Database:
@@ -40,23 +59,106 @@ class Database:
         self._engine = create_async_engine(url, hide_parameters=True, **options)
         if self.path is not None:
             event.listen(self._engine.sync_engine, "connect", _durable)
-        self.is_open = False
-        self.begin, self.connect = self._engine.begin, self._engine.connect
-        """`begin` is a transaction as a context manager, committed at the end of its block."""
+        self._files: _Files | None = None
+        """The SQLite database's when it was opened, or used last."""
+        self.num_opened = 0
+        """How often the database was opened: grows when its file has been replaced, as by a backup."""
+        self._opening = asyncio.Lock()
+        self.connect = self._engine.connect
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction, committed at the end of its block. Opens the database if it is not open yet."""
+        if not self.num_opened or self._opening.locked():
+            await self.open()
+        async with self._engine.begin() as connection:
+            yield connection
 
     async def open(self) -> None:
-        """Create the tables if they do not exist."""
-        if not self.is_open:
-            if self.path is not None:  # create the file readable by its owner only
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-            async with self._engine.begin() as connection:
-                if self.path is None:  # gateways that start at the same time create the tables in turn
-                    await connection.execute(text(f"SELECT pg_advisory_xact_lock({_TABLES_LOCK})"))
-                await connection.run_sync(self._tables.create_all)
-            self.is_open = True
+        """Create the tables if they do not exist. To be called again and again for a long-lived database: a file in the
+        place of another one is opened. One of `UNAVAILABLE` if the database, or its file, is gone."""
+        async with self._opening:
+            await self._open()
+
+    async def _open(self) -> None:
+        if self.path is None:
+            if not self.num_opened:
+                await self._create_tables()
+                self.num_opened = 1
+            return
+        before = self._files
+        if before is None:
+            await in_thread(_create, self.path)  # a file that is gone later is not made anew, without any key
+        found = await in_thread(_files, self.path)
+        if before is not None and found.database == before.database:
+            if not found.is_log_empty:  # a file that is overwritten in place would get what is in the log
+                await self._checkpoint()
+                found = await in_thread(_files, self.path)
+            self._files = found
+            return
+        if before is not None and found.is_replaced(before):
+            await self._leave_file(found.log == before.log)
+        await self._engine.dispose()
+        await self._create_tables()
+        found, opened = await in_thread(_files, self.path), found
+        if found.is_replaced(opened):
+            raise OSError(f"{self.path} is being replaced")
+        self._files, self.num_opened = found, self.num_opened + 1
+
+    async def _leave_file(self, has_own_log: bool) -> None:
+        """Complete the file that is replaced, and delete its write-ahead log, which SQLite would add to the new one.
+
+        `has_own_log`: the log is that of the replaced file, and did not come with the new one.
+        """
+        assert self.path is not None
+        if self._engine.sync_engine.pool.checkedin():  # type: ignore[attr-defined]
+            with suppress(*UNAVAILABLE):  # by the connection that has the old file open
+                await self._checkpoint()
+        await self._engine.dispose()
+        if has_own_log:
+            await in_thread(_delete_log, self.path)
+
+    async def _checkpoint(self) -> None:
+        """Move what is in the write-ahead log to the database, as far as other processes allow it."""
+        async with self._engine.connect() as connection:
+            await connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
+
+    async def _create_tables(self) -> None:
+        async with self._engine.begin() as connection:
+            if self.path is None:  # gateways that start at the same time create the tables in turn
+                await connection.execute(text(f"SELECT pg_advisory_xact_lock({_TABLES_LOCK})"))
+            await connection.run_sync(self._tables.create_all)
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+def _create(path: Path) -> None:
+    """Create the file, if there is none, readable by its owner only."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def _files(path: Path) -> _Files:
+    """OSError if there is no file."""
+    found = path.stat()
+    if not S_ISREG(found.st_mode):
+        raise OSError(f"{path} is no file")
+    try:
+        log = _log(path).stat()
+    except FileNotFoundError:
+        log = None
+    database = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return _Files(database, None if log is None else (log.st_dev, log.st_ino), log is None or not log.st_size)
+
+
+def _log(path: Path) -> Path:
+    """SQLite's write-ahead log of the database in a file."""
+    return path.with_name(path.name + "-wal")
+
+
+def _delete_log(path: Path) -> None:
+    _log(path).unlink(missing_ok=True)
+    path.with_name(path.name + "-shm").unlink(missing_ok=True)
 
 
 def postgres_url(address: str) -> URL:

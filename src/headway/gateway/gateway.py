@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from itertools import count
 from math import gcd, inf
 from time import time
@@ -17,7 +16,7 @@ from headway.core.errors import unknown
 from headway.core.policy import WeightedOrdering
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
-from headway.gateway.auth.keys import ApiKeys, Caller
+from headway.gateway.auth.keys import ApiKeys, Caller, RateHold
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError, logged
 from headway.gateway.fleet.membership import LiveFleet
@@ -45,8 +44,9 @@ from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.gateway.upstream.engine import count_prompt
 from headway.gateway.upstream.health import HealthMonitor
-from headway.gateway.upstream.kv_snapshot import delete_stale
+from headway.gateway.upstream.kv_snapshot import StaleSnapshots
 from headway.gateway.upstream.stored_responses import StoredResponses
+from headway.limits.budgets import MostTokens, most_tokens
 
 if TYPE_CHECKING:
     from headway.gateway.accounts.store import StoredKey
@@ -230,7 +230,8 @@ class Gateway:
         self.health.start()
         self._check_stalls(self.clock.now)
         self._compare_predictions(self.clock.now)
-        delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
+        slots = {served.slots for served in self.plan.pools if served.slots is not None}
+        self._stale_snapshots = StaleSnapshots(slots, self.clock)
         self.driver.start_ticking()
         if self.cache_feeds is not None:
             for replica in self.fleet.present():
@@ -452,35 +453,46 @@ class Gateway:
         caller: Caller,
         deadline_s: float | None,
     ) -> InFlightRequest:
-        prompt_tokens, output_tokens = self.most_tokens(features)
-        tokens, hold = prompt_tokens + output_tokens, None
-        caller.reserve(tokens)
+        most, hold = self.most_tokens(features), None
+        rate_hold = RateHold(caller, most.total)
         try:
             if self.charges is not None:
-                hold = self.charges.hold(caller.owner, features.model, prompt_tokens, output_tokens)
+                hold = self.charges.hold(caller.owner, features.model, most)
             request = self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
         except BaseException:
-            caller.give_back(tokens)
+            rate_hold.give_back()
             if hold is not None and self.charges is not None:
                 self.charges.accounts.give_back(hold)
             raise
-        request.on_settled, request.budget_hold = partial(caller.settle, tokens), hold
+        request.rate_hold, request.budget_hold = rate_hold, hold
         return request
 
     def settle(self, request: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
         """Charge the caller with the tokens used, and learn from the engine's count of the prompt."""
-        if request.on_settled is not None:
-            request.on_settled(used_tokens)
+        if request.rate_hold is not None:
+            request.rate_hold.settle(used_tokens)
             if self.charges is not None:
                 self.charges.settle(request)
         if prompt_tokens and num_chars >= _MIN_COUNTED_CHARS:
             ratio = prompt_tokens / num_chars
             self._tokens_per_char += _RATIO_WEIGHT * (min(ratio, 2.0) - self._tokens_per_char)
 
-    def most_tokens(self, features: Features) -> tuple[int, int]:
-        """Prompt and output tokens that a request may cost at most, for its caller's rates and budgets: of all its
-        sequences. A request that sets no limit reserves none for its answer, and is charged at its end."""
-        return self.prompt_tokens(features), (features.max_tokens or 0) * features.num_sequences
+    def most_tokens(self, features: Features) -> MostTokens:
+        """What a request may cost at most, for its caller's rates and budgets. Of an answer without a limit, and of a
+        prompt that was estimated too short, more is reserved as it is used."""
+        cost, cascade = features.cost, self.driver.cascade
+        prompt_tokens = self.prompt_tokens(features) + cost.num_tokens + round(cost.num_chars * self._tokens_per_char)
+        num_stages = 1 if cascade is None else cascade.num_models(features.model)
+        return most_tokens(prompt_tokens, cost.max_tokens, cost.num_sequences, cost.echoes, num_stages)
+
+    def _raise_holds(self, requests: Sequence[InFlightRequest]) -> None:
+        """Reserve what requests have used already, where that is more than they had reserved."""
+        for request in requests:
+            hold, live = request.rate_hold, request.live
+            if hold is not None and live.generated_tokens:
+                hold.raise_to(live.prompt_tokens + live.generated_tokens)
+                if self.charges is not None:
+                    self.charges.raise_hold(request)
 
     def prompt_tokens(self, features: Features) -> int:
         """Tokens of the prompt: exact if it came as token ids or was counted, else estimated from its length."""
@@ -636,6 +648,7 @@ class Gateway:
         with logged("the search for stalled engines failed"):
             self._stalls.check(requests, self.clock.now)
             self._stalls.abort_stuck(requests)
+            self._raise_holds(requests)
             if int(now) != int(now - PERIOD_S):
                 self.health.check_outliers()
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from headway.control.decisions import Decision
 from headway.core.errors import HeadwayError
+from headway.gateway.blocking import OneAtATime
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
 from headway.gateway.hangup import Hangup
@@ -23,6 +24,8 @@ from headway.gateway.telemetry.reloads import Reload
 log = logging.getLogger("headway.gateway")
 POLL_S = 2.0
 """Time between two looks at the file. A change is read at the second look that finds the same file."""
+READ_S = 30.0
+"""Time for one reading of the file, which may be on a network file system that hangs."""
 Signature = tuple[object, ...]
 
 
@@ -35,14 +38,16 @@ class Reloader:
         read: Callable[[ServingPlan], ServingPlan],
         signature: Callable[[], Signature] | None,
         poll_s: float = POLL_S,
+        read_s: float = READ_S,
     ) -> None:
         """`read(plan)` returns the file's plan in place of the present one; HeadwayError if it cannot be served.
         `signature()` changes with the file; None: the file is not watched."""
         self._gateway, self._read, self._signature, self._poll_s = gateway, read, signature, poll_s
-        self._lock = asyncio.Lock()
+        self._lock, self._read_s = asyncio.Lock(), read_s
+        self._calls = OneAtATime()
         self._watching: asyncio.Task[None] | None = None
         self._requested: set[asyncio.Task[Reload]] = set()
-        self._seen = None if signature is None else signature()
+        self._seen: Signature | None = None if signature is None else signature()
         self._hangup = Hangup()
 
     def start(self) -> None:
@@ -70,7 +75,9 @@ class Reloader:
         before = self._seen
         while True:
             await asyncio.sleep(self._poll_s)
-            now = signature()
+            if self._calls.is_busy:
+                continue
+            now = await self._calls.call(signature)
             if now == before and now != self._seen:  # not while it is being written
                 await self.reload("file")
             before = now
@@ -79,10 +86,8 @@ class Reloader:
         """Read the file and serve what it says. With an invalid file, everything stays as it is."""
         async with self._lock:
             gateway = self._gateway
-            if self._signature is not None:
-                self._seen = self._signature()
             try:
-                plan = await asyncio.to_thread(self._read, gateway.plan)
+                plan = await self._read_plan(gateway.plan)
                 changes = tuple(gateway.reconfigure(plan))
                 reload = Reload(time.time(), cause, "applied" if changes else "unchanged", changes)
             except HeadwayError as error:
@@ -98,6 +103,17 @@ class Reloader:
                 log.info("reloaded: nothing has changed")
             self._log_decision(reload)
             return reload
+
+    async def _read_plan(self, present: ServingPlan) -> ServingPlan:
+        """The file's plan in place of the present one. HeadwayError if it cannot be served, or not be read in time."""
+        try:
+            async with asyncio.timeout(self._read_s):
+                if self._signature is not None:
+                    self._seen = await self._calls.call(self._signature)
+                return await self._calls.call(self._read, present)
+        except TimeoutError:
+            self._seen = None  # it is read again once the file system answers
+            raise HeadwayError(f"not read within {self._read_s:g} s; does its file system answer?") from None
 
     def _log_decision(self, reload: Reload) -> None:
         """Note the change in the decision log, where later decisions follow from it."""

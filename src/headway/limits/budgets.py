@@ -85,6 +85,34 @@ class TokenPrices(Struct, frozen=True):
         saved_usd = 0.0 if self.cached_usd is None else cached_tokens * (self.input_usd - self.cached_usd)
         return (input_tokens * self.input_usd + output_tokens * self.output_usd - saved_usd) / 1e6
 
+    def most_usd(self, input_tokens: int, output_tokens: int) -> float:
+        """Whatever of the input is in a prefix cache."""
+        return max(self.usd(input_tokens, output_tokens, cached) for cached in (0, input_tokens))
+
+
+class MostTokens(Struct, frozen=True):
+    """What a request may cost at most, for rates and budgets alike: of all its sequences, and of all models that may be
+    charged for it."""
+
+    input: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.input + self.output
+
+
+def most_tokens(
+    prompt_tokens: int, output_tokens: int, num_sequences: int = 1, echoes: bool = False, num_stages: int = 1
+) -> MostTokens:
+    """What a request may cost at most. The simulator counts by the same function.
+
+    `output_tokens`: of one sequence, its reasoning included. `echoes`: each sequence begins with the prompt, which some
+    engines count again. `num_stages`: models of a cascade, each of which may answer.
+    """
+    output_tokens = num_sequences * (output_tokens + (prompt_tokens if echoes else 0))
+    return MostTokens(num_stages * prompt_tokens, num_stages * output_tokens)
+
 
 def dearest_usd(
     model: str, input_tokens: int, output_tokens: int, pools: Iterable[tuple[str, TokenPrices]],
@@ -96,8 +124,8 @@ def dearest_usd(
     """
     requested = [name for name, own in names.items() if model in own]
     may_serve = {*requested, *(each for name in requested for each in fallbacks.get(name, ()))}
-    costs = [prices.usd(input_tokens, output_tokens) for name, prices in pools if name in may_serve or not requested]
-    return max(costs, default=0.0)
+    priced = [prices for name, prices in pools if name in may_serve or not requested]
+    return max((prices.most_usd(input_tokens, output_tokens) for prices in priced), default=0.0)
 
 
 def is_charged(is_placed: bool, outcome: Outcome | None, generated_tokens: int) -> bool:

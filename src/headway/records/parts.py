@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ ARRIVAL_FIELDS = pa.schema([
 ByModel = tuple[tuple[str, float], ...]
 Arrival = tuple[int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel, str]
 Tables = dict[str, pa.Table]
+_BATCH_ROWS = 1 << 16
 _MAX_RUN = 1 << 40
 """Requests of one run, at most: run and id make one number."""
 
@@ -91,29 +93,49 @@ def numbers(folder: Path) -> list[int]:
 
 def write(folder: Path, number: int, tables: Tables, state: RunState) -> None:
     """Write a part. OSError if it cannot be written; then nothing of it is left."""
+    with _new_part(folder, number) as beside:
+        for name, table in tables.items():
+            described = table.replace_schema_metadata(_metadata(state))
+            parquet.write_table(described, beside / f"{name}.parquet", compression="zstd")
+
+
+def combine(folder: Path, chosen: Sequence[int], state: RunState) -> None:
+    """Make one part of several of the same run, with the memory of one of them. OSError or ArrowException if they
+    cannot be read or written; then the parts stay as they were."""
+    sources = [folder / FOLDER / f"{number:06d}" for number in chosen]
+    with _new_part(folder, chosen[-1] + 1) as beside:
+        for name in _TABLES:
+            _concatenate([each / f"{name}.parquet" for each in sources], beside / f"{name}.parquet", state, chosen[0])
+    for each in sources:
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _concatenate(sources: Sequence[Path], target: Path, state: RunState, first: int) -> None:
+    """Write the rows of one table of several parts. Arrow's own threads would keep memory for as long as they live."""
+    schema = parquet.read_schema(sources[0]).with_metadata(_metadata(structs.replace(state, first=first)))
+    with parquet.ParquetWriter(target, schema, compression="zstd") as writer:
+        for source in sources:
+            with parquet.ParquetFile(source, pre_buffer=False) as file:
+                for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+                    writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+
+
+def _metadata(state: RunState) -> dict[bytes, bytes]:
+    return {METADATA: msgspec.json.encode(state)}
+
+
+@contextmanager
+def _new_part(folder: Path, number: int) -> Iterator[Path]:
+    """A folder that becomes the part at the end of the block, unless the block fails."""
     parts = folder / FOLDER
     parts.mkdir(parents=True, exist_ok=True)
-    metadata = {METADATA: msgspec.json.encode(state)}
     beside = Path(tempfile.mkdtemp(dir=parts, prefix=".writing-"))
     try:
-        for name, table in tables.items():
-            parquet.write_table(table.replace_schema_metadata(metadata), beside / f"{name}.parquet", compression="zstd")
+        yield beside
         os.replace(beside, parts / f"{number:06d}")
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-
-
-def combine(folder: Path, chosen: Sequence[int], state: RunState) -> None:
-    """Make one part of several of the same run. OSError as in `write`; then the parts stay as they were."""
-    read = [_read(folder / FOLDER / f"{number:06d}") for number in chosen]
-    tables = {name: pa.concat_tables([each[name] for each in read]) for name in _TABLES}
-    kept = folder / FOLDER / f"{chosen[-1]:06d}"
-    number = chosen[-1] + 1
-    write(folder, number, tables, structs.replace(state, first=chosen[0]))
-    for each in chosen[:-1]:
-        shutil.rmtree(folder / FOLDER / f"{each:06d}", ignore_errors=True)
-    shutil.rmtree(kept, ignore_errors=True)
 
 
 def join(folder: Path) -> Records | None:

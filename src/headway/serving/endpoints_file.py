@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from headway.config.strict_yaml import Key, Places
+from headway.config.strict_yaml import Key, Places, compose
 from headway.core.errors import HeadwayError
 from headway.gateway.server.admin import is_address
 
@@ -22,17 +22,12 @@ _KEY, _TARGETS = "endpoints_file", "targets"
 def read(path: Path) -> tuple[str, ...]:
     """The addresses in the file, each once. HeadwayError where there is none, or something else."""
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise HeadwayError(f"{path}{line}: not valid YAML: {error.problem or error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise HeadwayError(f"{path}: not valid YAML: {error}") from None
-    found = tuple(dict.fromkeys(_addresses(node, path)))
+    found = tuple(dict.fromkeys(_addresses(compose(text, str(path)), path)))
     if not found:
         raise HeadwayError(f"{path}: lists no address; expected at least one, http://host:port")
     return found

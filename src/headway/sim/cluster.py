@@ -364,6 +364,10 @@ class Cluster:
             now = self._kernel.now
             self._kernel.push((time_s if time_s > now else now, ARRIVAL, 0, armed, self._arrive, armed))
 
+    def _refusal(self, limits: SimulatedLimits, live: Live, now: float) -> int:
+        cascade = self._control.cascade
+        return limits.refusal(live, now, 1 if cascade is None else cascade.num_models(live.model))
+
     def _arrive(self, now: float, armed: int) -> None:
         if armed != self._armed:
             return
@@ -373,7 +377,7 @@ class Cluster:
         self._arm()
         if self._schedulers is not None:
             live.scheduler = self._schedulers.choose()
-        if self._limits is not None and (reason := self._limits.refusal(live, now)):
+        if self._limits is not None and (reason := self._refusal(self._limits, live, now)):
             self._control.on_refused(live, now, reason)
         else:
             self._control.on_arrival(live, now)

@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from headway.control.live import Live
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import REFUSAL_REASONS, Outcome
-from headway.limits.budgets import Account, TokenPrices, dearest_usd, is_charged
+from headway.limits.budgets import Account, TokenPrices, dearest_usd, is_charged, most_tokens
 from headway.limits.rates import Rates
 from headway.limits.tenants import TenantLimits
 
@@ -44,8 +44,9 @@ class SimulatedLimits:
         self._fallbacks = fleet.fallbacks.models
         self._holds: dict[int, _Hold] = {}
 
-    def refusal(self, live: Live, now: float) -> int:
-        """Reserve what an arriving request may use. 0, or the code of the limit that refuses it."""
+    def refusal(self, live: Live, now: float, num_stages: int = 1) -> int:
+        """Reserve what an arriving request may use of `num_stages` models. 0, or the code of the limit that refuses
+        it."""
         limits = self._limits.get(live.tenant)
         if limits is None:
             return 0
@@ -54,14 +55,15 @@ class SimulatedLimits:
             rates = self._rates[live.scheduler, live.tenant] = Rates()
             rates.change(limits.requests_per_minute, limits.tokens_per_minute, now)
         output_tokens = live.output_tokens if limits.max_tokens is None else limits.max_tokens
-        tokens = live.prompt_tokens + output_tokens
+        most = most_tokens(live.prompt_tokens, output_tokens, num_stages=num_stages)
+        tokens = most.total
         refused = rates.reserve(tokens, now)
         if refused is not None:
             return 1 + REFUSAL_REASONS.index(refused[0])
         self._begin_periods(now)
         account = self._accounts[live.tenant]
         usd = dearest_usd(
-            live.model, live.prompt_tokens, output_tokens, self._pools, self._names, self._fallbacks
+            live.model, most.input, most.output, self._pools, self._names, self._fallbacks
         ) if account.budget.usd is not None else 0.0  # fmt: skip
         if account.lacks(tokens, usd):
             rates.give_back(tokens, now)

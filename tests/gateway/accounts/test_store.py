@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ pytest.importorskip("sqlalchemy")
 
 from headway.core.errors import HeadwayError
 from headway.gateway.accounts.store import AccountStore, StoredKey, Use
+from headway.gateway.database import UNAVAILABLE
 from headway.limits.budgets import Budget
 from keys import digest
 
@@ -100,3 +106,64 @@ def test_what_several_gateways_use_is_added(location: str) -> None:
 def test_periods_are_those_of_the_calendar(period: Any, start: date, end: date | None) -> None:
     budget = Budget(1, None, period)
     assert (budget.start(date(2026, 12, 31)), budget.end(date(2026, 12, 31))) == (start, end)
+
+
+def _replaced(path: Path, backup: Path) -> None:
+    os.replace(backup, path)
+
+
+def _overwritten(path: Path, backup: Path) -> None:
+    path.write_bytes(backup.read_bytes())
+
+
+def _deleted_and_copied(path: Path, backup: Path) -> None:
+    path.unlink()
+    shutil.copy(backup, path)
+
+
+def _names(file: Path) -> list[str]:
+    with closing(sqlite3.connect(file)) as database:
+        return [name for (name,) in database.execute("SELECT name FROM headway_keys ORDER BY name")]
+
+
+@pytest.mark.parametrize("restore", [_replaced, _overwritten, _deleted_and_copied])
+def test_a_backup_in_the_files_place_is_what_is_read_and_written(
+    file: str, tmp_path: Path, restore: Callable[[Path, Path], None]
+) -> None:
+    """And nothing of the write-ahead log of the database that it replaces."""
+    backup = tmp_path / "backup.sqlite"
+
+    async def work(store: AccountStore) -> None:
+        await store.add_key(key("kept"))
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
+            source.backup(copy)
+        for i in range(3):
+            await store.add_key(key(f"lost {i}"))
+        await store.open()
+        restore(Path(file), backup)
+        await store.open()
+        assert [each.name for each in await store.keys()] == ["kept"]
+        await store.add_key(key("new"))
+        assert store.num_opened == 2
+
+    run(file, work)
+    assert _names(Path(file)) == ["kept", "new"]
+
+
+def test_a_file_that_is_moved_away_is_complete_and_can_come_back(file: str, tmp_path: Path) -> None:
+    away = tmp_path / "away.sqlite"
+
+    async def work(store: AccountStore) -> None:
+        await store.add_key(key("first"))
+        os.rename(file, away)
+        with pytest.raises(UNAVAILABLE):  # no empty database is made in its place
+            await store.open()
+        assert not Path(file).exists()
+        Path(file).touch()
+        await store.open()
+        assert await store.keys() == [] and _names(away) == ["first"]
+        os.replace(away, file)
+        await store.open()
+        assert [each.name for each in await store.keys()] == ["first"]
+
+    run(file, work)

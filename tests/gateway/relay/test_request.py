@@ -134,7 +134,7 @@ def test_what_the_gateway_need_not_understand_is_the_engines(path: str, body: di
 )  # fmt: skip
 def test_a_request_costs_the_tokens_of_all_its_sequences(path: str, fields: dict[str, object], num: int) -> None:
     request = read(path, **fields)
-    assert request.num_sequences == request.features(0.0).num_sequences == num
+    assert request.num_sequences == request.features(0.0).cost.num_sequences == num
 
 
 @pytest.mark.parametrize(

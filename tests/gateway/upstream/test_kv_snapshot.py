@@ -24,7 +24,7 @@ from serving import Process, answer_text, chat, metric, send, until
 pytest.importorskip("httptools")
 from headway.gateway.clock import Clock
 from headway.gateway.upstream import kv_snapshot
-from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, delete_stale, tokens_of
+from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, StaleSnapshots, delete_stale, tokens_of
 from relaying import OrderedScheduler, chat_request, engine, relay_of
 from streams import answering
 
@@ -218,11 +218,7 @@ def test_one_file_that_cannot_be_deleted_does_not_keep_the_others(
         unlink(file, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refuse_one)
-
-    async def story() -> None:
-        delete_stale({tmp_path}, Clock(asyncio.get_running_loop()))
-
-    asyncio.run(story())
+    delete_stale({tmp_path})
     assert list(tmp_path.iterdir()) == refused and set(refused) < set(files)
     assert "cannot be removed" in caplog.text
 
@@ -249,8 +245,8 @@ def test_stale_snapshots_are_deleted_periodically(tmp_path: Path, monkeypatch: p
     file = _snapshot(tmp_path, 0)
 
     async def story() -> None:
-        delete_stale({tmp_path, tmp_path / "nowhere"}, Clock(asyncio.get_running_loop()))
-        assert file.exists()
+        kept = StaleSnapshots({tmp_path, tmp_path / "nowhere"}, Clock(asyncio.get_running_loop()))
+        assert kept and file.exists()
         async with asyncio.timeout(serving.PATIENCE_S):
             while file.exists():
                 await asyncio.sleep(0.01)
@@ -278,13 +274,13 @@ class SlotServer:
 
 def test_a_snapshot_in_use_is_not_stale_however_old(tmp_path: Path) -> None:
     async def story() -> None:
-        server, clock = SlotServer(tmp_path), Clock(asyncio.get_running_loop())
+        server = SlotServer(tmp_path)
         engine: Any = type("Here", (), {"name": "here", "kv_folder": tmp_path, "client": server})()
         snapshot = KvSnapshot()
         assert await snapshot.save(engine, 0, 1, "so") == [7]
         (file,) = tmp_path.iterdir()
         os.utime(file, (0, 0))
-        delete_stale({tmp_path}, clock)
+        delete_stale({tmp_path})
         assert file.exists()
         await snapshot.restore(engine, 0)
         assert server.restored == [file.name] and not list(tmp_path.iterdir())
@@ -302,6 +298,11 @@ def test_a_slot_may_lack_the_token_that_was_streamed_last(
 ) -> None:
     """llama.cpp streams a token one pass before its slot holds it."""
     engine: Any = type("Here", (), {"name": "here", "kv_folder": tmp_path, "client": SlotServer(tmp_path)})()
-    snapshot = KvSnapshot()
-    assert asyncio.run(snapshot.save(engine, 0, seen_tokens, last_text)) == tokens
-    snapshot.delete()
+
+    async def story() -> None:
+        snapshot = KvSnapshot()
+        assert await snapshot.save(engine, 0, seen_tokens, last_text) == tokens
+        await snapshot.delete()
+
+    asyncio.run(story())
+    assert not list(tmp_path.iterdir())

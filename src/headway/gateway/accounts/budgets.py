@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -27,6 +27,7 @@ log = logging.getLogger("headway.gateway")
 _CLOSED_DAYS_S = 60.0
 """Time after which sums of days before today are read again: a gateway may have written late."""
 _NOTHING = (0, 0.0)
+_DAY = timedelta(days=1)
 QUOTA_CODE, UNAVAILABLE_CODE = "insufficient_quota", "key_store_unavailable"
 
 
@@ -59,6 +60,22 @@ class StoredAccount(Account):
         return ApiError(429, message, QUOTA_CODE, retry_after_s=retry_s, reason=f"{self.what}_budget")
 
 
+class Today:
+    """The day by the wall clock in UTC, which stays the same when the clock is set back by less than a day.
+
+    Else what a budget had spent the day before would count again.
+    """
+
+    def __init__(self, read: Callable[[], date] = lambda: datetime.now(UTC).date()) -> None:
+        self._read, self._last = read, date.min
+
+    def __call__(self) -> date:
+        found = self._read()
+        if self._last != found + _DAY:
+            self._last = found
+        return self._last
+
+
 class Charge(Struct, frozen=True):
     """What a request has used of one model."""
 
@@ -78,6 +95,14 @@ class BudgetHold:
         for account in accounts:
             account.reserve(tokens, usd)
 
+    def raise_to(self, tokens: int, usd: float) -> None:
+        """Hold so much, as the request has used it already."""
+        more_tokens, more_usd = max(tokens - self.tokens, 0), max(usd - self.usd, 0.0)
+        if more_tokens or more_usd:
+            for account in self.accounts:
+                account.reserve(more_tokens, more_usd)
+            self.tokens, self.usd = self.tokens + more_tokens, self.usd + more_usd
+
 
 class Accounts:
     """The accounts of one gateway's callers. Belongs to one event loop."""
@@ -86,18 +111,19 @@ class Accounts:
         self,
         settings: KeyStoreSettings,
         on_keys: Callable[[Sequence[StoredKey]], None],
-        today: Callable[[], date] = lambda: datetime.now(UTC).date(),
+        today: Callable[[], date] | None = None,
     ) -> None:
-        """`on_keys` gets all keys of the database, first and after each change."""
-        self._settings, self._on_keys, self._today = settings, on_keys, today
+        """`on_keys` gets all keys of the database, first and after each change. `today`: by default `Today`."""
+        self._settings, self._on_keys, self._today = settings, on_keys, today or Today()
         self.store = AccountStore(settings.store)
         self._keys: dict[str, StoredKey] = {}
         self._key_accounts: dict[str, StoredAccount] = {}
         self._team_accounts: dict[str, StoredAccount] = {}
         self._uses: dict[tuple[str, str, str, str], Use] = {}
         """Not written yet, by key, team, day and model."""
-        self._num_changes: int | None = None
-        """As of the keys that were read last; None: none were."""
+        self._read_state: tuple[int, int] | None = None
+        """Of the keys that were read last: how often the database was opened, and its number of changes. None: none
+        were read."""
         self._closed: tuple[date, float] | None = None
         """For which day, and when, sums of the days before were read."""
         self._task: asyncio.Task[None] | None = None
@@ -187,8 +213,8 @@ class Accounts:
         """Write what was used, and read keys, teams and what was spent by all gateways. One of `UNAVAILABLE` if the
         database cannot be used: then everything is kept for the next time."""
         await self.store.open()
-        num_changes = await self.store.num_changes()
-        has_changed = num_changes != self._num_changes
+        state = self.store.num_opened, await self.store.num_changes()
+        has_changed = state != self._read_state
         if has_changed:
             await self._read_keys()
         today, loop = self._today(), asyncio.get_running_loop()
@@ -198,7 +224,7 @@ class Accounts:
             await self._read_closed(today)
             self._closed = today, loop.time()
         if has_changed:
-            self._num_changes = num_changes
+            self._read_state = state
             with logged("the keys could not be used"):
                 self._on_keys(list(self._keys.values()))
 

@@ -84,6 +84,30 @@ class Caller:
         self._reported = limits
 
 
+class RateHold:
+    """A request's tokens in the rates of its caller, from its admission to its end."""
+
+    __slots__ = ("caller", "tokens")
+
+    def __init__(self, caller: Caller, tokens: int) -> None:
+        """ApiError (429) if a limit is reached."""
+        caller.reserve(tokens)
+        self.caller, self.tokens = caller, tokens
+
+    def raise_to(self, tokens: int) -> None:
+        """Hold so many tokens, as the request has used them already."""
+        if tokens > self.tokens:
+            self.caller.give_back(self.tokens - tokens)
+            self.tokens = tokens
+
+    def give_back(self) -> None:
+        """Of a request that was not admitted."""
+        self.caller.give_back(self.tokens)
+
+    def settle(self, used_tokens: int) -> None:
+        self.caller.settle(self.tokens, used_tokens)
+
+
 class ApiKeys:
     """The keys that clients may send. Without any, and without a key store, every client is served."""
 

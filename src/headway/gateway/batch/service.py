@@ -86,6 +86,8 @@ class BatchService:
         """Lines that are being answered, by batch and number."""
         self._last_started: dict[str, int] = {}
         """The number of each batch's last line that was started."""
+        self._deadlines: dict[tuple[str, int], float] = {}
+        """On the monotonic clock, by batch and the time at which it expires."""
         self._results: list[LineResult] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -139,17 +141,24 @@ class BatchService:
                     await self._changed.wait()
             self._changed.clear()
 
+    def _seconds_left(self, batch: ActiveBatch) -> float:
+        """Until the batch expires. A wall clock that is set after its first look at the batch does not matter."""
+        key, now_s = (batch.id, batch.expires_at), time.monotonic()
+        return self._deadlines.setdefault(key, now_s + batch.expires_at - time.time()) - now_s
+
     async def _pass(self) -> None:
         """Take every active batch one step further."""
         await self._write_results()
         batches = await queue.active_batches(self.store)
+        known = {(batch.id, batch.expires_at) for batch in batches}
+        self._deadlines = {key: deadline_s for key, deadline_s in self._deadlines.items() if key in known}
         for ended in self._last_started.keys() - {batch.id for batch in batches}:
             await self._drop_lines(ended)
         share = max(self.settings.max_open // max(len(batches), 1), 1)
         for batch in batches:
             if batch.status == "cancelling":
                 await self._finish(batch, "cancelled")
-            elif time.time() >= batch.expires_at:
+            elif self._seconds_left(batch) <= 0:
                 await self._finish(batch, "expired")
             elif batch.status == "validating":
                 await validate(self.store, batch, self.settings.max_lines, self._max_line_bytes)
@@ -201,7 +210,7 @@ class BatchService:
                 raise ApiError(400, "a batch cannot stream", "invalid_value", "stream")
             caller = self._caller_of(batch.owner)
             request.tier = max(self.settings.tier, caller.tier)
-            seconds_left = max(batch.expires_at - time.time(), 0.001)
+            seconds_left = max(self._seconds_left(batch), 0.001)
             relay = self._relay(request, caller, answer, request_id, seconds_left)
             await relay.run()
             self._end(request, relay)

@@ -24,6 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headway.gateway.batch.objects import Page
+from headway.gateway.blocking import in_thread
 from headway.gateway.database import Database
 
 TABLES = MetaData()
@@ -88,7 +89,7 @@ class BatchStore(Database):
     async def acquire_lock(self) -> bool:
         """Become or stay the one gateway that runs batches. False if another one is; the lock ends with the process."""
         if self.path is not None:
-            return self._lock_file is not None or self._lock(self.path)
+            return self._lock_file is not None or await in_thread(self._lock, self.path)
         if self._lock_held is not None:
             await self._lock_held.execute(text("SELECT 1"))
             return True

@@ -17,6 +17,7 @@ from typing import Any
 
 from headway.core.errors import HeadwayError
 from headway.gateway import descriptors
+from headway.gateway.blocking import in_thread
 from headway.gateway.fleet.actuator import ActuatorHost
 from headway.gateway.fleet.local_resources import HOST, Gpus, Ports, free_port
 from headway.gateway.fleet.specs import Processes, ServedPool
@@ -201,7 +202,8 @@ class LocalProcesses:
         values = self._placeholders(port, gpus)
         env = inherited | {name: substitute(value, values) for name, value in spec.env.items()}
         command = [substitute(argument, values) for argument in spec.command]
-        with open(Path(spec.log, f"{self._pool.name}-{port}.log"), "ab") if spec.log else nullcontext(pipe) as output:
+        file = await in_thread(open, Path(spec.log, f"{self._pool.name}-{port}.log"), "ab") if spec.log else None
+        with nullcontext(pipe) if file is None else file as output:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_KEEPER), str(spec.stop_s), *command, stdin=pipe, stdout=output,
                 stderr=asyncio.subprocess.STDOUT, env=env, start_new_session=True,

@@ -178,7 +178,7 @@ class Relay:
             if self._keep_alive_timer is not None:
                 self._keep_alive_timer.cancel()
             if self._snapshot is not None:
-                self._snapshot.delete()
+                self._snapshot.abandon()
             if self._rendering is not None:
                 self._rendering.cancel()
             self._scheduler.drop(self.in_flight)
@@ -756,7 +756,7 @@ class Relay:
     async def _save_kv(self, replica: EngineEndpoint) -> None:
         """Save the KV cache of a request that moves. Without it, the next replica computes the tokens again."""
         if self._snapshot is not None:  # of a move whose target failed before it was restored there
-            self._snapshot.delete()
+            await self._snapshot.delete()
         self._snapshot = KvSnapshot()
         partial = self._meter.partial
         tokens = await self._snapshot.save(replica, self._slot, partial.seen_tokens, partial.last_text)

@@ -13,6 +13,7 @@ from headway.gateway.relay import json_body
 from headway.gateway.relay.form_body import Form
 from headway.gateway.relay.json_body import Fields
 from headway.gateway.scheduling.stream_copy import StreamKey
+from headway.gateway.upstream.loose_json import count_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
@@ -40,12 +41,42 @@ MAX_NAME_CHARS = 512
 """Of a model's name; of a session's, so many are read."""
 MAX_TIER = (1 << 15) - 1
 MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
+_BODY_CHARS, _MESSAGE_CHARS = 256, 40
+"""Of a body's JSON, and of that of each message, which are not of a prompt."""
+MEDIA_TOKENS = 16_384
+"""Of an image at most: Qwen2.5-VL's `max_pixels`, 12,845,056, in patches of 28 x 28 pixels. Other models have fewer."""
+_CONTENTS = ("messages", "input", "content")
+_MEDIA_FIELDS = (
+    "image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data", "file_url",
+    "image_embeds", "audio_embeds",
+)  # fmt: skip
+_MAX_MEDIA_DEPTH = 4
+"""Contents in contents: those of messages, and of results of tools in them."""
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "min_tokens")
+"""Fields that limit an answer. Engines prefer one or the other of them where there are several."""
+_REASONING_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
+_COST_FIELDS = frozenset((
+    *_LIMITS[1:], *_REASONING_BUDGETS, "thinking", "reasoning", "n", "best_of", "n_cmpl", "echo", "input",
+))  # fmt: skip
 _UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
 """Options that need the prompt's own computation, or several sequences."""
 
 
 _OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, POOLING, *CLASSIFY))
 """Endpoints whose answers are compared with others of the same model, or given back to it."""
+
+
+class CostFeatures(Struct, frozen=True, array_like=True, gc=False):
+    """What a request may cost, beside the text of its prompt."""
+
+    max_tokens: int = 0
+    """Of one sequence, by whichever of the fields that engines know, and with a budget of reasoning; 0: no limit."""
+    num_sequences: int = 1
+    num_chars: int = 0
+    """Characters of the body that are not of the prompt's text: tools, schemas, calls of tools."""
+    num_tokens: int = 0
+    """Tokens of the prompt beside all characters: of images, audio and files at most, and of lists of token ids."""
+    echoes: bool = False
 
 
 class Features(Struct, array_like=True, gc=False):
@@ -72,8 +103,7 @@ class Features(Struct, array_like=True, gc=False):
     """The answer means something only with those of the same model."""
     is_flex: bool = False
     """Of the service tier `flex`: it may wait until a deadline."""
-    num_sequences: int = 1
-    """Sequences of at most `max_tokens` each."""
+    cost: CostFeatures = CostFeatures()
     response_id: str | None = None
     """The response that the request continues; the engine that made it has it."""
 
@@ -159,11 +189,32 @@ class ClientRequest(Struct):
     def num_sequences(self) -> int:
         """Sequences that the engine generates at most, each with as many tokens as the request allows."""
         num = 1
-        for name in ("n", "best_of"):
+        for name in ("n", "best_of", "n_cmpl"):
             value = self.body.get(name)
             if isinstance(value, int | float) and num < value:
                 num = int(min(value, _MAX_SEQUENCES))
         return num * self.num_prompts
+
+    def cost(self) -> CostFeatures:
+        """What the request may cost, beside the text of its prompt."""
+        body, max_tokens = self.body, self.max_tokens or 0
+        num_chars = 0
+        if self.prompt_ids is None and self.counted_tokens is None:
+            messages = body.get("messages")
+            num_known = len(messages) if isinstance(messages, list) else 0
+            num_chars = max(len(self.raw) - len(self.text) - _BODY_CHARS - _MESSAGE_CHARS * num_known, 0)
+        if not self.has_media and _COST_FIELDS.isdisjoint(body) and not isinstance(body.get("prompt"), list):
+            return CostFeatures(max_tokens, 1, num_chars)
+        num_media, media_chars = _media(body) if self.has_media else (0, 0)
+        if self.form is not None:
+            num_media, media_chars = 1, num_chars
+        num_ids = 0 if self.prompt_ids is not None else _num_nested_ids(body)
+        num_chars = 0 if num_ids else max(num_chars - media_chars, 0)
+        limits = [count_of(body[name]) or 0 for name in _LIMITS if name in body]
+        max_tokens = max([max_tokens, *limits]) + _reasoning_budget(body)
+        num_sequences = self.num_sequences if self.may_be_several else 1
+        num_tokens = num_media * MEDIA_TOKENS + num_ids
+        return CostFeatures(min(max_tokens, MAX_TOKENS), num_sequences, num_chars, num_tokens, bool(body.get("echo")))
 
     @property
     def previous_response_id(self) -> str | None:
@@ -195,7 +246,7 @@ class ClientRequest(Struct):
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix(),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
-            self.is_flex, self.num_sequences if self.may_be_several else 1,
+            self.is_flex, self.cost(),
             self.previous_response_id if self.path == RESPONSES else None,
         )  # fmt: skip
 
@@ -213,6 +264,42 @@ class ClientRequest(Struct):
             chained.update(data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
             segments.append(Segment(_number(chained.digest()), _BLOCK_TOKENS))
         return tuple(segments)
+
+
+def _reasoning_budget(body: dict[str, Any]) -> int:
+    """Tokens of reasoning that a request allows, by the fields of several engines; their sum with the answer's limit is
+    more than engines give that count both together."""
+    budgets = [body[name] for name in _REASONING_BUDGETS if name in body]
+    for name, field in (("thinking", "budget_tokens"), ("reasoning", "max_tokens")):
+        if isinstance(value := body.get(name), dict):
+            budgets.append(value.get(field))
+    return max((count_of(value) or 0 for value in budgets), default=0)
+
+
+def _num_nested_ids(body: dict[str, Any]) -> int:
+    """Tokens of prompts that are given as several lists of token ids."""
+    prompts = body.get("prompt") or body.get("input")
+    return sum(len(each) for each in prompts if isinstance(each, list)) if isinstance(prompts, list) else 0
+
+
+def _media(value: object, depth: int = 0) -> tuple[int, int]:
+    """Images, audio and files in the contents of a body, and the characters of their data."""
+    num, num_chars = 0, 0
+    if isinstance(value, list):
+        for each in value:
+            found = _media(each, depth)
+            num, num_chars = num + found[0], num_chars + found[1]
+    elif isinstance(value, dict) and depth < _MAX_MEDIA_DEPTH:
+        for name in _CONTENTS:
+            if name in value:
+                found = _media(value[name], depth + 1)
+                num, num_chars = num + found[0], num_chars + found[1]
+        for name in _MEDIA_FIELDS:
+            data = value.get(name)
+            if data is not None and not (isinstance(data, dict) and data.get("type") == "text"):
+                texts = [data] if isinstance(data, str) else data.values() if isinstance(data, dict) else ()
+                num, num_chars = num + 1, num_chars + sum(len(each) for each in texts if isinstance(each, str))
+    return num, num_chars
 
 
 def _bytes(text: str) -> bytes:

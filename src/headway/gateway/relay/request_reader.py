@@ -99,7 +99,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         headers.get("x-session-id") or cache_key, cut(headers.get("x-headway-region", "")),
         engine_headers, headers.get("x-headway-explain") == "1",
     )  # fmt: skip
-    if path == COMPLETIONS or "n" in body or "best_of" in body:
+    if path == COMPLETIONS or "n" in body or "best_of" in body or "n_cmpl" in body:
         request.may_be_several = True
     if fields.service_tier == "flex":
         request.is_flex = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +17,7 @@ from headway.gateway.upstream.engine import EngineEndpoint
 
 if TYPE_CHECKING:
     from headway.gateway.accounts.budgets import BudgetHold, Charge
+    from headway.gateway.auth.keys import RateHold
 
 
 class ReleaseReason(IntEnum):
@@ -168,8 +168,8 @@ class InFlightRequest:
     """The wait that a rejected client is advised."""
     is_shed: bool = False
     """Rejected, as its first token was expected too late."""
-    on_settled: Callable[[int], None] | None = None
-    """Called at the end with the number of tokens used, where the caller has limits."""
+    rate_hold: RateHold | None = None
+    """What is reserved in the rates of the caller's key."""
     budget_hold: BudgetHold | None = None
     """What is reserved in the budgets of the caller's key."""
     earlier_charges: tuple[Charge, ...] = ()

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import msgspec
 
+from headway.gateway.blocking import OneAtATime, in_thread, start_in_thread
 from headway.gateway.clock import Clock
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import EngineError
@@ -68,10 +69,8 @@ class KvSnapshot:
         file = self._file = engine.kv_folder / f"headway-{uuid4().hex}"
         try:
             if await _post(engine, slot, "save", file):
-                self._lock = file.open("rb")
-                with suppress(OSError):  # not every file system has locks
-                    fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                tokens = await asyncio.to_thread(tokens_of, file)
+                self._lock = await in_thread(_locked, file)
+                tokens = await in_thread(tokens_of, file)
                 if len(tokens) == seen_tokens - 1:
                     tokens += await _token_of(engine, last_text)
                 if 0 < seen_tokens <= len(tokens):
@@ -80,23 +79,38 @@ class KvSnapshot:
                         return tokens
         except (EngineError, OSError) as error:
             log.warning("%s: a slot could not be saved: %s", engine.name, error)
-        self.delete()
+        await self.delete()
         return []
 
     async def restore(self, engine: EngineEndpoint, slot: int | None) -> None:
         """Restore what was saved, if anything, to a slot of another server. EngineError if the server is gone."""
         if self._file is not None and slot is not None and self._file.parent == engine.kv_folder:
             await _post(engine, slot, "restore", self._file)
-        self.delete()
+        await self.delete()
 
-    def delete(self) -> None:
+    async def delete(self) -> None:
         """Delete the file, if there is one."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-            self._file = None
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if (deleting := self.abandon()) is not None:
+            await deleting
+
+    def abandon(self) -> asyncio.Future[None] | None:
+        """Delete the file, if there is one, while others go on."""
+        (file, lock), self._file, self._lock = (self._file, self._lock), None, None
+        return None if file is None else start_in_thread(_delete, file, lock)
+
+
+def _locked(file: Path) -> IO[bytes]:
+    """The file, opened, and locked if its file system has locks. OSError if it cannot be opened."""
+    opened = file.open("rb")
+    with suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return opened
+
+
+def _delete(file: Path, lock: IO[bytes] | None) -> None:
+    file.unlink(missing_ok=True)
+    if lock is not None:
+        lock.close()
 
 
 async def _post(engine: EngineEndpoint, slot: int, action: str, file: Path) -> bool:
@@ -130,8 +144,23 @@ async def _ends_with(engine: EngineEndpoint, tokens: list[int], text: str) -> bo
         return False
 
 
-def delete_stale(folders: Collection[Path], clock: Clock) -> None:
-    """Delete the snapshots that killed gateways left behind: now, and periodically from now on."""
+class StaleSnapshots:
+    """Deletes what killed gateways left behind, now and periodically from now on. Folders that hang take one thread."""
+
+    def __init__(self, folders: Collection[Path], clock: Clock) -> None:
+        self._folders, self._clock, self._calls = folders, clock, OneAtATime()
+        self._deleting: asyncio.Task[None] | None = None
+        if folders:
+            self._delete(clock.now)
+
+    def _delete(self, now: float, _: object = None) -> None:
+        self._clock.at(self._clock.now + STALE_S, self._delete, None)
+        if not self._calls.is_busy:
+            self._deleting = asyncio.create_task(self._calls.call(delete_stale, self._folders))
+
+
+def delete_stale(folders: Collection[Path]) -> None:
+    """Delete the snapshots that killed gateways left behind."""
     for folder in folders:
         try:
             files = [file for file in folder.iterdir() if _FILE_NAME.fullmatch(file.name)]
@@ -146,8 +175,6 @@ def delete_stale(folders: Collection[Path], clock: Clock) -> None:
             except OSError as error:  # one that cannot be removed must not keep the others
                 if error.errno not in _IN_USE:
                     log.warning("%s cannot be removed: %s", file, error)
-    if folders:
-        clock.at(clock.now + STALE_S, lambda now, folders: delete_stale(folders, clock), folders)
 
 
 def _is_stale(file: Path) -> bool:

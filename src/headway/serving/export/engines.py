@@ -141,9 +141,9 @@ def _sglang_arguments(pool: Pool, served_name: str, by_priority: bool, connector
 
 
 _DRAIN = """import time, urllib.request
-end_s = time.time() + {drain_s:g}
+end_s = time.monotonic() + {drain_s:g}
 time.sleep({notice_s:g})
-while time.time() < end_s:
+while time.monotonic() < end_s:
     with urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=5) as page:
         lines = page.read().decode().splitlines()
     if not any(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith({names})):

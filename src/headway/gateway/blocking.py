@@ -1,0 +1,72 @@
+"""Calls that may hang, such as those of a file on a network file system, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """The function's result, or what it raises, from a daemon thread of its own.
+
+    `asyncio.to_thread` has few threads, which calls that hang would take from all others, and the end of the process
+    would wait for them.
+    """
+    return await start_in_thread(function, *arguments)
+
+
+def start_in_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    """The same, for those that need not wait: an error that nobody awaits is dropped."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def end(result: Any, error: BaseException | None) -> None:
+        if ended.cancelled():
+            return
+        if error is None:
+            ended.set_result(result)
+        else:
+            ended.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(end, result, error)
+
+    ended.add_done_callback(_note_error)
+    threading.Thread(target=run, name=f"call of {getattr(function, '__name__', function)}", daemon=True).start()
+    return ended
+
+
+class OneAtATime:
+    """Calls of which one runs at a time, so that those that hang take one thread. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._running: asyncio.Future[Any] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """A call has not returned, whether somebody waits for it or not."""
+        return self._running is not None and not self._running.done()
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The function's result, or what it raises, once the calls before have returned."""
+        while self._running is not None and not self._running.done():
+            await asyncio.wait({self._running})
+        self._running = started = start_in_thread(function, *arguments)
+        return await asyncio.shield(started)
+
+
+def _note_error(ended: asyncio.Future[Any]) -> None:
+    """Mark an error as seen, as the caller may have left."""
+    if not ended.cancelled():
+        ended.exception()
