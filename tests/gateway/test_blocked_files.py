@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import os
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ pytest.importorskip("sqlalchemy")
 from headway.gateway.accounts.store import AccountStore
 from headway.gateway.batch.store import BatchStore
 from headway.gateway.blocking import in_thread
+from headway.gateway.upstream.client import TcpTransport
 from headway.gateway.upstream.kv_snapshot import KvSnapshot, StaleSnapshots
 
 POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
@@ -81,6 +83,7 @@ def test_a_fleet_file_that_hangs_is_read_once_it_answers(fleet: Path, monkeypatc
         reload = await reloader.reload("request")
         assert reload.outcome == "failed" and "not read within 0.05 s" in reload.error
         assert threading.active_count() <= threads + 1
+        reloader._read_s = processes.PATIENCE_S
         monkeypatch.undo()
         fleet.write_text(yaml.safe_dump({"fleet": [POOL], "gateway": {"timeout_s": 9}}))
         hanging.go.set()
@@ -152,6 +155,21 @@ def test_no_call_of_a_file_takes_the_loop(
         await _turns_until(lambda: hanging.called.is_set() or working.done())
         hanging.go.set()
         await working
+        monkeypatch.undo()
+        assert not hanging.took_loop
+
+    asyncio.run(story())
+
+
+def test_a_look_up_of_a_name_that_hangs_takes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hanging = Hanging(socket.getaddrinfo)
+        monkeypatch.setattr(socket, "getaddrinfo", hanging)
+        connecting = asyncio.ensure_future(TcpTransport("localhost", 1).connect())
+        await _turns_until(hanging.called.is_set)
+        hanging.go.set()
+        with pytest.raises(OSError):
+            await connecting
         monkeypatch.undo()
         assert not hanging.took_loop
 
