@@ -34,5 +34,8 @@ class Wire:
     def write_eof(self) -> None:
         self.has_ended = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default

@@ -7,7 +7,8 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_FRAMING_BYTES = 64 << 10
 """Of a body's chunk headers and trailers, besides one byte for each 8 bytes of the body."""
 _BODY_BYTES_PER_FRAMING_BYTE = 8
-_MAX_SIZE_DIGITS = 20
+_MAX_SIZE_DIGITS = 16
+_DIGITS = b"0123456789abcdefABCDEF"
 _BLANK_LINE = b"\r\n\r\n"
 HEAD, BODY, CHUNK_HEADER, CHUNK, TRAILERS, END = range(6)
 """The parts of a request, by what comes next on a connection; END: the request is complete. They are plain numbers, as
@@ -18,7 +19,8 @@ class RequestFraming:
     """Divides a connection's bytes where heads, chunk headers, chunks, trailers and bodies end.
 
     The parser gets each part by itself. So the same bytes are the same requests, and meet the same limits, however the
-    network divides them into segments. The parser decides what is valid; this class only knows where to stop.
+    network divides them into segments. The parser decides what is valid. A request that the two divide differently is
+    refused.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class RequestFraming:
         self._size_line = b""
 
     def end_of_part(self, data: bytes, start: int) -> int:
-        """The end of what the parser gets next of `data[start:]`, and then `passed`."""
+        """The end of what the parser gets next of `data[start:]`, and then `agrees`."""
         part = self.part
         if part in (BODY, CHUNK):
             end, size = start + self._num_left, len(data)
@@ -69,32 +71,58 @@ class RequestFraming:
             return MAX_HEAD_BYTES
         return MAX_FRAMING_BYTES + self._num_inside // _BODY_BYTES_PER_FRAMING_BYTE
 
-    def passed(self, data: bytes, start: int, end: int) -> None:
-        """The parser has accepted `data[start:end]`, without the end of a head or of the request."""
-        part = self.part
+    def agrees(self, part: int, data: bytes, start: int, end: int, is_complete: bool, num_body: int) -> bool:
+        """The parser has accepted `data[start:end]` of `part`: whether it has found there what this class expects.
+
+        `is_complete`: it has found the end of the request; `num_body`: the bytes of the body that it has found so far.
+        """
         if part == BODY:
             self._num_left -= end - start
+            self._num_inside += end - start
+            if not self._num_left:
+                self.part = END
+        elif part == HEAD:
+            is_end = data[end - 4 : end] == _BLANK_LINE and end - start >= 4  # most heads come at once
+            is_end = is_end or self._ends_in_blank_line(data, start, end)
+            if self.part == HEAD:  # the parser has begun no body
+                self.num_outside += end - start
+                return not is_end
+            return is_end and not num_body and is_complete == (self.part == END)
         elif part == CHUNK:
             self._num_left -= end - start
             if not self._num_left:
                 self.part, self._size_line = CHUNK_HEADER, b""
+            return not is_complete and num_body == self._num_inside - max(self._num_left - 2, 0)
         else:
             self.num_outside += end - start
-            if part == CHUNK_HEADER:
-                self._size_line = (self._size_line + data[start:end])[:_MAX_SIZE_DIGITS]
-                if data[end - 1] == 10:
-                    self._begin_chunk()
+            if part == TRAILERS:
+                if self._ends_in_blank_line(data, start, end):
+                    self.part = END
             else:
-                self._last = (self._last + data[max(start, end - 3) : end])[-3:]
+                self._size_line = (self._size_line + data[start:end])[: _MAX_SIZE_DIGITS + 2]
+                if data[end - 1] == 10:
+                    expected = self._num_inside
+                    return self._begins_chunk() and not is_complete and num_body == expected
+        return num_body == self._num_inside and is_complete == (self.part == END)
 
-    def _begin_chunk(self) -> None:
-        size = int(self._size_line.partition(b";")[0], 16)
+    def _ends_in_blank_line(self, data: bytes, start: int, end: int) -> bool:
+        last = data[end - 4 : end] if end - start >= 4 else (self._last + data[start:end])[-4:]
+        self._last = last[-3:]
+        return last == _BLANK_LINE
+
+    def _begins_chunk(self) -> bool:
+        """Whether the line is a chunk's size that can be read."""
+        digits = self._size_line.partition(b";")[0].rstrip(b"\r\n")
+        if not 0 < len(digits) <= _MAX_SIZE_DIGITS or digits.strip(_DIGITS):
+            return False
+        size = int(digits, 16)
         self._num_inside += size
         if size:
             self.part, self._num_left = CHUNK, size + 2
             self.num_outside += 2
         else:
             self.part, self._last = TRAILERS, b"\r\n"
+        return True
 
     @property
     def is_too_long(self) -> bool:

@@ -28,6 +28,9 @@ class ServedConnection(Protocol):
     def close_after_response(self) -> None:
         """Close, once the rest of the request has come."""
 
+    def resume_reading(self) -> None:
+        """Read on, unless the client has sent too much ahead."""
+
     def end_response(self, cycle: HttpCycle, /) -> None:
         """The response is complete: the next request may begin."""
 
@@ -65,6 +68,8 @@ class HttpCycle:
         self.has_begun = False
         """Whether `start` was called: the status cannot change any more."""
         self.is_complete = False
+        self.num_written = 0
+        """Parts of it that were written."""
         self._is_gone = False
         """The client has closed the connection, or its request is refused."""
         self._head = b""
@@ -135,6 +140,14 @@ class HttpCycle:
         """Close the connection after this response."""
         self._keeps_alive = False
 
+    def send_interim(self) -> bool:
+        """Send an interim response, before any other, which clients of HTTP/1.1 ignore. False: this client may not."""
+        if self._scope["http_version"] != "1.1":
+            return False
+        self._transport.write(_CONTINUE)
+        self._expects_100_continue = False
+        return True
+
     # The request's body.
 
     def take_body(self) -> bytes | None:
@@ -142,7 +155,7 @@ class HttpCycle:
         if not self._is_whole or self._expects_100_continue:
             return None
         if self._flow.read_paused:
-            self._flow.resume_reading()  # stopped by a long body; a disconnect would go unseen
+            self._connection.resume_reading()  # stopped by a long body; a disconnect would go unseen
         return self._take_parts()
 
     def _take_parts(self) -> bytes:
@@ -155,7 +168,7 @@ class HttpCycle:
             self._transport.write(_CONTINUE)
             self._expects_100_continue = False
         if self._flow.read_paused:
-            self._flow.resume_reading()
+            self._connection.resume_reading()
         while not (self._parts or self._has_ended() or (self._is_whole and not self._is_passed)):
             news = self._news = self._news or asyncio.Event()
             await news.wait()
@@ -178,6 +191,7 @@ class HttpCycle:
             self.start(message["status"], [each for each in headers if each[0] != b"transfer-encoding"])
             if self._is_chunked:  # the first part may come much later
                 head, self._head = self._head, b""
+                self.num_written += 1
                 self._transport.write(head)
         elif kind == "http.response.body" and self.has_begun:
             if not self.is_complete:
@@ -235,23 +249,21 @@ class HttpCycle:
         if self._head:
             body, self._head = self._head + body, b""
         if body:
+            self.num_written += 1
             self._transport.write(body)
         if not more:
-            self._end()
-
-    def _end(self) -> None:
-        self.is_complete = True
-        if self._news is not None:
-            self._news.set()
-        if not self._keeps_alive:
-            self._connection.close_after_response()
-        self._connection.end_response(self)
+            self.is_complete = True
+            if self._news is not None:
+                self._news.set()
+            if not self._keeps_alive:
+                self._connection.close_after_response()
+            self._connection.end_response(self)
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `on_disconnect` if the client disconnects before its response is complete."""
         self._on_disconnect = on_disconnect
         if self._flow.read_paused:
-            self._flow.resume_reading()  # stopped by the end of a long body
+            self._connection.resume_reading()  # stopped by the end of a long body
         if self._is_gone:
             on_disconnect()
 

@@ -2,12 +2,15 @@
 
 An application with `takes_writer` is called with the request's cycle as a fourth argument, to which it writes directly.
 
-Requests of one connection are parsed one at a time: what follows a request waits until its answer is complete.
+Requests of one connection are parsed one at a time: what follows a request waits until the client has read its answer,
+and reading pauses. So the memory of a connection is bounded, whatever its client sends and does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -19,7 +22,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from headway.gateway.errors import ApiError
-from headway.gateway.server.framing import END, HEAD, RequestFraming
+from headway.gateway.server.framing import BODY, END, HEAD, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.server.http_cycle import HttpCycle
 
@@ -36,8 +39,14 @@ _LINGER_BYTES = 64 << 20
 with unread bytes is reset, and its client may lose the answer."""
 _COPIED_BYTES = 1 << 14
 """Shorter segments are divided by copies, which take less time than views."""
-_MAX_UNPARSED_BYTES = 1 << 16
+_MAX_WAITING_BYTES = 1 << 16
 """Of further requests, before the answer to the present one; then reading pauses."""
+_UNREAD_TIMEOUT_S = 60.0
+_LEAST_READ_BYTES = 1 << 14
+"""A client that has not read all of its answers reads so many bytes of them in `_UNREAD_TIMEOUT_S`."""
+_FIRST_PROBE_S, _PROBE_PERIOD_S = 0.05, 2.0
+"""Of clients that have closed the connection, or their side of it."""
+_LINE_ENDS = re.compile(rb"[\r\n]*")
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -80,14 +89,25 @@ class HttpProtocol(asyncio.Protocol):
         """The cycle's application is to be started."""
         self._accepted: tuple[bytes | None, ...] = ()
         """Host and media type of a request that was served before."""
-        self._unparsed = b""
-        """Of the next requests."""
+        self._waiting, self._waiting_start = b"", 0
+        """The next requests are from here on in these bytes."""
+        self._is_next_due = False
+        """The answer is complete, and the client has not read enough of it for the next request to begin."""
+        self._has_ended = False
+        """The client sends nothing more."""
+        # What the parser has found of the present request, for `RequestFraming.agrees`.
+        self._is_whole = False
+        self._num_body = 0
         # Times.
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s: float | None = None
         """On the event loop's clock: for the next head, or for its rest. None during a request."""
         self._linger_timer: asyncio.TimerHandle | None = None
         self._num_lingered = 0
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0
+        """Bytes of answers that the client had not read when the timer was set."""
+        self._probe_timer: asyncio.TimerHandle | None = None
 
     # Called by the event loop, and by uvicorn's server.
 
@@ -101,10 +121,10 @@ class HttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(cast(Any, self))
-        for timer in (self._timer, self._linger_timer):
+        for timer in (self._timer, self._linger_timer, self._unread_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._linger_timer = None
+        self._timer = self._linger_timer = self._unread_timer = self._probe_timer = None
         cycle, self._cycle = self._cycle, None
         if cycle is not None and not cycle.is_complete:
             cycle.disconnect()
@@ -113,19 +133,65 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.close()
         self._parser = None  # ends the reference cycle between the two
 
-    def eof_received(self) -> None:
-        """Return nothing, on which the event loop closes the connection."""
+    def eof_received(self) -> bool:
+        """The client sends nothing more. Requests that have come are answered, unless the client is gone."""
+        if self._has_ended:
+            return True
+        self._has_ended, cycle = True, self._cycle
+        is_whole = self._framing.part == END and cycle is not None and self._linger_timer is None
+        if not is_whole or cycle is None or self._scheme == "https":  # TLS connections are closed by the event loop
+            self._close()
+            return False
+        if not cycle.is_complete:
+            if not self._waiting:
+                cycle.shut_down()
+            self._probe(cycle, _FIRST_PROBE_S, -1)
+        return True
+
+    def _probe(self, cycle: HttpCycle, wait_s: float, num_written: int) -> None:
+        """Find out whether the client has closed the connection, or its side of it only: if anything is sent to it, its
+        system reports the former. Before the response, an interim one is sent. A response of which nothing was sent
+        for a while, as `num_written` parts had been before, ends here."""
+        self._probe_timer = None
+        if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+        elif cycle.num_written == num_written > 0 or not (cycle.has_begun or cycle.send_interim()):
+            self._close()
+        elif cycle is self._cycle and not cycle.is_complete:
+            again = self._probe, cycle, _PROBE_PERIOD_S, cycle.num_written
+            self._probe_timer = self._loop.call_later(_PROBE_PERIOD_S if cycle.has_begun else wait_s, *again)
 
     def pause_writing(self) -> None:
         self._flow.pause_writing()
+        self._expect_reads()
 
     def resume_writing(self) -> None:
         self._flow.resume_writing()
+        if self._unread_timer is not None and not self._transport.is_closing():
+            self._unread_timer.cancel()
+            self._unread_timer = None
+        if self._is_next_due:
+            self._is_next_due = False
+            self._await_next()
+
+    def _expect_reads(self) -> None:
+        """Abort the connection unless the client goes on to read what is written to it."""
+        if self._unread_timer is None:
+            self._num_unread = self._transport.get_write_buffer_size()
+            self._unread_timer = self._loop.call_later(_UNREAD_TIMEOUT_S, self._check_reads)
+
+    def _check_reads(self) -> None:
+        self._unread_timer = None
+        num_unread = self._transport.get_write_buffer_size()
+        if num_unread and self._num_unread - num_unread < _LEAST_READ_BYTES:
+            self._transport.abort()
+        else:
+            self._expect_reads()
 
     def shutdown(self) -> None:
         """Close the connection, after the present request's response."""
         if self._cycle is None or self._cycle.is_complete:
-            self._transport.close()
+            self._close()
         else:
             self._cycle.shut_down()
 
@@ -137,27 +203,43 @@ class HttpProtocol(asyncio.Protocol):
         elif framing.part == HEAD and not framing.num_outside and self._deadline_s is not None:
             left_s = self._deadline_s - self._loop.time()
             if left_s < (_HEAD_TIMEOUT_S if cycle is None else self._keep_alive_s) - _IDLE_S:
-                self._transport.close()
+                self._close()
+
+    def _close(self) -> None:
+        """Close the connection when the client has read its answers, or reads no more of them."""
+        self._transport.close()
+        if self._unread_timer is None and self._transport.get_write_buffer_size():
+            self._expect_reads()
 
     def data_received(self, data: bytes) -> None:
         if self._linger_timer is not None:
             self._num_lingered += len(data)
             if self._num_lingered > _LINGER_BYTES:
-                self._transport.close()
+                self._close()
         elif self._framing.part == END:
-            self._unparsed += data
-            if len(self._unparsed) > _MAX_UNPARSED_BYTES:
-                self._flow.pause_reading()
+            if self._waiting:
+                data = self._waiting[self._waiting_start :] + data
+            self._keep_waiting(data, 0)
         else:
-            self._parse(data)
+            self._parse(data, 0)
             self._start_new()
 
-    def _parse(self, data: bytes) -> None:
-        """Parse one request, part by part; what follows it is parsed after its answer."""
-        framing, start = self._framing, 0
-        if framing.part == HEAD and not framing.num_outside:
-            data = data.lstrip(b"\r\n")  # allowed before a request
-        size = len(data)
+    def _keep_waiting(self, data: bytes, start: int) -> None:
+        """Keep the next requests, which are from `start` on in `data`."""
+        self._waiting, self._waiting_start = data, start
+        if len(data) - start > _MAX_WAITING_BYTES:
+            self._flow.pause_reading()
+
+    def resume_reading(self) -> None:
+        if len(self._waiting) - self._waiting_start <= _MAX_WAITING_BYTES:
+            self._flow.resume_reading()
+
+    def _parse(self, data: bytes, start: int) -> None:
+        """Parse one request of `data[start:]`, part by part; what follows it is parsed after its answer."""
+        framing, size = self._framing, len(data)
+        if framing.part == HEAD and not framing.num_outside and start < size and data[start] in b"\r\n":
+            found = _LINE_ENDS.match(data, start)  # allowed before a request
+            start = size if found is None else found.end()
         parts = data if size < _COPIED_BYTES else memoryview(data)
         while start < size:
             part, end = framing.part, framing.end_of_part(data, start)
@@ -166,28 +248,37 @@ class HttpProtocol(asyncio.Protocol):
             except httptools.HttpParserUpgrade:
                 pass  # the server may ignore a request to change the protocol
             except httptools.HttpParserError:
-                self._refuse(self._refusal or ApiError(400, "Invalid HTTP request received.", "invalid_http"))
+                self._refuse(self._refusal or _invalid())
                 return
             if self._refusal is not None:
                 self._refuse(self._refusal)
                 return
-            if framing.part == END:
-                self._unparsed = data[end:]
+            if not framing.agrees(part, data, start, end, self._is_whole, self._num_body):
+                self._refuse(_invalid())
                 return
-            if framing.part == part:
-                framing.passed(data, start, end)
-                if framing.is_too_long:
-                    self._refuse(_too_long(part))
-                    return
+            if framing.part == END:
+                if self._cycle is not None:
+                    self._cycle.end_body()
+                if end < size:
+                    self._keep_waiting(data, end)
+                return
+            if framing.part != BODY and framing.is_too_long:
+                self._refuse(_too_long(part))
+                return
             start = end
-        if framing.part == HEAD and not self._is_in_head:
+        if self._has_ended:
+            self._close()
+        elif framing.part == HEAD and not self._is_in_head:
             self._is_in_head = True
             self._set_deadline(_HEAD_TIMEOUT_S, is_sooner=True)
 
     # Called by the parser.
 
     def on_message_begin(self) -> None:
+        if self._framing.part != HEAD:
+            self._refusal = _invalid()  # it has found the end of a request where there is none
         self._url, self._headers = b"", []
+        self._is_whole, self._num_body = False, 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -195,6 +286,9 @@ class HttpProtocol(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._framing.part == HEAD:  # else it is a trailer: whoever checked the headers has not seen it
             self._headers.append((name.lower(), value))
+            if len(self._headers) > _MAX_HEADERS:
+                self._refusal = _too_many_headers()
+                self._headers.pop()
 
     def on_headers_complete(self) -> None:
         """Check the request; if it is served, its application starts once these bytes are parsed."""
@@ -203,8 +297,8 @@ class HttpProtocol(asyncio.Protocol):
         version = self._parser.get_http_version()
         url: Any = httptools.parse_url(self._url)  # its host may be None, which the types do not say
         found = dict(self._headers)
-        if len(found) != len(self._headers) or len(found) > _MAX_HEADERS:
-            self._refusal = self._check_headers(found)
+        if len(found) != len(self._headers) and self._refusal is None:
+            self._refusal = self._check_repeated(found)
         if self._hosts is not None and self._refusal is None:
             origin = found.get(b"origin"), found.get(b"host"), url.host, found.get(b"content-type")
             if origin != self._accepted:
@@ -228,15 +322,12 @@ class HttpProtocol(asyncio.Protocol):
         )
         self._is_new = True
 
-    def _check_headers(self, found: dict[bytes, bytes]) -> ApiError | None:
-        """Why the request is not served, by the number of its headers."""
-        if len(found) != len(self._headers):
-            names = [name for name, _ in self._headers]
-            repeated = sorted(name.decode() for name in _SINGLE_HEADERS.intersection(found) if names.count(name) > 1)
-            if repeated:
-                return ApiError(400, f"the header {repeated[0]} occurs more than once", "repeated_header", repeated[0])
-        if len(self._headers) > _MAX_HEADERS:
-            return ApiError(431, f"more than {_MAX_HEADERS} headers", "headers_too_long")
+    def _check_repeated(self, found: dict[bytes, bytes]) -> ApiError | None:
+        """Why the request is not served, by the headers that occur more than once."""
+        names = [name for name, _ in self._headers]
+        repeated = sorted(name.decode() for name in _SINGLE_HEADERS.intersection(found) if names.count(name) > 1)
+        if repeated:
+            return ApiError(400, f"the header {repeated[0]} occurs more than once", "repeated_header", repeated[0])
         return None
 
     @staticmethod
@@ -276,13 +367,12 @@ class HttpProtocol(asyncio.Protocol):
         return None
 
     def on_body(self, body: bytes) -> None:
+        self._num_body += len(body)
         if self._cycle is not None:
             self._cycle.add_body(body)
 
     def on_message_complete(self) -> None:
-        self._framing.part = END
-        if self._refusal is None and self._cycle is not None:
-            self._cycle.end_body()
+        self._is_whole = True
 
     # Responses.
 
@@ -301,29 +391,43 @@ class HttpProtocol(asyncio.Protocol):
         self._state.total_requests += 1
         if cycle is not self._cycle or self._transport.is_closing() or self._linger_timer is not None:
             return
-        if self._flow.read_paused:
-            self._flow.resume_reading()
-        if self._unparsed:
-            self._loop.call_soon(self._parse_next)
+        if self._flow.write_paused:
+            self._is_next_due = True
+        elif self._waiting or self._has_ended or self._flow.read_paused:
+            self._await_next()
         else:
             self._framing.begin_head()
             self._set_deadline(self._keep_alive_s)
 
+    def _await_next(self) -> None:
+        """Begin the next request: the client has the last one's answer, but for a little."""
+        if self._waiting:
+            self._loop.call_soon(self._parse_next)
+        elif self._has_ended:
+            self._close()
+        else:
+            self._flow.resume_reading()
+            self._framing.begin_head()
+            self._set_deadline(self._keep_alive_s)
+
     def _parse_next(self) -> None:
-        data, self._unparsed = self._unparsed, b""
+        data, start = self._waiting, self._waiting_start
+        self._waiting, self._waiting_start = b"", 0
         self._framing.begin_head()
         if not self._transport.is_closing():
-            self._parse(data)
+            self._parse(data, start)
             self._start_new()
+            if self._framing.part == HEAD:
+                self._flow.resume_reading()
 
     def close_after_response(self) -> None:
         """Close the connection after its last answer. If more may come, it is read and dropped for a while."""
-        if self._framing.part == END and not self._unparsed:
-            self._transport.close()
+        if self._has_ended or (self._framing.part == END and not self._waiting):
+            self._close()
             return
         self._deadline_s = None
-        self._linger_timer = self._loop.call_later(_LINGER_S, self._transport.close)
-        self._unparsed = b""
+        self._linger_timer = self._loop.call_later(_LINGER_S, self._close)
+        self._waiting, self._waiting_start = b"", 0
         self._flow.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -351,7 +455,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._framing.num_outside:
             self._refuse(ApiError(408, "the request was not there in time", "timeout"))
         else:
-            self._transport.close()
+            self._close()
 
     def _refuse(self, error: ApiError) -> None:
         """Answer a request that is not passed on, or whose body cannot be parsed, and close the connection."""
@@ -366,6 +470,14 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.write(STATUS_LINE[error.status] + head + body)
         self._framing.part = HEAD
         self.close_after_response()
+
+
+def _invalid() -> ApiError:
+    return ApiError(400, "Invalid HTTP request received.", "invalid_http")
+
+
+def _too_many_headers() -> ApiError:
+    return ApiError(431, f"more than {_MAX_HEADERS} headers", "headers_too_long")
 
 
 def _too_long(part: int) -> ApiError:
