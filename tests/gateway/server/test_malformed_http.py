@@ -179,6 +179,7 @@ def test_who_will_send_no_more_leaves_nothing_behind(front: serving.Process, scr
     whole = _chat(b"Content-Length: %d" % len(streamed), body=streamed)
     for end in range(1, len(whole), 9):
         _sent(front, whole[:end], half=True)
+    script.reply = WELL
     _sent(front, whole, half=True)
     until(lambda: metric(front, "headway_requests_in_flight") == 0)
     serving.all_up(front, 1)
