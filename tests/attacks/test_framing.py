@@ -1,0 +1,194 @@
+"""Framing against the parser: a request that the two divide differently is refused, before anything after it is served.
+
+The reference is the parser by itself, which gets all bytes at once and no help.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httptools")
+
+import httptools
+import uvicorn
+from uvicorn.server import ServerState
+
+from attacking import SCALE
+from headway.gateway.server.framing import END, RequestFraming
+from headway.gateway.server.http_cycle import HttpCycle
+from headway.gateway.server.http_protocol import HttpProtocol
+from wire import Wire
+
+NUM_CASES = 1000 * SCALE
+Request = tuple[bytes, bytes, bytes]
+"""Method, target and body."""
+_LINE_ENDS = (b"\r\n",) * 12 + (b"\n", b"\r", b"\r\n\r\n", b" \r\n")
+_EXTENSIONS = (b"",) * 8 + (b";a", b";a=b", b'; a="b;c"', b" ", b"\t;a", b";" + b"x" * 40, b";a=\x00")
+_TRAILERS = (b"",) * 6 + (b"T: u\r\n", b"Content-Length: 3\r\n", b"T:\r\n u\r\n", b": u\r\n")
+_LENGTHS = (b"%d",) * 8 + (b"0%d", b" %d ", b"+%d", b"%d,%d", b"00000000000000000000000%d")
+_NOISE = b"\r\n\t ;:,0123456789abcdefABCDEFGHIJPOSTx\x00\x80"
+
+
+class _Parsed:
+    """The requests that the parser finds in a stream, up to what it refuses."""
+
+    def __init__(self, data: bytes) -> None:
+        self.requests: list[Request] = []
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        with suppress(httptools.HttpParserError):
+            self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._url = self._body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self.requests.append((self._parser.get_method(), self._url, self._body))
+
+
+class _Served(HttpProtocol):
+    """A connection whose requests are answered at once; `requests` are those that were served whole."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config, ServerState(), {}, _NoLoop())  # type: ignore[arg-type]
+        self.requests: list[Request] = []
+        self.connection_made(wire := Wire())  # type: ignore[arg-type]
+        self.wire = wire
+
+    def _start_new(self) -> None:
+        cycle = self._cycle
+        if cycle is not None and self._framing.part == END and not cycle.is_complete:
+            self._note(cycle)
+
+    def _note(self, cycle: HttpCycle) -> None:
+        scope: Any = cycle._scope
+        body = cycle.take_body() or b""
+        self.requests.append((scope["method"].encode(), self._url, body))
+        cycle.start(200, [(b"content-length", b"0")])
+        cycle.write(b"")
+
+
+class _NoLoop:
+    """Runs at once what is called soon; no time passes."""
+
+    def call_soon(self, callback: Any, *args: Any) -> None:
+        callback(*args)
+
+    def call_later(self, delay_s: float, callback: Any, *args: Any) -> _NoLoop:
+        return self
+
+    def time(self) -> float:
+        return 0.0
+
+    def cancel(self) -> None:
+        """Nothing was to be called."""
+
+
+def _request(random: random.Random) -> bytes:
+    """A request, most parts of which are as they should be."""
+    head = b"POST /%d HTTP/1.1\r\nHost: h\r\n" % random.randrange(100)
+    if random.random() < 0.2:
+        return head.replace(b"POST", b"GET") + random.choice(_LINE_ENDS)
+    if random.random() < 0.4:
+        body = random.randbytes(random.randrange(20))
+        length = random.choice(_LENGTHS).replace(b"%d", b"%d" % len(body))
+        return head + b"Content-Length: " + length + b"\r\n" + random.choice(_LINE_ENDS) + body
+    parts = [head, b"Transfer-Encoding: chunked\r\n\r\n"]
+    for _ in range(random.randrange(4)):
+        chunk = random.randbytes(random.randrange(1, 20))
+        zeros = random.choice((0, 0, 0, 1, 5, 14, 15, 19, 20, 21, 40))
+        size = (b"%x" if random.random() < 0.5 else b"%X") % (len(chunk) + (random.random() < 0.05))
+        parts += [b"0" * zeros, size, random.choice(_EXTENSIONS), random.choice(_LINE_ENDS), chunk]
+        parts.append(random.choice(_LINE_ENDS))
+    last = b"0" * random.choice((1, 1, 1, 2, 16, 17, 21))
+    return b"".join([*parts, last, random.choice(_EXTENSIONS), b"\r\n", random.choice(_TRAILERS), b"\r\n"])
+
+
+def _stream(random: random.Random) -> bytes:
+    data = bytearray(b"".join(_request(random) for _ in range(random.randrange(1, 4))))
+    for _ in range(random.choice((0, 0, 0, 1, 2))):
+        at = random.randrange(len(data) + 1)
+        noise = bytes(random.choices(_NOISE, k=random.randrange(3)))
+        data[at : at + random.randrange(3)] = noise
+    return bytes(data)
+
+
+def _served(config: uvicorn.Config, segments: list[bytes]) -> list[Request]:
+    protocol = _Served(config)
+    for segment in segments:
+        if segment and not protocol.wire.is_closed:
+            protocol.data_received(segment)
+    return protocol.requests
+
+
+@pytest.fixture(scope="module")
+def config() -> uvicorn.Config:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("requests are answered without it")
+
+    made = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False)
+    made.load()
+    return made
+
+
+def test_requests_are_those_of_the_parser_or_refused(config: uvicorn.Config) -> None:
+    """Of random streams, as they come and in segments: what is served is what the parser finds, in its order."""
+    chosen = random.Random(35)
+    num_whole = num_refused = 0
+    for _ in range(NUM_CASES):
+        data = _stream(chosen)
+        found, served = _Parsed(data).requests, _served(config, [data])
+        assert served == found[: len(served)], data
+        num_whole += bool(found) and served == found
+        num_refused += served != found
+        cut = chosen.randrange(len(data) + 1)
+        assert _served(config, [data[:cut], data[cut:]]) == served, (data, cut)
+    assert num_whole > NUM_CASES / 3 and num_refused > NUM_CASES / 50  # neither is rare
+
+
+SIZES = {
+    "16 digits": (b"0" * 15 + b"3", True),
+    "17 digits": (b"0" * 16 + b"3", False),
+    "24 digits": (b"0" * 23 + b"3", False),
+}
+
+
+@pytest.mark.parametrize(("size", "is_served"), SIZES.values(), ids=SIZES)
+def test_a_chunk_size_is_read_whole_or_refused(config: uvicorn.Config, size: bytes, is_served: bool) -> None:
+    head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    data = head + size + b"\r\nabc\r\n0\r\n\r\n" + b"GET /b HTTP/1.1\r\nHost: h\r\n\r\n"
+    expected = [(b"POST", b"/a", b"abc"), (b"GET", b"/b", b"")] if is_served else []
+    assert _served(config, [data]) == expected
+    protocol = _Served(config)
+    protocol.data_received(data)
+    assert protocol.wire.written.startswith(b"HTTP/1.1 200" if is_served else b"HTTP/1.1 400")
+
+
+def test_framing_does_not_accept_what_the_parser_found_elsewhere() -> None:
+    """Each end that only one of the two sees is a disagreement, as is another number of bytes of the body."""
+    head = b"POST /a HTTP/1.1\r\n\r\n"
+    for ends, part in ((True, 0), (False, 1)):
+        framing = RequestFraming()
+        if part:
+            framing.begin_body(3)
+        data = head if ends else head[:-1]
+        assert not framing.agrees(0, data, 0, len(data), False, 0)
+    framing = RequestFraming()
+    framing.begin_body(3)
+    assert not framing.agrees(1, b"abc", 0, 3, False, 3)
+    framing.begin_body(3)
+    assert not framing.agrees(1, b"ab", 0, 2, True, 2)
+    framing.begin_body(3)
+    assert not framing.agrees(1, b"abc", 0, 3, True, 2)
+    framing.begin_body(3)
+    assert framing.agrees(1, b"abc", 0, 3, True, 3)
