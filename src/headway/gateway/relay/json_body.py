@@ -28,6 +28,9 @@ _SCAN_BYTES = 64 << 10
 _IN_NUMBERS = b"+-.0123456789eE"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACKET = re.compile(rb"[\[\]{}]")
+_NOT_IN_NUMBERS = re.compile(rb'["{\[]')
+_COMMA = re.compile(rb",")
+_QUOTE, _BRACE, _BRACKET_BYTE = b'"{['
 _END_OF_KEY = re.compile(rb"[ \t\r\n]*:")
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 Fields = dict[str, Raw]
@@ -54,7 +57,7 @@ def decode(raw: bytes) -> tuple[Any, Fields | None]:
     if not raw.lstrip().startswith(b"{"):
         return None, None
     fields = msgspec.json.decode(raw, type=Fields)
-    return {name: _decode(bytes(value)) for name, value in fields.items()}, fields
+    return {name: _decode(memoryview(value)) for name, value in fields.items()}, fields
 
 
 def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields | None) -> bytes:
@@ -85,14 +88,14 @@ def check(raw: bytes) -> None:
                 raise _beyond(f"arrays or objects more than {MAX_DEPTH} deep")
 
 
-def _outside_strings(raw: bytes) -> Iterator[tuple[bytes, int]]:
+def _outside_strings(raw: bytes | memoryview) -> Iterator[tuple[bytes, int]]:
     """Slice by slice, what is outside strings, and the number of strings that begin. ApiError for an endless key."""
     start = string_start = 0
     is_inside = False
     while start < len(raw):
-        text = raw[start : start + _SCAN_BYTES]
+        text = bytes(raw[start : start + _SCAN_BYTES])
         if (len(text) - len(text.rstrip(b"\\"))) % 2:  # it would end between a backslash and what that escapes
-            text = raw[start : start + _SCAN_BYTES + 1]
+            text = bytes(raw[start : start + _SCAN_BYTES + 1])
         pieces = text.replace(b"\\\\", b"__").replace(b'\\"', b"__").split(b'"')
         if is_inside and len(pieces) > 1:
             end = start + len(pieces[0])
@@ -105,7 +108,7 @@ def _outside_strings(raw: bytes) -> Iterator[tuple[bytes, int]]:
             string_start = start - len(pieces[-1])
 
 
-def _check_elements(raw: bytes) -> None:
+def _check_elements(raw: memoryview) -> None:
     """ApiError if an array that is not all numbers has too many elements to be divided by one call."""
     num_elements = depth = 0
     for outside, _ in _outside_strings(raw):
@@ -123,60 +126,65 @@ def _beyond(what: str) -> ApiError:
     return ApiError(400, f"the body has {what}", "body_too_complex")
 
 
-# Steps. What they get has been divided by the decoder, so that its structure is valid.
+# Steps. What they get has been divided by the decoder, so that its structure is valid. They read it where the body is:
+# a copy for each level of arrays and objects would multiply the memory of a long body.
 
 
-def _decode(raw: bytes) -> Any:
+def _decode(raw: memoryview) -> Any:
     """The value, decoded by calls for at most `_STEP_BYTES` or `MAX_PARTS` each."""
     if len(raw) <= _STEP_BYTES:
         return msgspec.json.decode(raw)
-    match raw[:1]:
-        case b'"':
-            return _decode_string(raw)
-        case b"{":
-            fields = msgspec.json.decode(raw, type=Fields)
-            return {name: _decode(bytes(value)) for name, value in fields.items()}
-        case b"[" if b'"' in raw or b"{" in raw or raw.find(b"[", 1) > 0:
-            if raw.count(b",") > MAX_PARTS:
-                _check_elements(raw)
-            return [_decode(bytes(value)) for value in msgspec.json.decode(raw, type=list[Raw])]
-        case b"[":
-            return _decode_numbers(raw)
-        case _:
-            return msgspec.json.decode(raw)
+    first = raw[0]
+    if first == _QUOTE:
+        return _decode_string(raw)
+    if first == _BRACE:
+        fields = msgspec.json.decode(raw, type=Fields)
+        return {name: _decode(memoryview(value)) for name, value in fields.items()}
+    if first == _BRACKET_BYTE and _NOT_IN_NUMBERS.search(raw, 1):
+        if _has_many(raw, b",", MAX_PARTS):
+            _check_elements(raw)
+        return [_decode(memoryview(value)) for value in msgspec.json.decode(raw, type=list[Raw])]
+    return _decode_numbers(raw) if first == _BRACKET_BYTE else msgspec.json.decode(raw)
 
 
-def _decode_numbers(raw: bytes) -> list[Any]:
+def _has_many(raw: memoryview, byte: bytes, most: int) -> bool:
+    """Whether the byte occurs more often than `most` times."""
+    starts = range(0, len(raw), _SCAN_BYTES)
+    return sum(bytes(raw[start : start + _SCAN_BYTES]).count(byte) for start in starts) > most
+
+
+def _decode_numbers(raw: memoryview) -> list[Any]:
     """An array of numbers, true, false and null."""
     values: list[Any] = []
     start, end = 1, len(raw) - 1
     while start < end:
-        stop = raw.find(b",", start + _STEP_BYTES, end)
-        stop = end if stop < 0 else stop
+        comma = _COMMA.search(raw, start + _STEP_BYTES, end)
+        stop = end if comma is None else comma.start()
         values += msgspec.json.decode(b"[%b]" % raw[start:stop])
         start = stop + 1
     return values
 
 
-def _decode_string(raw: bytes) -> str:
-    parts, start, end = [], 1, len(raw) - 1
+def _decode_string(raw: memoryview) -> str:
+    text, start, end = "", 1, len(raw) - 1
     while start < end:
         stop = _character_end(raw, start, start + _STEP_BYTES)
-        parts.append(msgspec.json.decode(b'"%b"' % raw[start:stop], type=str))
+        text += msgspec.json.decode(b'"%b"' % raw[start:stop], type=str)  # in place, as nothing else has the text
         start = stop
-    return "".join(parts)
+    return text
 
 
-def _character_end(raw: bytes, start: int, stop: int) -> int:
+def _character_end(raw: memoryview, start: int, stop: int) -> int:
     """The first place from `stop` on that is not within a character of the string that is read from `start`."""
     end = len(raw) - 1
     if stop >= end:
         return end
     while raw[stop] & 0xC0 == 0x80:  # within a character of several bytes
         stop += 1
-    at = raw.rfind(b"\\", max(start, stop - 6), stop)
-    if at >= 0:
-        run = raw[start : at + 1]
+    first = max(start, stop - 6)
+    at = first + bytes(raw[first:stop]).rfind(b"\\")
+    if at >= first:
+        run = bytes(raw[start : at + 1])
         if (len(run) - len(run.rstrip(b"\\"))) % 2:  # it begins an escape
             stop = max(stop, at + (6 if raw[at + 1 : at + 2] == b"u" else 2))
     if _HIGH_SURROGATE.match(raw, stop - 6, stop) and raw[stop : stop + 2] == b"\\u":

@@ -24,6 +24,8 @@ from headway.gateway.upstream.errors import (
 
 _MAX_BUFFERED_BYTES = 1 << 18
 """Body bytes read and not consumed; beyond this, reading pauses, so that a slow client costs no memory."""
+_SHORT_BODY_BYTES = 1 << 16
+"""Shorter bodies are copied, to be sent together with their heads."""
 _MAX_OVERHEAD_BYTES = 1 << 18
 """Bytes of headers, or of framing between two pieces of a body."""
 _MAX_IDLE_CONNECTIONS = 256
@@ -148,7 +150,11 @@ class Connection(asyncio.Protocol):
             self._reset()
             self.is_fresh = False
         assert self._transport is not None
-        self._transport.write(head + body)
+        if len(body) < _SHORT_BODY_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
 
     async def write(self, data: bytes) -> None:
         """Send more of a request's body, once the transport has room for it."""
