@@ -160,7 +160,7 @@ def _decode_numbers(raw: memoryview) -> list[Any]:
     while start < end:
         comma = _COMMA.search(raw, start + _STEP_BYTES, end)
         stop = end if comma is None else comma.start()
-        values += msgspec.json.decode(b"[%b]" % raw[start:stop])
+        values += msgspec.json.decode(b"[%b]" % bytes(raw[start:stop]))
         start = stop + 1
     return values
 
@@ -169,7 +169,9 @@ def _decode_string(raw: memoryview) -> str:
     text, start, end = "", 1, len(raw) - 1
     while start < end:
         stop = _character_end(raw, start, start + _STEP_BYTES)
-        text += msgspec.json.decode(b'"%b"' % raw[start:stop], type=str)  # in place, as nothing else has the text
+        text += msgspec.json.decode(
+            b'"%b"' % bytes(raw[start:stop]), type=str
+        )  # in place, as nothing else has the text
         start = stop
     return text
 
@@ -186,7 +188,7 @@ def _character_end(raw: memoryview, start: int, stop: int) -> int:
     if at >= first:
         run = bytes(raw[start : at + 1])
         if (len(run) - len(run.rstrip(b"\\"))) % 2:  # it begins an escape
-            stop = max(stop, at + (6 if raw[at + 1 : at + 2] == b"u" else 2))
-    if _HIGH_SURROGATE.match(raw, stop - 6, stop) and raw[stop : stop + 2] == b"\\u":
+            stop = max(stop, at + (6 if bytes(raw[at + 1 : at + 2]) == b"u" else 2))
+    if _HIGH_SURROGATE.match(raw, stop - 6, stop) and bytes(raw[stop : stop + 2]) == b"\\u":
         stop += 6
     return min(stop, end)

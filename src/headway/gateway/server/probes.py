@@ -5,9 +5,12 @@ requests, and however many connections wait, a probe is answered.
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections import deque
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from contextlib import suppress
+from http import HTTPStatus
+from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
@@ -16,6 +19,12 @@ import msgspec
 from headway.core.errors import HeadwayError
 
 _PERIOD_S = 0.25
+_TIMEOUT_S = 5.0
+"""For a probe and its answer."""
+_MAX_CONNECTIONS = 64
+"""With one more, the oldest is closed: a probe takes a few milliseconds."""
+_MAX_HEAD_BYTES = 8 << 10
+_HEAD = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 LIVE, READY = ("/livez", "/live"), ("/readyz", "/ready", "/health")
 Status = tuple[bool, dict[str, Any]]
 """Whether requests are served, and the body of /health."""
@@ -28,35 +37,52 @@ class ProbeServer:
         """`status()` is called in the event loop. HeadwayError if the port is taken."""
         self._read_status, self._hang_s = status, hang_s
         self._status, self._turn_s = status(), monotonic()
-        probes = self
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 5.0
-
-            def do_GET(self) -> None:
-                code, body = probes.answer(self.path.partition("?")[0])
-                self.send_response(code)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Say nothing: probes come every few seconds."""
-
+        self._open: deque[asyncio.StreamWriter] = deque()
         try:
-            self._server = ThreadingHTTPServer(("", port), Handler)
+            listener = socket.create_server(("", port))
         except OSError as error:
             raise HeadwayError(f"probe_port {port}: {error.strerror or error}") from None
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        self._thread = Thread(target=self._server.serve_forever, name="probes", daemon=True)
+        self.port = listener.getsockname()[1]
+        self._has_begun = Event()
+        self._thread = Thread(target=lambda: asyncio.run(self._serve(listener)), name="probes", daemon=True)
         self._thread.start()
+        self._has_begun.wait()
         self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._turn)
 
     def _turn(self) -> None:
         self._status, self._turn_s = self._read_status(), monotonic()
         self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._turn)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Answer probes until the task is cancelled."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        server = await asyncio.start_server(self._connected, sock=listener, limit=_MAX_HEAD_BYTES)
+        self._has_begun.set()
+        with suppress(asyncio.CancelledError):
+            await server.serve_forever()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.append(writer)
+        if len(self._open) > _MAX_CONNECTIONS:
+            self._open.popleft().transport.abort()
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                method, _, rest = head.partition(b" ")
+                path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+                code, body = self.answer(path) if method == b"GET" else (405, b"{}")
+                writer.write(
+                    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+                    % (code, HTTPStatus(code).phrase.encode(), len(body))
+                    + body
+                )
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # no probe
+        finally:
+            writer.close()
+            with suppress(ValueError):
+                self._open.remove(writer)
 
     def answer(self, path: str) -> tuple[int, bytes]:
         """Status and body for a path, from any thread."""
@@ -71,5 +97,6 @@ class ProbeServer:
     def close(self) -> None:
         """Answer no more probes."""
         self._timer.cancel()
-        self._server.shutdown()
-        self._server.server_close()
+        assert self._task is not None
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
