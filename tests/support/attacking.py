@@ -33,6 +33,16 @@ def _status_kib(pid: int, name: str) -> int:
     raise AssertionError(f"no {name}")
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may have ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
 @contextmanager
 def memory_ceiling(process: serving.Process, peak_mib: float, growth_mib: float | None = None) -> Iterator[None]:
     """Assert that resident memory rises by at most `peak_mib` meanwhile, and by `growth_mib` to the end."""

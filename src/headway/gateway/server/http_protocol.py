@@ -158,8 +158,9 @@ class HttpProtocol(asyncio.Protocol):
         elif cycle.num_written == num_written > 0 or not (cycle.has_begun or cycle.send_interim()):
             self._close()
         elif cycle is self._cycle and not cycle.is_complete:
-            again = self._probe, cycle, _PROBE_PERIOD_S, cycle.num_written
-            self._probe_timer = self._loop.call_later(_PROBE_PERIOD_S if cycle.has_begun else wait_s, *again)
+            wait_s = _PROBE_PERIOD_S if cycle.has_begun else wait_s
+            num = cycle.num_written
+            self._probe_timer = self._loop.call_later(wait_s, self._probe, cycle, _PROBE_PERIOD_S, num)
 
     def pause_writing(self) -> None:
         self._flow.pause_writing()

@@ -71,11 +71,7 @@ class ProbeServer:
                 method, _, rest = head.partition(b" ")
                 path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
                 code, body = self.answer(path) if method == b"GET" else (405, b"{}")
-                writer.write(
-                    b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-                    % (code, HTTPStatus(code).phrase.encode(), len(body))
-                    + body
-                )
+                writer.write(_HEAD % (code, HTTPStatus(code).phrase.encode(), len(body)) + body)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # no probe
