@@ -61,10 +61,12 @@ def test_each_kind_of_request_is_refused_and_forgotten(front: serving.Process, m
 
 def test_slow_bodies_do_not_hold_their_connections(front: serving.Process) -> None:
     """The answer comes at once and ends the connection, though the body goes on."""
+    port = front.port
+    serving.send(front, "/health").text()  # the event loop has opened its files by then
     files = Path(f"/proc/{front.process.pid}/fd")
     before = len(list(files.iterdir()))
     with ExitStack() as held:
-        made = [held.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=20)) for _ in range(50)]
+        made = [held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(50)]
         for each in made:
             each.sendall(HEAD + b"Content-Length: 1000\r\n\r\n")
             with each.makefile("rb") as answer:

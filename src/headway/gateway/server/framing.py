@@ -82,7 +82,7 @@ class RequestFraming:
             if not self._num_left:
                 self.part = END
         elif part == HEAD:
-            is_end = data[end - 4 : end] == _BLANK_LINE and end - start >= 4  # most heads come at once
+            is_end = end - start >= 4 and data[end - 4 : end] == _BLANK_LINE  # most heads come at once
             is_end = is_end or self._ends_in_blank_line(data, start, end)
             if self.part == HEAD:  # the parser has begun no body
                 self.num_outside += end - start
