@@ -93,6 +93,34 @@ def test_chunks_beyond_the_limit_are_refused(front: serving.Process) -> None:
     assert got.startswith(b"HTTP/1.1 413") and b"connection: close" in got
 
 
+class HoldingEngine(Script):
+    """Answers no completion."""
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            data = connection.recv(1 << 16)
+            while data.startswith(b"POST") and connection.recv(1 << 20):
+                pass
+            connection.sendall(WELL)
+
+
+def test_bodies_that_are_served_at_once_take_three_and_a_half_times_their_length(tmp_path: Path) -> None:
+    engine, num, size = HoldingEngine(), 4, 12 * MIB
+    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url]))
+    head = b'{"model":"%s","messages":[{"role":"user","content":"' % MODEL.encode()
+    body = head + b"x" * (size - len(head) - 4) + b'"}]}'
+    with serving.closing(front), ExitStack() as stack:
+        serving.all_up(front, 1)
+        with memory_ceiling(front, peak_mib=24.0 + 3.5 * num * size / MIB):
+            for _ in range(num):
+                client = stack.enter_context(
+                    socket.create_connection(("127.0.0.1", front.port), timeout=serving.PATIENCE_S)
+                )
+                client.sendall(CHAT % size + body)
+            serving.until(lambda: serving.metric(front, "headway_requests_in_flight") == num)
+    engine.close()
+
+
 def test_many_bodies_at_once_share_a_bound(script: Script, tmp_path: Path) -> None:
     """Of 40 bodies of 8 MiB that come slowly, so many are held as fit; short requests are served meanwhile."""
     script.reply = WELL
