@@ -23,7 +23,7 @@ from click import echo
 from gateway import HERE, free_ports, wait_for
 
 PAGE = HERE.parent / "docs" / "reliability.md"
-BEGIN, END = "<!-- memory: made by bench/memory.py -->\n\n", "\n<!-- end of memory -->"
+MARKS = "<!-- memory: made by bench/memory.py -->\n", "<!-- end of memory -->\n"
 NUM = 200
 SETTLE_S = 1.0
 HOST = b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key\r\n"
@@ -136,8 +136,8 @@ def main(write: bool) -> None:
     """Measure, and print a table."""
     made = table(echo)
     if write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(before + BEGIN + made + END + rest.partition(END)[2])
+        before, rest = PAGE.read_text().split(MARKS[0])
+        PAGE.write_text(before + MARKS[0] + "\n" + made + "\n" + MARKS[1] + rest.split(MARKS[1])[1])
 
 
 if __name__ == "__main__":
