@@ -333,3 +333,43 @@ def test_an_engine_without_events_leaves_the_guess(tmp_path: Path) -> None:
 )
 def test_each_engine_has_its_own_switch(config: KvEventsConfig, is_sglang: bool, is_on: bool) -> None:
     assert config.is_on(is_sglang) == is_on
+
+
+@pytest.mark.parametrize(("most", "size"), [(10, 0), (100, 100_000), (100, 1 << 20)])
+def test_a_replay_that_is_cut_off_is_asked_for_again(tmp_path: Path, most: int, size: int) -> None:
+    """An engine drops the end of a replay for which there is no room, and a connection ends at a long batch."""
+
+    async def story() -> None:
+        context = zmq.asyncio.Context()
+        replays, events = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
+        replays.bind(f"ipc://{tmp_path}/r")
+        events.bind(f"ipc://{tmp_path}/e")
+        batches = [
+            wire.encode([wire.BlockStored([i], None, [i] * BLOCK, BLOCK, lora_name="a" * size if i == 15 else None)],
+                        0.0, False)
+            for i in range(25)
+        ]  # fmt: skip
+
+        async def answer() -> None:
+            while True:
+                client, _, asked = await replays.recv_multipart()
+                left = list(enumerate(batches))[int.from_bytes(asked, "big") :]
+                for number, payload in left[:most]:
+                    await replays.send_multipart((client, b"", number.to_bytes(8, "big"), payload))
+                if len(left) <= most:
+                    await replays.send_multipart((client, b"", wire.END_OF_REPLAY, b""))
+
+        answering = asyncio.create_task(answer())
+        blocks, index = EngineBlocks(BLOCK, 1000), CacheIndex(BLOCK, 1000, guesses=True)
+        made = KvEventSubscriber(
+            "engine", EventAddress(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"), blocks, index, context,
+            lambda state, why: None,
+        )  # fmt: skip
+        made.start()
+        await until(lambda: len(blocks) == 25)
+        assert made.state == "live" and made.counts.lost == 0
+        answering.cancel()
+        await made.stop()
+        context.destroy(0)
+
+    asyncio.run(story())

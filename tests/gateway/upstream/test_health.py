@@ -42,6 +42,9 @@ class Engine:
             answer()
         return 200, b""
 
+    async def fetch_status(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        return await self.fetch(path, timeout_s)
+
 
 def _replica(id: int, engine: Engine, model: str = "m", served: str = "m") -> EngineEndpoint:
     made = EngineEndpoint(id, "pool", model, "http://engine", ADAPTERS["openai"], 9, cast(Client, engine))
@@ -185,6 +188,9 @@ class BreakingEngine(Engine):
 
     def release(self, connection: Any) -> None:
         """Keep nothing."""
+
+    async def fetch_status(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        return await self.fetch(path, timeout_s)
 
 
 def test_a_replica_whose_streams_break_is_down_until_a_longer_stream_succeeds() -> None:

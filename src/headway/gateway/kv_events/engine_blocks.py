@@ -15,11 +15,16 @@ from math import ceil, inf
 from headway.control import token_blocks
 from headway.control.cache_index import BlockChange, LayerGroup
 from headway.gateway.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
+from headway.gateway.names import cut
 
 _WHOLE = frozenset((None, "full_attention", "mla_attention", "sink_full_attention"))
 """Kinds of layers that need the KV of all tokens before. Versions of engines before there were kinds say None."""
 _WINDOWS = frozenset(("sliding_window", "sliding_window_mla"))
 _STATES = frozenset(("mamba",))
+MAX_HASH_BYTES = 64
+"""Of an engine's name of a block, which is kept while the block is: the longest hashes that are used."""
+_MAX_GROUPS, _MAX_MEMORIES = 32, 16
+"""Of an engine; events of further ones are ignored, or taken to be of the last one."""
 
 
 class _Group:
@@ -118,6 +123,8 @@ class EngineBlocks:
                 found += [(True, False, list(self._names.values())), (False, False, list(self._slower))]
                 self._forget_blocks()
                 others.clear()
+            elif isinstance(event, BlockStored) and not _are_short(event.block_hashes):
+                self.ignored["hash too long"] += len(event.block_hashes)
             elif (event.group_idx or 0) != self._leading and not self._leads(event):
                 others.append(event)
             else:
@@ -197,7 +204,14 @@ class EngineBlocks:
 
     def _bit(self, event: BlockStored | BlockRemoved) -> int:
         """The bit of an event's memory; all that come late share the last one."""
-        return self._memories.setdefault(event.medium or "", 1 << min(len(self._memories), 15))
+        last = _MAX_MEMORIES - 1
+        medium = cut(event.medium or "")
+        found = self._memories.get(medium)
+        if found is None:
+            found = 1 << min(len(self._memories), last)
+            if len(self._memories) <= last:
+                self._memories[medium] = found
+        return found
 
     def _before(self, event: BlockStored, *tables: dict[Hash, int]) -> int | None:
         """The name before an event's first block; None: it follows a block that the engine has not reported."""
@@ -318,6 +332,7 @@ class EngineBlocks:
             found.append((False, False, list(stored.values())))  # what was placed there is reported by now
         if len(group.names) > self._most_blocks:
             for hash in list(islice(group.names, len(group.names) - self._most_blocks)):
+                group.copies.pop(hash, None)
                 group.layers.held.discard(group.names.pop(hash))
 
     def _matched(
@@ -339,6 +354,8 @@ class EngineBlocks:
     def _new_group(self, number: int, event: BlockStored) -> _Group | None:
         """A group as its first event describes it; None: its kind says nothing about what can be reused."""
         kind, size = event.kv_cache_spec_kind, event.block_size
+        if len(self._groups) >= _MAX_GROUPS:
+            return None
         if kind in _STATES:
             num_needed: float = 1
         elif kind in _WINDOWS and event.kv_cache_spec_sliding_window and size > 0:
@@ -350,6 +367,13 @@ class EngineBlocks:
         group = self._groups[number] = _Group(size, num_needed)
         self.layer_groups.append(group.layers)
         return group
+
+
+def _are_short(hashes: Sequence[Hash]) -> bool:
+    try:
+        return max(map(len, hashes), default=0) <= MAX_HASH_BYTES  # type: ignore[arg-type]  # most are bytes
+    except TypeError:
+        return all(isinstance(each, int) or len(each) <= MAX_HASH_BYTES for each in hashes)
 
 
 def _count_copies(names: dict[Hash, int], copies: dict[Hash, int], hashes: Iterable[Hash]) -> None:

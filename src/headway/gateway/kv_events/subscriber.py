@@ -28,13 +28,20 @@ from headway.gateway.kv_events.engine_blocks import EngineBlocks
 
 log = logging.getLogger("headway.gateway")
 REPLAY_TIMEOUT_S = 2.0
-"""Longest wait for the next batch of a replay."""
+"""Longest wait for the first batch of a replay; a quarter of it for the next one, as it can be asked for again."""
 QUIET_S = 2.0
 """After a pause of the events that is so long, the engine is asked whether its last batch was lost."""
 MAX_MALFORMED = 3
 """Malformed batches in a row after which the events are not trusted."""
 REBUILD_PERIOD_S = 10.0
 """Least time between two attempts to read anew an engine whose events were not trusted."""
+MAX_BATCH_BYTES = 2 << 20
+"""A longer batch ends the connection. 64 Ki tokens, more than an engine computes at a time, take a quarter of it."""
+MAX_WAITING_BYTES = 64 << 20
+"""Of an engine's batches that have come and are not applied; further ones wait at the engine."""
+_USUAL_BYTES = 64 << 10
+"""Of a batch of a replay, unless that ends at a longer one: engines send all of a replay at once, and drop those for
+which there is no room here."""
 _YIELD_S = 0.005
 """Longest time for which waiting batches are read without a pause for other work of the event loop."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 60.0, 3600.0
@@ -78,6 +85,8 @@ class KvEventSubscriber:
         """The sequence number of the next batch."""
         self._num_malformed, self._last_malformed, self._why_malformed = 0, -1, ""
         """Malformed batches in a row, the number of the last one, and what is wrong with it."""
+        self._replay_bytes = _USUAL_BYTES
+        """Of the longest batch that a replay may have."""
         self._first = b""
         """The batch with the number 0."""
         self._has_index = False
@@ -123,11 +132,14 @@ class KvEventSubscriber:
                 await self._read()
             except (zmq.ZMQError, OSError) as error:
                 self._degrade(f"{self.address.endpoint}: {error}")
+            except Exception as error:  # what an engine sends must not end the reading for good
+                log.exception("%s: KV cache events", self.name)
+                self._degrade(f"{type(error).__name__}: {error}")
             await asyncio.sleep(REPLAY_TIMEOUT_S)
 
     async def _read(self) -> None:
         with self._context.socket(zmq.SUB) as socket:
-            socket.set_hwm(0)
+            _limit(socket, MAX_BATCH_BYTES)
             events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
             monitor = socket.get_monitor_socket(events)
             socket.subscribe(self.address.topic.encode())
@@ -270,26 +282,44 @@ class KvEventSubscriber:
     async def _replay(self, before: int | None) -> int | None:
         """Ask for the batches from the next one on, and apply those with numbers below `before`.
 
-        Returns the first number that came, or the next number if there was none; None: no answer.
+        Returns the first number that came, or the next number if there was none; None: no answer. An engine drops those
+        for which it has no room while earlier ones are applied: they are asked for again.
         """
         if not self.address.replay_endpoint:
             return None
+        first = None
+        while True:
+            asked = self._next
+            found, is_over = await self._replay_part(before)
+            first = found if first is None else first
+            if is_over:
+                return first
+            if self._next == asked:
+                if self._replay_bytes == MAX_BATCH_BYTES:
+                    return first
+                self._replay_bytes = MAX_BATCH_BYTES
+
+    async def _replay_part(self, before: int | None) -> tuple[int | None, bool]:
+        """Ask once. Returns what `_replay` does, and whether the answer has come to its end."""
         first, end_s = None, time.monotonic() + _YIELD_S
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
+            _limit(socket, self._replay_bytes)
             socket.connect(self.address.replay_endpoint)
             await socket.send_multipart((b"", self._next.to_bytes(8, "big")))
-            while await socket.poll(int(REPLAY_TIMEOUT_S * 1000)):
+            while await socket.poll(int((REPLAY_TIMEOUT_S if first is None else REPLAY_TIMEOUT_S / 4) * 1000)):
                 try:
                     found = wire.replayed(await socket.recv_multipart())
                 except HeadwayError as error:
                     self._count_malformed(str(error))
-                    return None
+                    return None, True
                 if found is None:
-                    return self._next if first is None else first
+                    return (self._next if first is None else first), True
                 number, payload = found
                 if number < self._next or (before is not None and number >= before):
                     continue
+                if number > self._next and first is not None:
+                    return first, False
                 first = number if first is None else first
                 self.counts.replayed += 1
                 if not self._apply(number, payload):
@@ -297,7 +327,7 @@ class KvEventSubscriber:
                 if time.monotonic() >= end_s:
                     await asyncio.sleep(0)
                     end_s = time.monotonic() + _YIELD_S
-        return first
+        return first, False
 
     # States.
 
@@ -326,3 +356,9 @@ class KvEventSubscriber:
             level = logging.INFO if state in ("live", "connecting") else logging.WARNING
             log.log(level, "%s: KV cache events: %s%s", self.name, state, f": {why}" if why else "")
             self._on_state(state, why)
+
+
+def _limit(socket: zmq.asyncio.Socket, max_bytes: int) -> None:
+    """Bound what comes on a socket that is to be connected: batches of so many bytes."""
+    socket.rcvhwm, socket.maxmsgsize = MAX_WAITING_BYTES // max_bytes, max_bytes
+    socket.reconnect_ivl_max = 5000  # ms: of an engine whose batches are too long

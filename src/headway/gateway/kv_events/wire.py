@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
+from headway.gateway.errors import DECODE_ERRORS
 
 Hash = int | bytes
 """An engine's own name of a block: it identifies the tokens of the block and all before them."""
@@ -144,11 +145,11 @@ def decode(payload: bytes) -> Sequence[Event]:
     is_array = payload[:1] != b"" and payload[0] in _ARRAYS
     decoders = (_ARRAY_BATCHES, _ARRAYS_OF_MAPS) if is_array else (_MAPS,)
     for decoder in decoders:
-        with suppress(msgspec.MsgspecError):
+        with suppress(*DECODE_ERRORS):
             return decoder.decode(payload).events
     try:
         return _known(payload)
-    except (msgspec.MsgspecError, LookupError, TypeError) as error:
+    except (*DECODE_ERRORS, LookupError, TypeError, ValueError) as error:
         raise HeadwayError(f"a batch of KV cache events is malformed: {error}") from None
 
 

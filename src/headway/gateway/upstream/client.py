@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ _MAX_IDLE_CONNECTIONS = 256
 """Idle connections kept to one server: a burst of streams would leave one open for each of them."""
 _STALE_S = 0.05
 """A kept connection that the server closes so soon after a request was closed before the request came."""
+_MAX_STATUS_BYTES, _STATUS_BODY_S = 1 << 16, 0.5
+"""Of an answer whose status alone matters."""
 JSON = "Content-Type: application/json\r\n"
 
 OnData = Callable[[bytes], bool]
@@ -193,6 +196,16 @@ class Connection(asyncio.Protocol):
             size += len(part)
             if size > limit_bytes:
                 raise EngineError(f"sent more than {limit_bytes:,} bytes")
+        return b"".join(parts)
+
+    async def read_beginning(self, limit_bytes: int, timeout_s: float) -> bytes:
+        """About so many bytes of the body, as far as they come in this time."""
+        parts, size = [], 0
+        with suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(timeout_s):
+                while size <= limit_bytes and (part := await self.read_part()):
+                    parts.append(part)
+                    size += len(part)
         return b"".join(parts)
 
     async def read_tail(self, timeout_s: float) -> None:
@@ -424,6 +437,18 @@ class Client:
                     self.release(connection)
         except TimeoutError:
             raise NoAnswerError(f"no answer to {path} within {timeout_s:g} s") from None
+
+    async def fetch_status(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        """Status of a GET, and what comes soon of its body. EngineError if there is no status in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self.request("GET", path)
+        except TimeoutError:
+            raise NoAnswerError(f"no answer to {path} within {timeout_s:g} s") from None
+        try:
+            return connection.status, await connection.read_beginning(_MAX_STATUS_BYTES, _STATUS_BODY_S)
+        finally:
+            self.release(connection)
 
     def close(self) -> None:
         """Close the idle connections; those in use are their requests'."""

@@ -14,6 +14,11 @@ from msgspec import Struct
 from headway.gateway.settings import Api
 from headway.gateway.upstream import samples
 
+_MAX_CHARS = 1 << 20
+"""Of a page's lines on an adapter's metrics."""
+_MAX_RANKS = 1024
+"""Data-parallel ranks of an engine that are believed."""
+
 
 class Adapter(Struct, frozen=True):
     """The API of one kind of engine."""
@@ -133,8 +138,10 @@ class Load(Struct, frozen=True):
 def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Load:
     """The load on an engine's metrics page. Samples of ranks are added, shares averaged: see `samples`.
 
-    `models`: the engine's names for the model, whose samples alone count where the page has several models'.
+    `models`: the engine's names for the model, whose samples alone count where the page has several models'. A page
+    with too much to say of these metrics says nothing.
     """
+    page = _lines_of(adapter, page)
     running, waiting, share = (samples.values(names, page, models)
                                for names in (adapter.running, adapter.waiting, adapter.kv_share))  # fmt: skip
     host_share = samples.values(adapter.host_share, page, models)
@@ -148,9 +155,17 @@ def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Loa
         _share(host_share),
         _ordering(adapter.ordering, page) if adapter.ordering else None,
         None if adapter.kv_blocks is None else _ratio(*adapter.kv_blocks, page),
-        max(len(running.by_rank), 1),
+        max(min(len(running.by_rank), _MAX_RANKS), 1),
         tuple([f"{names[0]}{{{found.unclear}}}" for names, found in named if found.unclear]),
     )
+
+
+def _lines_of(adapter: Adapter, page: str) -> str:
+    """The lines of a page that may be samples of the adapter's metrics; none if they are too long together."""
+    names = (*adapter.running, *adapter.waiting, *adapter.kv_share, *adapter.host_share, *(adapter.kv_blocks or ()))
+    names += tuple(filter(None, (adapter.loras, adapter.ordering)))
+    found = "\n".join([line for line in page.split("\n") if line.startswith(names)])
+    return found if len(found) <= _MAX_CHARS else ""
 
 
 def _count(found: samples.Values) -> int | None:
@@ -166,10 +181,10 @@ def _share(found: samples.Values) -> float | None:
 def _adapters(metric: str, page: str) -> tuple[tuple[str, ...], tuple[str, ...], int | None]:
     """Running and waiting LoRA adapters, and the number of slots: the labels of the sample with the latest time."""
     found = re.findall(rf"^{re.escape(metric)}\{{([^}}]*)\}}\s+(\S+)", page, re.MULTILINE)
-    times = [(float(value), labels) for labels, value in found if re.fullmatch(r"[\d.eE+]+", value)]
+    times = [(time, labels) for labels, value in found if (time := samples.time(value)) is not None]
     if not times:
         return (), (), None
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', max(times)[1]))
+    labels = dict(re.findall(r'\b(\w+)="([^"]*)"', max(times)[1]))
     running, waiting = (
         tuple(filter(None, (name.strip() for name in labels.get(key, "").split(","))))
         for key in ("running_lora_adapters", "waiting_lora_adapters")
@@ -185,6 +200,8 @@ def _ratio(numerator: str, denominator: str, page: str) -> float | None:
 
 def _ordering(metric: str, page: str) -> str | None:
     """The label of the sample that is 1; where several engines of one address differ, the first."""
-    label = r'ordering="((?:[^"\\]|\\.)*)"'
-    found = re.search(rf"^{re.escape(metric)}\{{.*?{label}.*\}}\s+1(?:\.0*)?$", page, re.MULTILINE)
-    return found and found[1].replace('\\"', '"')
+    for labels in re.findall(rf"^{re.escape(metric)}\{{(.*)\}}\s+1(?:\.0*)?$", page, re.MULTILINE):
+        ordering = samples.labels_of(labels).get("ordering")
+        if ordering is not None:
+            return ordering.replace('\\"', '"')
+    return None

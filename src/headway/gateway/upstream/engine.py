@@ -13,7 +13,7 @@ import msgspec
 from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.upstream.client import JSON, Client, Connection
 from headway.gateway.upstream.dialects import Adapter, Load, parse_load
-from headway.gateway.upstream.errors import EngineError, NoAnswerError, RefusedError
+from headway.gateway.upstream.errors import EngineError, ExhaustedError, NoAnswerError, RefusedError, UnreachableError
 from headway.gateway.upstream.reports import LlamaProps, Models, RenderedPrompt, SglangInfo, Tokens
 from headway.gateway.upstream.sse import EventSplitter, is_done, payload, read_chunk
 
@@ -22,6 +22,8 @@ _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 60.0
 """Engines render templates beside their requests, at times slowly."""
 _COUNT_TIMEOUT_S = 2.0
+_UNREADABLE_S = 10.0
+_MAX_NOTED = 32
 _CANARY_TOKEN_S = 0.2
 """Time for each token of a canary."""
 _HOSTED_HEALTHY = (404, 405, 429)
@@ -68,6 +70,8 @@ class EngineEndpoint:
         """The shared folder for saved KV caches (llama.cpp)."""
         self.engine_ordering = ""
         """The ordering of Headway's that the engine must run, with its arguments; empty: none is asked for."""
+        self._unreadable: dict[str, float] = {}
+        """By path that could not be read, until when it is not asked for, on the event loop's clock."""
         self._unclear: set[str] = set()
         """Metrics of which a log line says that they are unknown."""
         self.bootstrap_port = 0
@@ -80,16 +84,38 @@ class EngineEndpoint:
 
     async def check_health(self, timeout_s: float) -> None:
         """EngineError if the health check fails."""
-        status, data = await self.client.fetch(self.adapter.health, timeout_s)
+        status, data = await self.client.fetch_status(self.adapter.health, timeout_s)
         if status != 200 and not (self.is_hosted and status in _HOSTED_HEALTHY):
             raise RefusedError(status, data)
 
+    async def _read(self, path: str, timeout_s: float) -> bytes | None:
+        """What the engine says of itself; None: nothing that can be read, which is not tried again for a while.
+        EngineError if it cannot be reached."""
+        now = asyncio.get_running_loop().time()
+        if now < self._unreadable.get(path, now):
+            return None
+        try:
+            status, data = await self.client.fetch(path, timeout_s)
+        except (UnreachableError, ExhaustedError):
+            raise
+        except EngineError as error:
+            self._cannot_read(path, str(error))
+            return None
+        self._unreadable.pop(path, None)
+        return data if status == 200 else None
+
+    def _cannot_read(self, path: str, why: str) -> None:
+        if path not in self._unreadable:
+            log.warning("%s: what %s says is unknown: %s", self.name, path, why)
+        self._unreadable[path] = asyncio.get_running_loop().time() + _UNREADABLE_S
+
     async def read_details(self, timeout_s: float) -> None:
-        """Read the model's name and the longest request. EngineError if there is no answer in time."""
+        """Read the model's name and the longest request, as far as they can be read. EngineError if the engine cannot
+        be reached."""
         if self.is_hosted:
             return
-        status, data = await self.client.fetch("/v1/models", timeout_s)
-        if status != 200:
+        data = await self._read("/v1/models", timeout_s)
+        if data is None:
             return
         try:
             models = msgspec.json.decode(data, type=Models).data
@@ -106,16 +132,17 @@ class EngineEndpoint:
             self.max_context_tokens = min(listed.max_model_len, self.max_context_tokens)
 
     async def read_load(self, timeout_s: float) -> Load | None:
-        """The load by the engine's metrics; None if it has none. EngineError if there is no answer in time."""
+        """The load by the engine's metrics; None if it has none, or they cannot be read. EngineError if the engine
+        cannot be reached."""
         if self.adapter.metrics is None:
             return None
-        status, data = await self.client.fetch(self.adapter.metrics, timeout_s)
-        if status != 200:
+        data = await self._read(self.adapter.metrics, timeout_s)
+        if data is None:
             return None
         names = {self.model, *self.aliases, *([self.reported_model] if self.reported_model else [])}
         load = parse_load(self.adapter, data.decode(errors="replace"), names)
         for metric in load.unclear:
-            if metric not in self._unclear:
+            if metric not in self._unclear and len(self._unclear) < _MAX_NOTED:
                 self._unclear.add(metric)
                 log.warning("%s: samples of %s may be parts, copies or totals: the gateway's own counts are used",
                             self.name, metric)  # fmt: skip
@@ -222,8 +249,8 @@ class EngineEndpoint:
 
     async def read_bootstrap_port(self, role: str, timeout_s: float) -> None:
         """Read an SGLang engine's port for KV transfers. EngineError if it was not started for `role`."""
-        status, data = await self.client.fetch("/get_server_info", timeout_s)
-        if status != 200:
+        data = await self._read("/get_server_info", timeout_s)
+        if data is None:
             return
         try:
             info = msgspec.json.decode(data, type=SglangInfo)

@@ -8,7 +8,9 @@ several values, makes the metric unknown.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from math import inf
 
 from msgspec import Struct
 
@@ -19,7 +21,9 @@ _COPIES = ("pp_rank", "tp_rank", "moe_ep_rank", "cp_rank", "attn_cp_rank")
 _PRIORITY = "priority"
 """SGLang counts requests by priority, and all of them under an empty one."""
 _MODEL = "model_name"
-_LABEL = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_MAX_TOTALS = 16
+"""Labels that are tried for a total beside its parts."""
 _MAX_VALUE = 1e9
 """Larger samples are invalid."""
 Sample = tuple[dict[str, str], float]
@@ -48,9 +52,14 @@ def values(names: Iterable[str], page: str, models: Collection[str] = ()) -> Val
         lines = re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})?[ \t]+(\S+)", page, re.MULTILINE)
         if not lines:
             continue
-        samples = [({key: value for key, value in _LABEL.findall(labels)}, number(text)) for labels, text in lines]
+        samples = [(labels_of(labels), number(text)) for labels, text in lines]
         return _values([(labels, value) for labels, value in samples if value is not None], models)
     return Values()
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """The labels of a sample, as they are between its braces."""
+    return dict(_LABEL.findall(text))
 
 
 def _values(samples: list[Sample], models: Collection[str]) -> Values:
@@ -82,8 +91,8 @@ def _one(samples: list[Sample]) -> tuple[float | None, str]:
         samples = totals or _added(samples)
     if len(samples) == 1:
         return samples[0][1], ""
-    others = sorted({name for labels, _ in samples for name in labels if len(_seen(name, samples)) > 1})
-    for name in others:  # a total beside its parts
+    others = _differing(samples)
+    for name in others[:_MAX_TOTALS]:  # a total beside its parts
         parts = [value for labels, value in samples if labels.get(name)]
         whole = [value for labels, value in samples if not labels.get(name)]
         if len(whole) == 1 and parts and whole[0] == sum(parts):
@@ -93,8 +102,18 @@ def _one(samples: list[Sample]) -> tuple[float | None, str]:
     return None, others[0]
 
 
-def _seen(name: str, samples: Sequence[Sample]) -> set[str]:
-    return {labels.get(name, "") for labels, _ in samples}
+def _differing(samples: Sequence[Sample]) -> list[str]:
+    """The labels that not all samples have the same value of."""
+    texts: dict[str, set[str]] = {}
+    num = Counter[str]()
+    for labels, _ in samples:
+        for name, text in labels.items():
+            texts.setdefault(name, set()).add(text)
+            num[name] += 1
+    for name, found in texts.items():
+        if num[name] < len(samples):
+            found.add("")
+    return sorted(name for name, found in texts.items() if len(found) > 1)
 
 
 def _added(samples: list[Sample]) -> list[Sample]:
@@ -109,6 +128,15 @@ def _added(samples: list[Sample]) -> list[Sample]:
 def _copy(labels: dict[str, str]) -> tuple[tuple[int, str], ...]:
     """The order of a process among those that work on the same requests."""
     return tuple([(len(rank := labels.get(name, "")), rank) for name in _COPIES])
+
+
+def time(text: str) -> float | None:
+    """A sample's value that is a time; None if it is invalid."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < inf else None
 
 
 def number(text: str) -> float | None:
