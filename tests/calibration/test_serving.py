@@ -74,6 +74,8 @@ def test_reads_settings_stages_and_summary(experiment: ServingExperiment) -> Non
     ("given", "name", "dtype"),
     [
         ({"model": "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", "precision": "FP8", "tp": "2"},
+         "llama-4-scout-17b-16e-instruct-fp8-dynamic", "fp8"),
+        ({"model": "someone/Llama-4-Scout-17B-16E-Instruct-w8a8", "precision": "FP8", "tp": "2"},
          "llama-4-scout", "fp8"),
         ({"model": "someone/Mixtral-8x7B-Instruct-v0.1-FP8", "precision": "fp8"}, "mixtral-8x7b", "fp8"),
         ({"model": "meta-llama/Llama-2-70b-chat-hf", "tp": "8"}, "llama-2-70b", "bf16"),

@@ -31,6 +31,7 @@ PUBLISHED = {
     "deepseek-r1-distill-llama-70b": 70.554, "mistral-7b": 7.248, "mistral-nemo-12b": 12.248,
     "mixtral-8x7b": 46.703, "mixtral-8x22b": 140.621, "yi-34b": 34.389, "bloom-176b": 176.247,
     "gpt-oss-20b": 20.915, "gpt-oss-120b": 116.829,
+    "llama-3.2-1b": 1.236, "llama-4-scout-17b-16e-instruct-fp8-dynamic": 108.642, "ernie-4.5-0.3b-pt": 0.361,
 }  # fmt: skip
 """Billions, as the checkpoints' indices count them (DeepSeek without its multi-token-prediction layer)."""
 ACTIVE = {
@@ -41,9 +42,12 @@ ACTIVE = {
 
 NAMED = {
     "deepseek-v3": 671, "glm-5": 744, "kimi-k2": 1026, "minimax-m2": 229, "minimax-m3": 428, "mimo-v2-flash": 309,
-    "step-3.7-flash": 196,
+    "step-3.7-flash": 196, "deepseek-r1": 671, "deepseek-v2-lite": 15.7, "glm-4.5-air": 106, "glm-4.5": 355,
+    "glm-4.6": 355, "glm-4.7-flash": 30, "glm-4.7": 355, "granite-4.0-h-small": 32.2, "granite-4.0-h-tiny": 6.9,
+    "kimi-k3": 2780, "magistral-small": 23.6, "phi-3.5-moe": 41.9, "phi-4-mini": 3.8, "phi-4": 14.7,
+    "qwen3-coder-next": 80,
 }  # fmt: skip
-"""Billions of models whose names do not say them, by the beginning of the name."""
+"""Billions of models whose names do not say them, by the beginning of the name, longer beginnings first."""
 
 
 @pytest.mark.parametrize("model", catalog.models(), ids=lambda m: m.name)
