@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httptools
+from grpc import aio
 
 import envoys
 from envoys import Envoy
@@ -94,8 +95,8 @@ class _Context:
 
     async def read(self) -> Any:
         message = await self._context.read()
-        if isinstance(message, pb.ProcessingRequest):
-            self._count_said(message)
+        if message is not aio.EOF:
+            self._count_said(pb.ProcessingRequest.FromString(message))
         return message
 
     def _count_said(self, message: pb.ProcessingRequest) -> None:
