@@ -425,7 +425,8 @@ class Gateway:
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
         request = relay.in_flight
         num_chars = 0 if client_request.has_media else len(client_request.text)
-        self.settle(request, num_chars, relay.prompt_tokens, relay.used_tokens)
+        used_tokens = 0 if request.rate_hold is None else relay.used_tokens
+        self.settle(request, num_chars, relay.prompt_tokens, used_tokens)
         if request.copy is not None:  # the model that was asked for cannot continue another one's answer
             is_over = request.outcome is _FINISHED or request.live.fallback is not None
             self.copies.end(client_request.stream_key, request.copy, is_over)

@@ -239,7 +239,13 @@ class Relay:
             if self._live.model not in self._models:
                 self._start_fallback()
             self._tokens_at_start = self._live.generated_tokens
-            error = await self._try(replica)
+            error: EngineError | None = None
+            try:
+                if self._snapshot is not None:
+                    await self._snapshot.restore(replica, self._slot)
+                await self._attempt(replica)
+            except EngineError as failure:
+                error = failure  # what follows is below, as compiled code must not await in a handler
             if error is None:
                 continue
             if self.in_flight.move_target is not None and self.in_flight.outcome is None:
@@ -247,16 +253,6 @@ class Relay:
             if self._num_failures and isinstance(error, BrokenOffError):
                 await self._settle(replica)
             self._release_failed(replica, error)
-
-    async def _try(self, replica: EngineEndpoint) -> EngineError | None:
-        """Relay the answer, or the rest of it, from a replica; why that failed."""
-        try:
-            if self._snapshot is not None:
-                await self._snapshot.restore(replica, self._slot)
-            await self._attempt(replica)
-        except EngineError as error:
-            return error
-        return None
 
     async def _settle(self, replica: EngineEndpoint) -> None:
         """Wait until engines that were killed together are all known to be down, or for as long as that takes."""

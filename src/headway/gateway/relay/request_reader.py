@@ -75,7 +75,9 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
     except msgspec.ValidationError as error:
         name = str(error).rpartition("$.")[2].rstrip("`")
         raise _wrong_type(name, _JSON_TYPES.get(name, "integer")) from None
-    model = checked_model(fields.model or "")
+    model, region = fields.model or "", headers.get("x-headway-region", "")
+    if len(model) > MAX_NAME_CHARS:
+        raise _long_model()
     if fields.n is not None:
         _integer("n", fields.n)
     text, prompt_ids = _PROMPT_READERS[path](body)
@@ -96,7 +98,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         isinstance(fields.stream_options, dict) and bool(fields.stream_options.get("include_usage")),
         _max_tokens(fields), text, prompt_ids, _tier(fields, headers),
         _slo_s(headers, "ttft") if has_slo else None, _slo_s(headers, "tpot") if has_slo else None,
-        headers.get("x-session-id") or cache_key, cut(headers.get("x-headway-region", "")),
+        headers.get("x-session-id") or cache_key, cut(region) if region else "",
         engine_headers, headers.get("x-headway-explain") == "1",
     )  # fmt: skip
     if path == COMPLETIONS or "n" in body or "best_of" in body or "n_cmpl" in body:
@@ -111,8 +113,12 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
 def checked_model(name: str) -> str:
     """A model's name. ApiError if it is too long."""
     if len(name) > MAX_NAME_CHARS:
-        raise ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
+        raise _long_model()
     return name
+
+
+def _long_model() -> ApiError:
+    return ApiError(400, f"'model' has more than {MAX_NAME_CHARS} characters", "invalid_value", "model")
 
 
 def _read_form(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:

@@ -200,7 +200,8 @@ class StallWatch:
         if not request.is_streamed:  # nothing comes before all of it is generated
             if request.live.output_tokens <= 1:
                 return None
-            limit_s += self._limits.factor * self._ratio(replica) * self._answer_s(replica, request.live)
+            answer_s = self._step_s(replica) * max(request.live.output_tokens, request.live.generated_tokens)
+            limit_s += self._limits.factor * self._ratio(replica) * answer_s
         return limit_s if self._has_alternative(request, replica.id) else _ALONE_FACTOR * limit_s
 
     def finished(self, request: InFlightRequest, now: float) -> None:
@@ -218,15 +219,17 @@ class StallWatch:
             self._silent_s[replica.id] = 0.0
         if stay is not None and stay.has_begun:
             self._streams_silent_s.pop(replica.id, None)
-        expected_s = self._times_of(replica).prefill_s(live.prompt_tokens) + self._step_s(replica)
+        step_s = self._step_s(replica)
+        expected_s = self._times_of(replica).prefill_s(live.prompt_tokens) + step_s
         if request.is_unstreamed:
-            self._learn(replica, (now - live.enqueued_s) / (expected_s + self._answer_s(replica, live)))
+            expected_s += step_s * max(live.output_tokens, live.generated_tokens)
+            self._learn(replica, (now - live.enqueued_s) / expected_s)
         elif live.first_token_s > live.enqueued_s and (stay is None or stay.tokens == stay.start_tokens):
             first_s = live.first_token_s - live.enqueued_s
             self._outliers.observe(replica.id, "first token", first_s, expected_s, now)
             self._learn(replica, first_s / expected_s)
         if not request.is_unstreamed and live.generated_tokens > 1 and (stay is None or not stay.is_paced):
-            expected_s = self._step_s(replica) * (live.generated_tokens - 1)
+            expected_s = step_s * (live.generated_tokens - 1)
             self._outliers.observe(replica.id, "between tokens", now - live.first_token_s, expected_s, now)
 
     def _progressed(self, stay: _Stay, live: Live, now: float) -> None:
@@ -266,9 +269,6 @@ class StallWatch:
             tokens = replica.kv_blocks_used * replica.block_size_tokens
             step_s = self._steps_s[replica.id] = self._times_of(replica).step_s(replica.num_in_flight, tokens)
         return step_s
-
-    def _answer_s(self, replica: LiveReplica, live: Live) -> float:
-        return self._step_s(replica) * max(live.output_tokens, live.generated_tokens)
 
     def _limit_s(self, replica: LiveReplica) -> float:
         """How long the replica may be silent towards all of its requests."""

@@ -65,7 +65,10 @@ class BodyMemory:
 
     def free(self, num_bytes: int, owner: str = "") -> None:
         """A body of this length is not held any more."""
-        self.resize(num_bytes, 0, 0, owner)
+        is_long = num_bytes > LONG_BYTES
+        self._num_bytes[is_long] -= num_bytes
+        if owner:
+            self._own(owner, is_long, -num_bytes)
 
 
 def _no_room(message: str) -> ApiError:

@@ -136,14 +136,15 @@ class Connection(asyncio.Protocol):
         if self._buffered > _MAX_BUFFERED_BYTES and self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        if self._on_data is None:
+        if self._on_data is None and self._waiter is not None:
             self._wake()
 
     def on_message_complete(self) -> None:
         if self._is_interim:  # 100 Continue and the like: the answer is still to come
             return
         self.is_complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     # Called by users.
 
@@ -354,7 +355,7 @@ class Client:
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"
         data = head.encode("latin-1")
         connection, sent_s = await self.connect(), monotonic()
-        broken = await self._send_once(connection, data, body, on_connection)
+        broken = await self._send(connection, data, body, on_connection)
         if broken is None:
             return connection
         if not _was_stale(connection, sent_s):
@@ -366,34 +367,30 @@ class Client:
         if not may_resend():
             connection.abort("given up")
             raise BrokenOffError(broken)
-        await self._send(connection, data, body, on_connection)
+        broken = await self._send(connection, data, body, on_connection)
+        if broken is not None:
+            raise BrokenOffError(broken)
         return connection
-
-    async def _send_once(
-        self, connection: Connection, head: bytes, body: bytes, on_connection: Callable[[Connection], None] | None
-    ) -> str | None:
-        """See `_send`. Returns how the connection was broken off, if it was."""
-        try:
-            await self._send(connection, head, body, on_connection)
-        except BrokenOffError as error:
-            return str(error)
-        return None
 
     @staticmethod
     async def _send(
         connection: Connection, head: bytes, body: bytes, on_connection: Callable[[Connection], None] | None
-    ) -> None:
-        """Send a request on this connection and wait for its status."""
+    ) -> str | None:
+        """Send a request on this connection and wait for its status. Returns how the connection was broken off, if it
+        was."""
         try:
             if on_connection is not None:
                 on_connection(connection)
             connection.send(head, body)
             await connection.wait_for_headers()
+        except BrokenOffError as error:
+            return str(error)
         except EngineError:
             raise
         except BaseException:
             connection.abort("given up")
             raise
+        return None
 
     async def connect(self) -> Connection:
         """An idle connection, else a new one. UnreachableError if the server accepts none in time, ExhaustedError if
