@@ -59,7 +59,7 @@ def test_a_process_that_hangs_is_killed_and_the_next_plan_made(caplog: pytest.Lo
         _, pid = _answer(planner, 3)
         os.kill(pid, signal.SIGSTOP)
         assert _answer(planner, 4) is None and "took more than 1 s" in caplog.text
-        assert _answer(planner, 5)[0] == 5
+        until(lambda: (_answer(planner, 5) or (None,))[0] == 5)  # a slow machine may not start one in 1 s
     finally:
         planner.close()
 
