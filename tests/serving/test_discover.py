@@ -202,8 +202,12 @@ def test_a_real_llama_cpp_server(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_errors_are_told_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "fleet.yaml"
+    path, loop, binary = tmp_path / "fleet.yaml", tmp_path / "hosts", tmp_path / "binary"
+    loop.write_text(f"ftp://{loop}\n")
+    binary.write_bytes(b"\xff\xfe\xfa")
     for words, why in (
+        ([str(loop)], "expected an address such as http://host:8000"),
+        ([str(binary)], "cannot be read as text"),
         (["ftp://a:1"], "expected an address such as http://host:8000"),
         (["http://a:99999"], "expected a port from 1 to 65535"),
         (["http://127.0.0.1:9"], "no engine has answered"),

@@ -38,8 +38,8 @@ TOKENS = 32
 @click.option("--out", type=PATH, default="fleet.yaml", show_default=True, help="The file to write, or to compare.")
 @click.option("--write", "is_written", is_flag=True, help="Add what is new to a file that exists already.")
 @click.option("--gpu", help="The engines' GPU. Default: guessed from their KV cache and speed, and marked as a guess.")
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="The key that the engines ask for.")
-@click.option("--no-measure", is_flag=True, help="Send no request. Else an idle engine without a known GPU gets two.")
+@click.option("--api-key", help="The key that the engines ask for.")
+@click.option("--no-measure", is_flag=True, help="Send no request. Else one idle engine of each model gets three.")
 @click.option("--timeout", "timeout_s", type=SECONDS_ABOVE_0, default=5.0, show_default=True, help="For each page.")
 @as_json_option("Print JSON: `engines`, `pools`, `silent`, `changes` of an existing file.")
 def command(
@@ -55,9 +55,9 @@ def command(
     """Ask running engines what they are, and write a fleet file.
 
     URL is the address of an engine (vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, or any with OpenAI's API), of a
-    Kubernetes Service, all of whose addresses are asked, or a file with an address a line. The file serves and
-    simulates as it stands; comments say what engines did not tell. A file that exists is compared: nothing of it is
-    changed but what --write adds.
+    Kubernetes Service, all of whose addresses are asked, or a file with an address a line. The file serves as it
+    stands, and simulates where models and GPUs are known; comments say what engines did not tell. A file that exists
+    is compared: nothing of it is changed but what --write adds.
     """
     if gpu is not None:
         gpu = catalog.gpu(gpu).name
@@ -88,11 +88,20 @@ def command(
 
 def _urls(address: str) -> Iterator[str]:
     """The addresses that one argument stands for."""
-    if Path(address).is_file():
-        for line in Path(address).read_text(encoding="utf-8").splitlines():
-            if word := line.partition("#")[0].strip():
-                yield from _urls(word)
+    if not Path(address).is_file():
+        yield from _behind(address)
         return
+    try:
+        lines = Path(address).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{address}: cannot be read as text: {error}") from None
+    for line in lines:
+        if word := line.partition("#")[0].strip():
+            yield from _behind(word)
+
+
+def _behind(address: str) -> Iterator[str]:
+    """The addresses of the engines behind one address."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise HeadwayError(f"{address}: expected an address such as http://host:8000, or a file with one a line")
