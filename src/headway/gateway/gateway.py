@@ -127,6 +127,8 @@ class Gateway:
         """Called when a replica begins to get requests."""
         self.on_reconfigured: list[Callable[[], None]] = []
         """Called after settings, keys or policies have changed, and when the gateway begins to drain."""
+        self.unapplied: set[asyncio.Future[None]] = set()
+        """Changes that a worker has been sent and has not applied yet."""
         self._retired_models: set[str] = set()
         """Models that the fleet file does not have any more."""
         self._records_timer: asyncio.TimerHandle | None = None

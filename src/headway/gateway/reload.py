@@ -89,6 +89,7 @@ class Reloader:
             try:
                 plan = await self._read_plan(gateway.plan)
                 changes = tuple(gateway.reconfigure(plan))
+                await self._applied()
                 reload = Reload(time.time(), cause, "applied" if changes else "unchanged", changes)
             except HeadwayError as error:
                 reload = Reload(time.time(), cause, "failed", error=str(error))
@@ -114,6 +115,13 @@ class Reloader:
         except TimeoutError:
             self._seen = None  # it is read again once the file system answers
             raise HeadwayError(f"not read within {self._read_s:g} s; does its file system answer?") from None
+
+    async def _applied(self) -> None:
+        """Wait until all workers serve what the plan says: one that has hung for so long is killed."""
+        if changes := self._gateway.unapplied:
+            _, late = await asyncio.wait(changes, timeout=self._gateway.settings.hang_s)
+            if late:
+                log.warning("reloaded: %d workers have not answered in %g s", len(late), self._gateway.settings.hang_s)
 
     def _log_decision(self, reload: Reload) -> None:
         """Note the change in the decision log, where later decisions follow from it."""

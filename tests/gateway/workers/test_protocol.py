@@ -23,7 +23,7 @@ FROM_WORKER: list[Any] = [
     protocol.ProgressReport(1, PROGRESS), protocol.Released(1, ReleaseReason.PREFILLED, False, PROGRESS),
     protocol.AnswerScored(1, None), protocol.RequestFailed(0, "reset", 503, False, True),
     protocol.RequestSucceeded(2), protocol.MetricsReport([("m", "p", 0, "", {1: 2}, 0.5)]), protocol.WorkerLeaving(),
-    protocol.Heartbeat(), protocol.PrefillLegDone(1),
+    protocol.Heartbeat(), protocol.PrefillLegDone(1), protocol.ChangeApplied(),
 ]  # fmt: skip
 FROM_SCHEDULER: list[Any] = [
     protocol.Assigned(1, None, *STATE), protocol.Assigned(1, 0, *STATE, slot=3, prefill_replica=2),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 pytest.importorskip("httptools")
 
 from asgi import Inside
+from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.gateway import Gateway
+from headway.gateway.reload import Reloader
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.workers.session import WorkerSession
 from held import check_idle, gateway_before_held, run_steps
@@ -126,3 +130,39 @@ def test_workers_know_how_prompts_are_named_before_a_first_request(inside: Insid
         assert "/models/none" in worker.scheduler._prompt_blocks._tokenizers, "it is read before the first request, too"
     finally:
         replica.event_block_tokens, replica.tokenizer = 0, ""
+
+
+def test_a_reload_ends_once_all_workers_serve_what_it_says(inside: Inside) -> None:
+    workers = inside.workers  # type: ignore[attr-defined]
+    gateway = inside.gateway
+
+    def changed(plan: ServingPlan) -> ServingPlan:
+        return structs.replace(plan, settings=structs.replace(plan.settings, timeout_s=plan.settings.timeout_s + 1))
+
+    async def story() -> None:
+        before, late = gateway.settings.timeout_s, workers[1].scheduler.link._transport
+        late.pause_reading()
+        reloading = asyncio.create_task(Reloader(gateway, changed, None).reload("request"))
+        await inside.until(lambda: workers[0].settings.timeout_s == before + 1 and len(gateway.unapplied) == 1)
+        assert not reloading.done()
+        late.resume_reading()
+        assert (await reloading).outcome == "applied"
+        assert {worker.settings.timeout_s for worker in workers} == {before + 1} and not gateway.unapplied
+
+    inside.run(story())
+    plan = gateway.plan
+    inside.run(_reconfigure(gateway, structs.replace(plan, settings=structs.replace(plan.settings, hang_s=0.05))))
+    inside.run(_reload_with_a_worker_that_hangs(inside, changed))
+
+
+async def _reconfigure(gateway: Gateway, plan: ServingPlan) -> None:
+    gateway.reconfigure(plan)
+
+
+async def _reload_with_a_worker_that_hangs(inside: Inside, changed: Callable[[ServingPlan], ServingPlan]) -> None:
+    """It is killed after `hang_s`, and the next one starts with what the file says."""
+    link = inside.workers[1].scheduler.link._transport  # type: ignore[attr-defined]
+    link.pause_reading()
+    assert (await Reloader(inside.gateway, changed, None).reload("request")).outcome == "applied"
+    link.resume_reading()
+    await inside.until(lambda: not inside.gateway.unapplied)

@@ -168,10 +168,14 @@ class WorkerIdle(Struct, array_like=True, tag=12, gc=False):
     """The gateway drains, and this worker has no requests left."""
 
 
+class ChangeApplied(Struct, array_like=True, tag=13, gc=False):
+    """The first `Reconfigured` that was not answered yet holds in this worker."""
+
+
 FromWorker = (
     RequestArrived | ProgressReport | Released | AnswerScored | RequestFailed | RequestSucceeded | MetricsReport
     | WorkerLeaving | Heartbeat | PrefillLegDone | StreamSent | StartFailed | BodyQuarantined
-    | WorkerIdle
+    | WorkerIdle | ChangeApplied
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,8 @@ class WorkerSession:
         """Requests of streams that clients have named, while the store of the gateways is asked for them."""
         self._sent_replicas: dict[int, protocol.ReplicaInfo] = {}
         """By replica, what the worker was last sent."""
+        self._unapplied: deque[asyncio.Future[None]] = deque()
+        """Changes that the worker has been sent and has not applied yet, in their order."""
         gateway.fleet.on_removed.append(self._replica_removed)
         gateway.on_replica_up.append(self._replica_up)
         gateway.on_reconfigured.append(self._reconfigured)
@@ -121,6 +124,7 @@ class WorkerSession:
             protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts),
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
             protocol.WorkerIdle: self._idle,
+            protocol.ChangeApplied: self._change_applied,
             protocol.Heartbeat: self._take_heartbeat,
             protocol.StartFailed: self._take_failure,
             protocol.BodyQuarantined: lambda message: gateway.quarantine.hold(message.digest, message.until_s),
@@ -178,6 +182,13 @@ class WorkerSession:
         gateway = self._gateway
         sends_priority, stored = gateway.plan.sends_priority, gateway.keys.stored
         self.link.send(protocol.Reconfigured(gateway.settings, sends_priority, gateway.is_closing, stored))
+        change = asyncio.get_running_loop().create_future()
+        self._unapplied.append(change)
+        gateway.unapplied.add(change)
+        change.add_done_callback(gateway.unapplied.discard)
+
+    def _change_applied(self, _: protocol.ChangeApplied) -> None:
+        self._unapplied.popleft().set_result(None)
 
     def _quarantined(self, digest: bytes, until_s: float) -> None:
         self.link.send(protocol.BodyQuarantined(digest, until_s))
@@ -381,6 +392,8 @@ class WorkerSession:
         self._gateway.on_replica_up.remove(self._replica_up)
         self._gateway.on_reconfigured.remove(self._reconfigured)
         self._gateway.quarantine.listeners.remove(self._quarantined)
+        while self._unapplied:
+            self._unapplied.popleft().set_result(None)
         for arriving in self._arriving.values():
             arriving.cancel()
         # Held requests first, so that none of them is placed in the room that the others leave.

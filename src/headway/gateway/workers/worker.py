@@ -34,6 +34,7 @@ from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
 from headway.gateway.workers.protocol import (
     AllIdle,
     BodyQuarantined,
+    ChangeApplied,
     HeartbeatMonitor,
     KeyLimits,
     Reconfigured,
@@ -108,6 +109,7 @@ class Worker:
         if message.stored_keys is not None:
             self.keys.replace_stored(message.stored_keys)
         self._quarantine.keep_s = self.settings.quarantine_s
+        self.scheduler.link.send(ChangeApplied())
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
         """Do nothing: the scheduler charges the caller."""
