@@ -61,3 +61,33 @@ def test_the_end_tag_of_reasoning_may_come_in_any_pieces(pieces: list[str]) -> N
     before, _, after = "".join(pieces).partition("</think>")
     assert "".join(delta.get("reasoning", "") for delta in deltas) == before
     assert "".join(delta.get("content", "") for delta in deltas) == after
+
+
+@given(st.integers(0, 3), st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_an_answer_is_no_reasoning_if_its_engine_broke_at_the_end_tag(num_silent: int, sizes: list[int]) -> None:
+    """Tokens without text after the reasoning may be its end tag: they are generated again, and sent once."""
+    partial = PartialResponse(_chat())
+    partial.prompt_ids = [1, 2]
+    _add(partial, {"reasoning": "so"}, [5])
+    sent = [6, 7, 8][:num_silent]
+    for id in sent:
+        _add(partial, {}, [id])
+    assert partial.forget_silent_ids() == num_silent and partial.tokens == 1
+    body = partial.resume_request(ADAPTERS["vllm"], 100, 2)[1]
+    assert (body["prompt"], body["max_tokens"]) == ([1, 2, 5], 9)
+    resumed = ResumedStream(_chat(), partial, COMPLETIONS, num_silent)
+    rest = [6, 7, 8, 9, 10]
+    deltas, ids, start = [], list(sent), 0
+    for size in [*sizes, len(rest)]:
+        part = rest[start : start + size]
+        text = "".join({8: "</think>", 9: " answer"}.get(id, "") for id in part)
+        start += size
+        value = sse.decoded(json.dumps({"choices": [{"text": text, "token_ids": part}]}).encode())
+        chunk = sse.chunk_in(value)[0]
+        resumed.convert(chunk)
+        partial.add(chunk, len(part))
+        if resumed.rewrite(value):
+            deltas.append(value["choices"][0]["delta"])
+            ids += value["choices"][0]["token_ids"]
+    assert "".join(delta.get("content", "") for delta in deltas) == " answer" and ids == rest
+    assert partial.token_ids == [5, *rest] and partial.tokens == 6

@@ -41,6 +41,8 @@ class PartialResponse:
     """Tokens of prompt and answer by the engine's own count; 0: not reported."""
     last_text = ""
     """The last chunk's text."""
+    _ids_of_reasoning = 0
+    """Token ids up to the last one that brought reasoning."""
 
     def __init__(self, request: ClientRequest) -> None:
         self._request = request
@@ -87,6 +89,7 @@ class PartialResponse:
                 self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
                 self.last_text = delta.reasoning or delta.reasoning_content or ""
                 self.reasoning.append(self.last_text)
+                self._ids_of_reasoning = len(self.token_ids or ())
             if delta.tool_calls is not None:
                 self.tool_calls.append(sse.encoded(delta.tool_calls).decode())
 
@@ -103,6 +106,17 @@ class PartialResponse:
         """Set all token ids from a KV snapshot: the prompt, the answer so far, and tokens that were not streamed."""
         start = self.seen_tokens - self.tokens
         self.prompt_ids, self.token_ids = tokens[:start], tokens[start : self.seen_tokens]
+
+    def forget_silent_ids(self) -> int:
+        """Forget the tokens after the reasoning if they brought no text: one may be its end tag, and what an engine
+        generates after that tag does not tell that it is an answer. The next engine generates them again. Returns
+        their number."""
+        if not self.reasoning or self.text or self.tool_calls or not self.token_ids:
+            return 0
+        num = len(self.token_ids) - self._ids_of_reasoning
+        del self.token_ids[self._ids_of_reasoning :]
+        self.tokens -= num
+        return num
 
     def answer(self) -> str:
         """The answer to score: text and tool calls."""
@@ -170,12 +184,13 @@ class PartialResponse:
 class ResumedStream:
     """Rewrites the chunks of the engine that continues an answer: the first engine's head, format and token counts."""
 
-    def __init__(self, request: ClientRequest, partial: PartialResponse, path: str) -> None:
+    def __init__(self, request: ClientRequest, partial: PartialResponse, path: str, num_repeated: int = 0) -> None:
+        """`num_repeated`: tokens at the start of which the client has the ids."""
         self._is_chat, self._partial = request.is_chat, partial
         self._is_converted = request.is_chat and path == COMPLETIONS
         """The engine completes the chat's rendered prompt, and the client gets chat chunks."""
         self._is_reasoning = self._is_converted and bool(partial.reasoning) and not partial.text
-        self._tokens_before = partial.tokens
+        self._tokens_before, self._num_repeated = partial.tokens, num_repeated
         self._held_back = ""
         """The start of what may be the end tag of reasoning."""
         self._deltas: list[dict[str, str]] = []
@@ -199,6 +214,9 @@ class ResumedStream:
         choices = value.get("choices")
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             return True
+        if self._num_repeated:
+            for choice in choices:
+                self._leave_out_repeated(choice)
         if self._is_converted:
             value["object"] = "chat.completion.chunk"
             pairs = zip(choices, self._deltas, strict=True)
@@ -208,6 +226,12 @@ class ResumedStream:
                 if isinstance(delta := choice.get("delta"), dict):
                     delta.pop("role", None)
         return len(choices) != 1 or _has_content(choices[0])
+
+    def _leave_out_repeated(self, choice: dict[str, Any]) -> None:
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            choice["token_ids"] = ids[self._num_repeated :]
+            self._num_repeated = max(self._num_repeated - len(ids), 0)
 
     def _delta(self, text: str, is_last: bool) -> dict[str, str]:
         """Text as reasoning or as the answer. The end tag of reasoning may come in pieces."""

@@ -326,6 +326,7 @@ class Relay:
         request, partial, adapter = self._request, self._meter.partial, replica.adapter
         path, body = request.path, dict(request.body)
         self._resumed, self._hidden_fields, self._is_prefill = None, (), False
+        num_repeated = partial.forget_silent_ids()
         self._meter.tokens_before = partial.tokens
         if partial.tokens:
             limits = replica.max_context_tokens, self._live.prompt_tokens
@@ -336,7 +337,7 @@ class Relay:
             except CannotResumeError:
                 raise self._failure() from None
         if partial.head:
-            self._resumed = ResumedStream(request, partial, path)
+            self._resumed = ResumedStream(request, partial, path, num_repeated)
         if request.stream:
             is_exact = adapter.gives_token_ids or adapter.has_slots
             self._meter.limit(request.max_tokens or replica.max_context_tokens, is_exact)
