@@ -5,6 +5,7 @@ The last line of a run says which kinds of tests were skipped, and what would ru
 
 import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -20,6 +21,9 @@ settings.register_profile("same", derandomize=True, deadline=None, suppress_heal
 if "HEADWAY_FUZZ_EXAMPLES" not in os.environ:
     settings.load_profile("same")
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell that runs the tests in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 FAST = tuple(

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from headway.cli import main
+from serving import PATIENCE_S, until
+from worker_fleet import children
 
 POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}
 WORKLOAD = {"arrivals": 20, "num_requests": 30, "prompt_tokens": 200, "output_tokens": 20}
@@ -295,15 +297,25 @@ def test_bad_input_is_one_line(
     assert _tree(tmp_path) == before
 
 
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children."""
+    used_s = 0.0
+    for each in (pid, *children(pid)):
+        with suppress(FileNotFoundError):  # it has ended
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used_s
+
+
 def _interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of a command that gets Ctrl-C, as its children do, after its start."""
     command = [sys.executable, "-m", "headway", *arguments]
     process = subprocess.Popen(
         command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
-    time.sleep(2.5)
+    until(lambda: _cpu_s(process.pid) > 3.0)  # its modules are loaded: what loads them can swallow a signal
     os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=15)
+    _, error = process.communicate(timeout=PATIENCE_S)
     return process.returncode, error.decode()
 
 

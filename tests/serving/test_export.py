@@ -286,7 +286,7 @@ def test_an_engines_pod_stops_when_its_requests_have_ended(api: Api, surface: st
         before = subprocess.Popen([sys.executable, *command[1:]])
         assert list(events)[-1] == "[DONE]"
         assert before.wait(serving.PATIENCE_S) == 0
-        subprocess.run([sys.executable, *command[1:]], check=True, timeout=3)  # idle: at once
+        subprocess.run([sys.executable, *command[1:]], check=True, timeout=15)  # idle: not after drain_s
 
 
 def test_sglang_gets_its_phase(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_killed_gateway_is_back_in_seconds(tmp_path: Path, workers: str) -> No
             reply.close()
             front.wait_for("been killed by signal 9: it is started again")
             front.process.send_signal(signal.SIGTERM)
-            assert front.process.wait(20) == 0
+            assert front.process.wait(serving.PATIENCE_S) == 0
 
 
 def test_it_ends_with_its_supervisor_and_drains(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_restarts_are_bounded_and_the_end_has_a_reason(tmp_path: Path) -> None:
                 gateway = child_of(front)
                 os.kill(gateway, signal.SIGKILL)
                 until(lambda gateway=gateway: gateway not in children(front.process.pid))
-            assert front.process.wait(20) == 2
+            assert front.process.wait(serving.PATIENCE_S) == 2
             assert front.process.stderr is not None
             written = front.process.stderr.read().decode()
             assert "has been killed by signal 9, after 3 restarts in a row: it ends" in written

@@ -11,7 +11,7 @@ import pytest
 
 import serving
 from faulty import POISON, FaultyEngine, executions, text_of
-from keys import digest
+from keys import ADMIN, digest
 from serving import answer_text, chat, send
 
 pytest.importorskip("httptools")
@@ -37,7 +37,8 @@ def test_requests_of_a_stopped_engine_go_to_another_one(tmp_path: Path) -> None:
 def test_a_poison_prompt_ends_two_engines_and_no_more(tmp_path: Path, workers: tuple[str, ...]) -> None:
     """Other requests run beside it, on connections that are kept, and all of them are answered."""
     engines = [FaultyEngine("--interval-s", "0.02") for _ in range(5)]
-    front = serving.gateway(serving.fleet_file(tmp_path, [each.url for each in engines]), *workers)
+    fleet = serving.fleet_file(tmp_path, [each.url for each in engines], gateway={"admin_keys": [digest("root")]})
+    front = serving.gateway(fleet, *workers)
     with serving.closing(*engines, front), ThreadPoolExecutor(10) as clients:
         serving.all_up(front, 5)
         for _ in clients.map(lambda _: chat(front, max_tokens=2).json(), range(20)):
@@ -49,7 +50,8 @@ def test_a_poison_prompt_ends_two_engines_and_no_more(tmp_path: Path, workers: t
         time.sleep(0.3)
         reply = chat(front, f"some {POISON}", max_tokens=5)
         assert reply.status == 422 and reply.json()["error"]["code"] == "request_quarantined"
-        time.sleep(0.5)  # workers tell each other within milliseconds
+        # It is answered once all workers have read what they were sent before.
+        assert send(front, "/reload", method="POST", headers=ADMIN).json()["outcome"] == "unchanged"
         for again in clients.map(lambda _: chat(front, f"some {POISON}", max_tokens=5), range(8)):
             assert again.status == 422 and "quarantined" in again.json()["error"]["message"]
         assert sum(each.is_alive for each in engines) == 3, "each worker would end two"

@@ -117,7 +117,7 @@ def test_workers_know_how_prompts_are_named_before_a_first_request(inside: Insid
     worker = inside.workers[0]  # type: ignore[attr-defined]
 
     async def heard() -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while worker.scheduler._replicas.get(0) is None or not worker.scheduler._replicas[0].event_block_tokens:
                 await asyncio.sleep(0)
 
