@@ -48,7 +48,7 @@ class PlannerProcess:
     """Satisfies `core.task.BackgroundTask`. The process keeps the state of its work from one plan to the next."""
 
     def __init__(self, work: Callable[..., Any], limit_s: float = PLAN_LIMIT_S) -> None:
-        self._work, self._limit_s = work, limit_s
+        self._work, self.limit_s = work, limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._result: Future[Any] | None = None
@@ -86,7 +86,7 @@ class PlannerProcess:
 
     def _wait(self, result: Future[Any], arguments: tuple[Any, ...]) -> None:
         is_over = threading.Event()
-        watchdog = threading.Timer(self._limit_s, self._kill, (is_over,))
+        watchdog = threading.Timer(self.limit_s, self._kill, (is_over,))
         try:
             connection = self._connection or self._launch()
             watchdog.start()
@@ -96,7 +96,7 @@ class PlannerProcess:
             self.close()
             self._connection = None
             is_gone = isinstance(error, EOFError | OSError)  # otherwise the arguments cannot be sent
-            why = f"took more than {self._limit_s:g} s" if is_over.is_set() else "its process has ended"
+            why = f"took more than {self.limit_s:g} s" if is_over.is_set() else "its process has ended"
             result.set_exception(ChildProcessError(why) if is_gone else error)
         else:
             result.set_result(value) if has_succeeded else result.set_exception(RuntimeError(value))
