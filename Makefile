@@ -15,8 +15,8 @@ test: .venv/ready  ## Four processes for two cores: tests wait for their servers
 test-skipped: .venv/ready  ## The tests that the last `make test` skipped, once what they need is there
 	$(BIN)/pytest -q -n 2 --skipped || test $$? = 5 # none were skipped
 
-test-ci: .venv/ready  ## The tests of nearly a minute each that `make test` leaves out: every command of the documents
-	$(BIN)/pytest -q -n 2 -m ci
+test-ci: .venv/ready  ## The tests that `make test` leaves out, as they take long: documents' commands, floods, plans, days
+	$(BIN)/pytest -q -n 4 -m ci
 
 test-newest: .venv/base  ## The fast tests and the JSON of every command with the newest packages, without constraints.txt
 	$(PYTHON) -m venv --clear .venv-newest

@@ -46,7 +46,9 @@ def extensions() -> list[Extension]:
         # What is not installed while a wheel is built has no types; what is not compiled is checked elsewhere.
         flags = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
         # A C file for each module: in one for all, the compiler's time grows faster than the code.
-        made = mypycify([*flags, *files], opt_level=os.environ.get("HEADWAY_OPTIMIZE", "3"), debug_level="0", multi_file=True)
+        made = mypycify(
+            [*flags, *files], opt_level=os.environ.get("HEADWAY_OPTIMIZE", "3"), debug_level="0", multi_file=True
+        )
     except (ImportError, SystemExit) as error:
         print(f"headway: not compiled, pure Python instead: {error}", file=sys.stderr)
         return []

@@ -56,9 +56,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    num_seen: Counter[str] = Counter()
     for item in items:
         if not _is_fast(item.path):
             item.add_marker("slow")
+        if sampled := item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            if num_seen[name] % sampled.args[0]:
+                item.add_marker("ci")
+            num_seen[name] += 1
     if config.getoption("skipped"):
         cache = getattr(config, "cache", None)
         asked = set(cache.get(_SKIPPED, [])) if cache else set()

@@ -58,6 +58,7 @@ def arena(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.ci
 def test_every_policy_is_ranked_in_every_cell_and_nothing_runs_twice(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def _gateway(engine: serving.Process, folder: Path, *options: str) -> Iterator[s
         yield made
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_more_streams_than_descriptors_are_all_answered(engine: serving.Process, workers: str, tmp_path: Path) -> None:
     """Connections wait until there is room for them, and for theirs to an engine; idle ones make room, too."""

@@ -236,6 +236,7 @@ STORED = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.ci
 @given(st.lists(STORED | VALUES, max_size=4))
 def test_no_batch_is_an_error_of_the_gateway(events: list[Any]) -> None:
     blocks, index = EngineBlocks(2, 10), CacheIndex(2, 10, guesses=False)

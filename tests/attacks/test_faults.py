@@ -17,6 +17,7 @@ FOUND_S = {"killed": 2.0, "hang": 8.0, "garbage": 5.0, "401": 5.0}
 """Limits for a busy machine, judged by `make attack`; docs/reliability.md has the times of an idle one."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", list(faults.CASES) if SCALE > 1 else SHORT)
 def test_answers_are_right_or_say_that_they_are_not(case: str) -> None:
     seen = faults.run(case, LONG_S if SCALE > 1 else SHORT_S)

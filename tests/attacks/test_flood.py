@@ -61,6 +61,7 @@ def ttft_s(ran: Records, tenant: str) -> np.ndarray[Any, Any]:
 FEW_PROMPTS = {"ordering": {"name": "fair", "prompt_window": 512}, "ordering_at": "gateway"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("quiet_rps", "tokens", "seconds", "most", "setting"),
     [
@@ -93,6 +94,7 @@ LITTLE_ROOM = {
 """A model that leaves room for some 80 requests, whose iterations take little longer with them than alone."""
 
 
+@pytest.mark.ci
 def test_a_flood_does_not_fill_the_kv_cache_of_others(tmp_path: Path) -> None:
     """The quiet key waits for iterations only, and the gateway's figures are the simulator's."""
 

@@ -86,6 +86,7 @@ def _send_examples(front: serving.Process, operation: Any, statuses: Counter[tup
         send()
 
 
+@pytest.mark.ci
 def test_requests_of_any_shape_are_answered_without_a_failure(front: serving.Process) -> None:
     statuses: Counter[tuple[str, int, bool]] = Counter()
     accepted: Counter[tuple[str, int, bool]] = Counter()

@@ -29,6 +29,7 @@ def found() -> Found:
     return fitted(experiments())
 
 
+@pytest.mark.ci
 def test_a_known_overhead_is_found_again(found: Found) -> None:
     fit, coefficients, _ = found
     assert fit.values["step_s"] == pytest.approx(0.002, rel=0.1)
@@ -52,6 +53,7 @@ def test_runs_that_were_left_out_are_predicted(found: Found) -> None:
     assert fit.held_out["e2e_mean"] < 2 and fit.held_out["itl_mean"] < 2
 
 
+@pytest.mark.ci
 def test_one_model_cannot_tell_steps_from_layers() -> None:
     """Their sum is found again; the catalog divides it, and the notes say so."""
     fit, _, notes = fitted(experiments(("llama-3.1-8b",)))
@@ -61,6 +63,7 @@ def test_one_model_cannot_tell_steps_from_layers() -> None:
     assert any("step_s" in note and "layer_s" in note and "only together" in note for note in notes)
 
 
+@pytest.mark.ci
 def test_alike_runs_determine_little() -> None:
     alike = [replace(experiments(("llama-3.1-8b",), 1)[0], id=str(i)) for i in range(6)]
     fit, _, notes = fitted(alike)
@@ -69,6 +72,7 @@ def test_alike_runs_determine_little() -> None:
     assert "sequence_s" in notes[0]
 
 
+@pytest.mark.ci
 def test_a_processor_that_nobody_measured() -> None:
     """Efficiencies a quarter of those that its kin has, and no table: served runs tell how long an iteration takes, and
     that two models of one size do not tell what of it is memory."""

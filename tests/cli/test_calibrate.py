@@ -165,6 +165,7 @@ def served(folder: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
+@pytest.mark.ci
 def test_results_of_a_load_generator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.json"
     args = ["--out", out, "--source", "us", "--engine-version", "0.99", "--max-num-batched-tokens", 8192]

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 import headway
 
 SOURCES = sorted(Path(headway.__file__).parent.rglob("*.py"))
@@ -59,6 +61,7 @@ def raised_again(text: str) -> list[int]:
     return sorted({line for function in functions for line in _shared(function)})
 
 
+@pytest.mark.ci
 def test_what_is_raised_is_made_where_it_is_raised() -> None:
     found = {str(path): lines for path in SOURCES if (lines := raised_again(path.read_text(encoding="utf-8")))}
     assert not found

@@ -136,6 +136,7 @@ def test_the_combos_of_pods_are_served(tmp_path: Path, monkeypatch: pytest.Monke
     assert {served.start.name for served in plan.pools} == {"pair-prefill", "pair-decode"}  # type: ignore[union-attr]
 
 
+@pytest.mark.ci
 def test_the_scaled_fleet_runs(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# scaled.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"scaled.yaml": _block("yaml", "# scaled.yaml")}, script, '"up":1')

@@ -54,6 +54,7 @@ def test_the_tutorial_shows_the_example() -> None:
     assert EXAMPLE.read_text(encoding="utf-8") in blocks("python")
 
 
+@pytest.mark.ci
 def test_the_example_passes_the_conformance_checks() -> None:
     check_router(load(EXAMPLE).LongPromptsApart)
 

@@ -77,6 +77,7 @@ def test_who_knows_what_comes_needs_least() -> None:
         assert each.scaled.gpu_hours >= 0.95 * ideal.scaled.gpu_hours
 
 
+@pytest.mark.ci
 def test_a_leak_is_marked_and_better_than_honest() -> None:
     pytest.importorskip("statsforecast")
     found = evaluate([days()], EvaluationSettings(methods=("arima", "arima-leak")))
@@ -101,6 +102,7 @@ def brute_force(expected: Expected, demand: ObservedDemand, exceeded: float) -> 
     return min(each.gpu_hours for each in found if each.exceeded_share <= exceeded)
 
 
+@pytest.mark.ci
 @given(st.integers(0, 10_000), st.floats(0, 0.3))
 @settings(max_examples=12, deadline=None)
 def test_least_headroom_against_brute_force(seed: int, exceeded: float) -> None:

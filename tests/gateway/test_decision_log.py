@@ -105,6 +105,7 @@ def test_explanations_need_the_setting(engines: list[serving.Process], tmp_path:
         assert "x-headway-attempts" not in headers_of(chat(front, max_tokens=2, headers={"x-headway-explain": "1"}))
 
 
+@pytest.mark.ci
 def test_the_simulator_writes_the_same_lines_and_the_same_metrics(tmp_path: Path) -> None:
     scenario = {
         "workload": {"builtin": "chat", "num_requests": 300, "arrivals": 30},

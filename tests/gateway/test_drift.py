@@ -7,12 +7,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import serving
 from serving import chat, metric, send, until
 
 KEY = "of the tests"
 
 
+@pytest.mark.ci
 def test_a_replica_half_as_fast_as_predicted_is_told(tmp_path: Path) -> None:
     engines = [serving.emulator("--output-tokens", "40"), serving.emulator("--output-tokens", "40", "--speed", "0.5")]
     gateway = {"admin_keys": [sha256(KEY.encode()).hexdigest()]}

@@ -209,6 +209,7 @@ def test_streams_of_a_drained_replica_move(
     assert list(ran.requests["moves"]) == [1, 0] and list(ran.requests["attempts"]) == [1, 1]
 
 
+@pytest.mark.ci
 def test_an_urgent_request_overtakes_in_the_engines_queue(
     kind: Kind, engines: list[Process], serve: Callable[..., Process]
 ) -> None:

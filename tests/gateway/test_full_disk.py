@@ -15,6 +15,7 @@ from serving import chat, until
 pytest.importorskip("httptools")
 
 
+@pytest.mark.ci
 def test_records_and_decisions_go_on_after_a_full_disk_and_outlast_a_kill(tmp_path: Path) -> None:
     """No client notices; what is lost is what ended since the last part, and what the log counts as dropped."""
     engine = serving.emulator()

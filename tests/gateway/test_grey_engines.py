@@ -77,6 +77,7 @@ def fleet(engines: list[FaultyEngine], tmp_path: Path) -> Iterator[Fleet]:
     made.close()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_an_engine_that_generates_nothing_is_found_out(fleet: Fleet, stream: bool) -> None:
     """Its health checks go on well. All requests are answered, and later ones do not wait for it."""
@@ -156,6 +157,7 @@ def test_a_request_that_all_engines_refuse_is_the_clients_fault(fleet: Fleet) ->
     assert fleet.status(0) == fleet.status(1) == "up"
 
 
+@pytest.mark.ci
 def test_an_engine_that_trickles_is_ejected_and_returns_slowly(engines: list[FaultyEngine], tmp_path: Path) -> None:
     fleet = Fleet(engines, tmp_path, outliers={"ejection_s": 6, "slow_start_s": 20})
     try:

@@ -123,6 +123,7 @@ def test_engines_that_continue_no_answer_pause_none(tmp_path: Path) -> None:
         serving.load(path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_processes_pause_and_pace_streams(tmp_path: Path, num_workers: int) -> None:
     """With real processes: what a paused stream's client reads, and that it was paused."""

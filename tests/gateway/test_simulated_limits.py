@@ -103,12 +103,14 @@ def reason_of(error: dict[str, Any]) -> str:
     return next(each for each in ("requests", "tokens") if f"limit of {each} per minute" in error["message"])
 
 
+@pytest.mark.ci
 def test_rates_of_keys_are_those_of_their_tenants(tmp_path: Path) -> None:
     limits = {"search": {"requests_per_minute": 25}, "reports": {"tokens_per_minute": 6_000, "requests_per_minute": 90}}
     reasons = both_refuse(day(limits), tmp_path)
     assert set(reasons.values()) == {"requests", "tokens"} and 30 < len(reasons) < 120
 
 
+@pytest.mark.ci
 def test_budgets_are_reserved_and_charged_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {
         "search": {"budget_tokens": 9_000, "period": "total"},

@@ -131,6 +131,7 @@ DAYS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("day", DAYS.values(), ids=DAYS)
 def test_a_served_day_equals_the_simulated_day(
     day: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
@@ -150,6 +151,7 @@ def test_a_served_day_equals_the_simulated_day(
 SGLANG = {"name": "sglang", "response_overhead_s": 0, "tokenize_s_per_token": 0}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("num_decode", [1, 2])
 def test_a_served_day_of_an_sglang_pair_equals_the_simulated_day(tmp_path: Path, num_decode: int) -> None:
     """Both of its engines are asked at once, and the first token comes with the KV cache."""

@@ -66,6 +66,7 @@ def _reads(file: Path) -> bool:
     return False
 
 
+@pytest.mark.ci
 def test_the_wall_clock_is_read_for_stamps_and_days_only() -> None:
     root = Path(headway.__file__).parent
     folders = ("gateway", "serving", "control", "policies", "limits", "core", "records")

@@ -37,6 +37,7 @@ def test_fleet_load_counts_waiting_and_running_requests(seed: int) -> None:
         assert found.completed[i] == done.sum()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 200))

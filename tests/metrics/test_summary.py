@@ -63,6 +63,7 @@ def test_answers_that_were_not_streamed_count_with_their_durations_alone() -> No
     assert both.ttft_s is not None and both.ttft_s.count == (~np.isnan(first_s)).sum()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
@@ -107,6 +108,7 @@ def test_summary_matches_sums_over_requests(seed: int, warmup_s: float, stop_s: 
     assert found.usd_per_million_output_tokens == pytest.approx(3 * 4 * window_s / 3600 / tokens * 1e6)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6))

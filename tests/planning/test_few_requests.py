@@ -79,6 +79,7 @@ def planned(
     return code, printed.out, printed.err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_ends(planner: str, workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from headway.config.scenario import assemble
 from headway.config.strict_yaml import Places
 from headway.core.record import Records
@@ -46,6 +48,7 @@ def _targets_near(found: RehearsalMetrics, draw: Random) -> Targets:
     return Targets(**(some or {"ttft_p99_s": draw.choice([0.1, 1.0, 10.0])}))
 
 
+@pytest.mark.ci
 def test_the_verdict_is_that_of_the_whole_run() -> None:
     draw, num_early, num_met = Random(5), 0, 0
     for _ in range(60):

@@ -187,6 +187,7 @@ def test_gpus_of_those_that_drain_are_not_free() -> None:
     assert it.run(300) == [(125.0, {"middle": 1})], "it is taken back; its H20 is not given twice"
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_gpu_limits_are_never_exceeded(seed: int) -> None:
@@ -421,6 +422,7 @@ def _kinds(draw: st.DrawFn) -> list[ComboKind]:
     return kinds
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=300)
 @given(kinds=_kinds(), demand=st.one_of(st.sampled_from((0.0, 1.0, 4.0)), st.floats(0.01, 25)), seed=st.integers(0, 99))
 def test_the_cheapest_against_brute_force(kinds: list[ComboKind], demand: float, seed: int) -> None:

@@ -33,6 +33,7 @@ def ended(request: FakeRequest, output_tokens: int = 0) -> Ended:
 prompts = st.integers(1, 1000)
 
 
+@pytest.mark.ci
 @settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from("abc"), prompts), min_size=200, max_size=300), st.sampled_from([0, 500]))
 def test_services_of_waiting_tenants_differ_by_a_bounded_amount(
@@ -356,6 +357,7 @@ def test_a_quiet_tenant_hardly_notices_a_flood(tmp_path: Path) -> None:
     assert p99_s(shared, "quiet") < 1.5 * p99_s(alone) and shared.summary.tenants["quiet"].num_unfinished < 50
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("tokens", "quiet_rps", "limit"),
     [((2000, 100), 3.0, 2.0), ((2000, 400), 2.0, 2.3), ((1000, 1000), 1.5, 2.3), ((200, 100), 15.0, 2.7)],

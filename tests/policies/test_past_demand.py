@@ -76,6 +76,7 @@ def expected_tps(scaler: HeadwayScaler, now: float) -> dict[tuple[str, str], flo
     return {name: scaler._forecasts.most_tps(name, cell, 600.0, now) for name, cell in sorted(scaler._cells.items())}
 
 
+@pytest.mark.ci
 def test_growth_at_this_time_of_earlier_days_is_known_after_a_restart() -> None:
     on, again, without = (scalers("headway", None) for _ in range(3))
     follow(on, 0, BEFORE + AFTER)

@@ -54,6 +54,7 @@ def test_round_robin_goes_on_where_it_was_when_replicas_come_and_go() -> None:
     assert [route(router, view) for _ in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.ci
 @given(st.data())
 def test_round_robin_serves_all_that_stay_while_others_flap(data: st.DataObject) -> None:
     router, view = RoundRobinRouter(), fleet(*[0] * 6)
@@ -124,6 +125,7 @@ def test_least_loaded_counts_what_is_on_its_way() -> None:
     assert route(LeastLoadedRouter(), FakeFleet([stale, seen])) == 1
 
 
+@pytest.mark.ci
 @given(view=fleets, lengths=st.lists(st.integers(1, 10_000), max_size=20))
 def test_jsq_tokens_is_the_first_minimum(view: FakeFleet, lengths: list[int]) -> None:
     router = JsqTokensRouter(prior_output_tokens=100, prior_num_requests=4)

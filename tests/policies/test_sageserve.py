@@ -419,6 +419,7 @@ endpoints = st.lists(
 )
 
 
+@pytest.mark.ci
 @given(endpoints, st.sampled_from([0.0, 0.3, 0.5, 0.6, 0.7, 1.0]))
 def test_a_look_at_some_replicas_says_what_a_look_at_all_says(replicas: list[FakeReplica], threshold: float) -> None:
     """To the bit: also where utilisation is just the threshold, and where there is nothing."""
@@ -428,6 +429,7 @@ def test_a_look_at_some_replicas_says_what_a_look_at_all_says(replicas: list[Fak
         assert not is_below(just, replicas)
 
 
+@pytest.mark.ci
 @given(endpoints, endpoints)
 def test_a_combo_is_as_full_as_the_role_that_uses_more(some: list[FakeReplica], others: list[FakeReplica]) -> None:
     prefill, decode = ([replace(each, role=role) for each in them] for role, them in
@@ -437,6 +439,7 @@ def test_a_combo_is_as_full_as_the_role_that_uses_more(some: list[FakeReplica], 
     assert fullest_use(some) == effective_use(some), "whose replicas are all alike"
 
 
+@pytest.mark.ci
 @given(st.lists(endpoints.filter(bool), min_size=1, max_size=3), st.integers(0, 8))
 def test_the_queue_manager_lets_go_as_many_as_all_endpoints_ask_for(
     regions: list[list[FakeReplica]], held: int

@@ -91,6 +91,7 @@ def instance_hours(records: Records) -> float:
     return sum(min(end, records.end_s) - start for replica in records.replicas for start, end in replica.up) / 3600
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "scaling",
     ["reactive", *({"name": name, "plan": PLAN} for name in ("lt-i", "lt-u", "lt-ua"))],
@@ -109,6 +110,7 @@ def test_unified_pools(scaling: Any) -> None:
         assert 2 <= min(counts(records, region)) < max(counts(records, region)) <= MOST_GPUS
 
 
+@pytest.mark.ci
 def test_silos_and_chiron() -> None:
     silos = run("reactive", None, "priority-first", ("-interactive", "-batch"))
     kinds = {replica.id: replica.pool.split("-")[1] for replica in silos.replicas}

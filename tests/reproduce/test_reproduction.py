@@ -175,6 +175,7 @@ def results(jobs: int, seeds: Sequence[int] = (0, 1, 2)) -> dict[Any, Any]:
         return Runner(tuple(seeds), pool=pool).run(tasks)
 
 
+@pytest.mark.ci
 def test_the_number_of_processes_changes_nothing() -> None:
     alone, together = results(1), results(2)
     assert list(alone) == list(together) == [(n, seed) for n in (2, 1) for seed in (0, 1, 2)]

@@ -123,6 +123,7 @@ def test_honest_forecasters_never_look_at_the_runs_own_demand(monkeypatch: pytes
         scenario.run(assembled(document(long_term(method="arima:1-0-0-leak"))))
 
 
+@pytest.mark.ci
 def test_a_leak_is_noted_as_cheating() -> None:
     honest = scenario.run(assembled(document(long_term())))
     leaked = scenario.run(assembled(document(long_term(method="arima:1-0-0-leak"))))
@@ -130,6 +131,7 @@ def test_a_leak_is_noted_as_cheating() -> None:
     assert any("cheating" in note for note in leaked.notes)
 
 
+@pytest.mark.ci
 def test_ilp_and_greedy_agree() -> None:
     """One pool to a region, no limits: the greedy cover is an optimum, and both plans come to as many instances."""
     hours = []
@@ -278,6 +280,7 @@ def test_combos_are_planned_like_pools() -> None:
     assert run.summary.starts and max(len(run.records.replicas), 0) > 2
 
 
+@pytest.mark.ci
 def test_what_a_combo_serves_is_simulated_whole() -> None:
     chosen = assembled(combo_pool(tps={"llama-2-70b": 100.0}))
     [combo] = chosen.fleet.combos

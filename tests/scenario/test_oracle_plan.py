@@ -34,6 +34,7 @@ def two_regions(scaling: Any) -> scenario.Scenario:
     return scenario.assemble(document, Places(), Path())
 
 
+@pytest.mark.ci
 def test_the_timetable_serves_in_time_and_takes_no_less_than_the_bound() -> None:
     it = two_regions("reactive")
     found = oracle_plan.best_timetable(it, tps={MODEL: 3000.0})
@@ -45,6 +46,7 @@ def test_the_timetable_serves_in_time_and_takes_no_less_than_the_bound() -> None
     assert bound is not None and 2 * 1800 / 3600 * 0.999 <= bound <= found.gpu_hours
 
 
+@pytest.mark.ci
 def test_a_run_without_a_bound_has_a_note() -> None:
     """All first tokens are due before any engine can compute them."""
     document = two_regions("reactive").document

@@ -68,6 +68,7 @@ def rising() -> Run:
     return run(example())
 
 
+@pytest.mark.ci
 def test_what_comes_changes_and_so_does_the_plan(rising: Run) -> None:
     plans = [note for note in rising.notes if note.startswith("planned anew")]
     assert plans and "(rate: +" in plans[0] and plans[0].startswith("planned anew at 740 s")
@@ -91,6 +92,7 @@ def test_gpus_are_never_more_than_there_are(rising: Run) -> None:
     assert most == 8
 
 
+@pytest.mark.ci
 def test_the_same_again(rising: Run) -> None:
     again = run(example())
     assert again.notes == rising.notes
@@ -237,6 +239,7 @@ def changed_pools(done: Run) -> dict[str, int]:
     return changes
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_fleet_of_two_types_of_gpu_is_planned_anew_within_each() -> None:
     made = document([4.0, 14.0])
@@ -260,6 +263,7 @@ def test_a_fleet_of_two_types_of_gpu_is_planned_anew_within_each() -> None:
     assert done.summary.num_completed == done.summary.num_requests
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_combos_are_planned_anew_as_whole_units() -> None:
     made = document([3.0, 14.0])
@@ -274,6 +278,7 @@ def test_combos_are_planned_anew_as_whole_units() -> None:
     assert done.summary.num_completed == done.summary.num_requests
 
 
+@pytest.mark.ci
 def test_the_scenarios_own_scaling_keeps_the_other_pools() -> None:
     made = document([6.0, 12.0])
     made["fleet"].append({"name": "chat", "model": "llama-3.1-8b", "replicas": 1, "max_replicas": 3, **GPU})
@@ -283,6 +288,7 @@ def test_the_scenarios_own_scaling_keeps_the_other_pools() -> None:
     assert "chat" not in changed_pools(done)
 
 
+@pytest.mark.ci
 def test_scaling_moves_the_cascades_own_replicas_between_plans() -> None:
     """Answers of the small model pile up: it gets the GPUs that are free, and loses them when it is idle again."""
     made = document([2.0, 16.0, 2.0], every_s=1000)

@@ -121,6 +121,7 @@ def test_processes_do_not_change_the_result() -> None:
     assert [each.policies for each in alone] == [each.policies for each in spread]
 
 
+@pytest.mark.ci
 def test_long_comparisons_take_one_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     chosen = scenario(policies={"routing": ["random", "power-of-two", "least-kv"]})

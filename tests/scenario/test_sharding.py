@@ -112,6 +112,7 @@ def _assert_same(found: Records, expected: Records) -> None:
             assert (getattr(found.prefixes, name) == getattr(expected.prefixes, name)).all()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("block_rows", [7, shards.BLOCK_ROWS])
 def test_records_are_those_of_one_process(block_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of some, rows are merged in blocks, and columns and places leave memory, as in a run of millions."""
@@ -133,6 +134,7 @@ def test_records_are_those_of_one_process(block_rows: int, tmp_path: Path, monke
     assert num_merged > 20 and num_shared > 5
 
 
+@pytest.mark.ci
 def test_the_command_uses_processes(tmp_path: Path) -> None:
     document = _document(Random(1), tmp_path / "trace")
     scenario = assemble(document, Places(), Path())

@@ -102,6 +102,7 @@ def test_a_gateway_forecasts_from_them(tmp_path: Path, capsys: pytest.CaptureFix
     assert LiveRun(file.plan, file, options, is_restart=True)._plan.past_demand is None
 
 
+@pytest.mark.ci
 def test_a_gateway_that_was_killed_scales_by_the_demand_before(tmp_path: Path) -> None:
     """Real processes: three replicas for a demand that the gateway itself has not seen; one without its history."""
     until_s = 60 * (time() // 60)

@@ -131,6 +131,7 @@ def assert_times_are_in_order(records: Records) -> None:
         assert (ends_s[:-1] <= start_s[1:] + 1e-12).all(), "iterations of a replica overlap"
 
 
+@pytest.mark.ci
 @fuzz
 @given(scenarios())
 def test_no_prompt_is_computed_twice_without_cause(scenario: Scenario) -> None:
@@ -161,6 +162,7 @@ def test_a_replica_keeps_its_books_and_its_limits(scenario: Scenario) -> None:
             assert_empty(replica)
 
 
+@pytest.mark.ci
 @fuzz
 @given(scenarios())
 def test_books_hold_where_stretches_begin(scenario: Scenario) -> None:
@@ -189,6 +191,7 @@ class Checking:
         return Placement(view.replicas[0].id)
 
 
+@pytest.mark.ci
 @fuzz
 @given(scenarios())
 def test_window_and_queue_limit_hold(scenario: Scenario) -> None:
@@ -262,6 +265,7 @@ def test_another_seed_gives_another_run() -> None:
     assert len({digest(varied(RandomRouter, seed).play()) for seed in range(4)}) == 4
 
 
+@pytest.mark.ci
 def test_hashing_has_no_say() -> None:
     code = (
         "from simulation import ROUTER_MAKERS; from sim.test_conservation import digest, varied; "

@@ -363,6 +363,7 @@ fuzz = settings(
 changing = scenarios().filter(lambda drawn: bool(drawn.combos) and bool(drawn.roles or drawn.faults))
 
 
+@pytest.mark.ci
 @fuzz
 @given(changing)
 def test_stretches_agree_with_steps_and_nobody_is_lost(scenario: Scenario) -> None:
@@ -379,6 +380,7 @@ def test_stretches_agree_with_steps_and_nobody_is_lost(scenario: Scenario) -> No
         assert all(high <= low for (_, high), (low, _) in pairwise(edges)), "one role at a time"
 
 
+@pytest.mark.ci
 @fuzz
 @given(changing)
 def test_every_token_comes_once_and_every_hand_over_is_accounted_for(scenario: Scenario) -> None:

@@ -69,6 +69,7 @@ def test_schedulers_that_tell_each_other_place_as_well_as_one_and_others_do_not(
         assert np.array_equal(same.records.requests["end_s"], play(as_).records.requests["end_s"])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("source", ["placements", "events"])
 def test_prompts_that_others_placed_are_found_once_they_are_told(source: str) -> None:
     """Turns of a conversation arrive at any scheduler: one that hears nothing does not know where the last one was."""

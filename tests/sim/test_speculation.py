@@ -171,6 +171,7 @@ _settings = st.builds(
 )
 
 
+@pytest.mark.ci
 @settings(
     max_examples=num_examples(60),
     derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ,

@@ -29,6 +29,7 @@ from simulation import (
 )
 
 
+@pytest.mark.ci
 @settings(
     max_examples=num_examples(200),
     derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ,

@@ -79,6 +79,7 @@ def test_md1(load: float, batching: str) -> None:
     assert high - low < 0.35 * expected
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("load", [0.4, 0.7])
 def test_mg1(load: float) -> None:
     """Service times lognormal through prompt lengths: W = lambda E[S^2] / (2 (1 - rho))."""
@@ -98,6 +99,7 @@ def test_mg1(load: float) -> None:
     assert high - low < 0.4 * expected
 
 
+@pytest.mark.ci
 def test_many_iterations_are_one_service() -> None:
     """An output of k tokens takes k iterations: M/G/1 with geometric services."""
     n, step_s, mean_tokens = 30_000, 0.01, 12.0
@@ -122,6 +124,7 @@ class Counting:
         return Placement(0)
 
 
+@pytest.mark.ci
 def test_little() -> None:
     """Poisson arrivals see time averages, and those are L = lambda W: found on arrival against latencies."""
     n, rate = 30_000, 20.0

@@ -76,6 +76,7 @@ class AsksTheTime(HalfWay):
         return int(time.time() < 0)
 
 
+@pytest.mark.ci
 def test_a_sound_cascade_passes() -> None:
     check_cascade(HalfWay)
     assert cascade_reads(HalfWay) == {"cascade.stage", "cascade.stages"}

@@ -110,6 +110,7 @@ class Dice(Away):
         return None if Random().random() < 0.5 else super().at_phase(request, view)
 
 
+@pytest.mark.ci
 def test_a_sound_migration_passes() -> None:
     check_migration(Away)
     assert {"placed.is_moving", "request.replica", "replica.is_draining"} <= migration_reads(Away)

@@ -175,5 +175,6 @@ def test_crashing_router_is_caught() -> None:
         check_router(ReadsWhatIsNotThere)
 
 
+@pytest.mark.ci
 def test_sound_router_passes() -> None:
     check_router(First)

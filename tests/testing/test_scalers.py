@@ -82,6 +82,7 @@ class Foresees(AsManyAsBusy):
         return {p.name: p.min_replicas for p in view.pools if sum(r.output_tokens_left for r in p.replicas) > 0}
 
 
+@pytest.mark.ci
 def test_a_sound_scaler_passes() -> None:
     check_scaler(AsManyAsBusy)
     assert {"pool.min_replicas", "replica.num_in_flight"} <= scaler_reads(AsManyAsBusy)

@@ -162,6 +162,7 @@ def log_of(spans: list[Span]) -> str:
     return "".join(rows)
 
 
+@pytest.mark.ci
 def test_from_a_log_to_a_profile_that_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The two commands, one after the other."""
     about = "# " + json.dumps({"model": "meta-llama/Llama-3.1-8B", "device": "NVIDIA H100 80GB HBM3", "tp": 1}) + "\n"

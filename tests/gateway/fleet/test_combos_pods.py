@@ -76,6 +76,7 @@ def _up(front: serving.Process) -> tuple[int, int]:
     return health["up"], health["replicas"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_combos_of_pods_scale_with_the_load(tmp_path: Path, kind: str) -> None:
     """Two pods compute prompts for one that decodes; a pod that dies under load is one of the same combo again."""
@@ -101,6 +102,7 @@ def test_combos_of_pods_scale_with_the_load(tmp_path: Path, kind: str) -> None:
     assert (parts.prefill.replicas, parts.decode.replicas) == (2, 1)
 
 
+@pytest.mark.ci
 def test_the_rest_of_a_combo_serves_both_phases_until_its_pod_is_back(tmp_path: Path) -> None:
     """Without a scaler nothing is scaled, and what the cluster does by itself is followed."""
     parts = Parts("Deployment", 1)

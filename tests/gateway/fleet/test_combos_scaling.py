@@ -40,6 +40,7 @@ def _file(folder: Path, first: int, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.ci
 def test_combos_of_processes_scale_with_the_load(tmp_path: Path) -> None:
     first, last = processes.ports(4)
     front = serving.gateway(_file(tmp_path, first), "--records", str(tmp_path / "ran"))
@@ -91,6 +92,7 @@ def test_a_combo_is_limited_by_its_part_with_the_fewest_ports(tmp_path: Path) ->
     assert len({id(served.combo) for served in plan.pools}) == 1
 
 
+@pytest.mark.ci
 def test_cheaper_combos_replace_more_expensive_ones(tmp_path: Path) -> None:
     """Algorithm 1's refinement: what is new serves before what it replaces goes."""
     first, last = processes.ports(2)
@@ -125,6 +127,7 @@ sys.exit(subprocess.call(sys.argv[2:]))
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("num_gpus", [3, 2])
 def test_scaling_does_not_wait_for_a_combo_with_a_failed_part(tmp_path: Path, num_gpus: int) -> None:
     """A dearer one is started. With GPUs for both, the first is tried on; else its other part gives its GPU back."""

@@ -52,6 +52,7 @@ class _Ending(InFlightRequest):
         self._gateway.driver.release(self, ReleaseReason.REFUSED)
 
 
+@pytest.mark.ci
 def test_ready_pods_are_replicas_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pods are read again only because the watch says so: `poll_s` is longer than the test."""
     first = GatedEngine("127.0.0.2")

@@ -39,6 +39,7 @@ def _health(front: serving.Process) -> tuple[int, int]:
     return health["up"], health["replicas"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_pods_scale_with_the_load_and_none_with_requests_is_deleted(
     tmp_path: Path, kubeconfig: Path, kind: str
@@ -104,6 +105,7 @@ def test_a_fleet_file_without_a_cluster_is_refused(tmp_path: Path, kubeconfig: P
         composition.load(path)
 
 
+@pytest.mark.ci
 def test_failed_pods_are_reported_and_give_their_gpus_to_others(tmp_path: Path, kubeconfig: Path) -> None:
     """Two GPUs: one pool's pod is started again and again, the other takes its GPU while it needs it."""
     large = "llama-3.1-8b"

@@ -78,6 +78,7 @@ def test_a_replica_of_another_shape_starts_first_if_there_are_gpus_for_both(tmp_
         assert "its last replica goes" not in front.stop()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_without_gpus_for_both_clients_get_a_retry_time(tmp_path: Path, workers: str) -> None:
     decisions = tmp_path / "decisions.jsonl"

@@ -32,6 +32,7 @@ def _front(folder: Path, pool: dict[str, Any], *options: str, **changes: Any) ->
     return serving.gateway(serving.fleet_file(folder, [], pool=pool, **changes), *options)
 
 
+@pytest.mark.ci
 def test_processes_scale_with_the_load(tmp_path: Path) -> None:
     pool = processes.pool(4, max_replicas=3)
     first, last = pool["processes"]["ports"]

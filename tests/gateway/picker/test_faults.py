@@ -16,6 +16,7 @@ import envoy_faults
 import envoys
 
 
+@pytest.mark.ci
 def test_what_clients_see_is_what_the_page_says(tmp_path: Path) -> None:
     envoys.binary()
     table = envoy_faults.made(tmp_path)

@@ -79,6 +79,7 @@ def _text(reply: Reply) -> str:
     return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("then", ["close", "reset"])
 def test_a_stream_that_is_cut_off_at_any_byte_ends_with_an_error(inside: Inside, then: str) -> None:
     text = "".join(WORDS)

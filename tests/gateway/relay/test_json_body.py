@@ -44,6 +44,7 @@ def _result(decoded: Any, raw: bytes) -> Any:
         return "invalid"
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("short_steps")
 def test_steps_make_no_difference() -> None:
     @given(

@@ -73,6 +73,7 @@ def _there(folder: Path) -> Iterator[tuple[Path, Kill]]:
         yield _file(folder, {part: {"kubernetes": how} for part, how in hows.items()}), kill
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", [_here, _there])
 def test_pairs_scale_with_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Path], Any]) -> None:
     """One that loses a half is out until that is there again."""

@@ -112,6 +112,7 @@ STREAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("app", [_echo, _direct], ids=["asgi", "direct"])
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_two_segments_have_the_answers_of_one(stream: bytes, app: Any) -> None:
@@ -139,6 +140,7 @@ _LONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
 @given(
     st.one_of(st.sampled_from(list(STREAMS.values())), st.sampled_from(_LONG)),
     st.lists(st.floats(0.0, 1.0), max_size=6), st.sampled_from([_echo, _direct]),

@@ -288,6 +288,7 @@ def test_a_snapshot_in_use_is_not_stale_however_old(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("seen_tokens", "last_text", "tokens"),
     [(1, "so", [7]), (2, "so", [7, 8]), (2, "and so", []), (3, "so", [])],

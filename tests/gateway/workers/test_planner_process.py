@@ -95,6 +95,7 @@ def clients(front: serving.Process, num: int, **options: Any) -> Iterator[None]:
             thread.join()
 
 
+@pytest.mark.ci
 def test_lt_i_follows_its_plans_up_and_down(tmp_path: Path) -> None:
     """An hour of two seconds: demand that the gateway has seen, forecast and planned for, is served by processes."""
     pool = processes.pool(3)
@@ -127,6 +128,7 @@ class Log:
         return sum(words in line for line in self.lines)
 
 
+@pytest.mark.ci
 def test_lt_ua_scales_only_as_far_as_memory_needs(tmp_path: Path) -> None:
     """The plan wants three; KV caches are next to empty, so none is started."""
     scaling = {"name": "lt-ua", "plan": LINES, "interval_s": 0.2, "cooldown_s": 0.2, "last_s": 1.0}
@@ -139,6 +141,7 @@ def test_lt_ua_scales_only_as_far_as_memory_needs(tmp_path: Path) -> None:
         assert serving.send(front, "/health").json()["replicas"] == 1
 
 
+@pytest.mark.ci
 def test_streams_continue_during_planning_and_the_process_ends_with_the_gateway(tmp_path: Path) -> None:
     """What a replica serves is found by simulation here, which takes seconds of a core; the gateway is killed."""
     scaling = {"name": "lt-i", "plan": {**LINES, "tps": {}}, "planner": "ilp", "interval_s": 0.1}
@@ -222,6 +225,7 @@ def _gpus(pid: int) -> list[str]:
     return next(word for word in words if word.startswith("CUDA_VISIBLE_DEVICES=")).partition("=")[2].split(",")
 
 
+@pytest.mark.ci
 def test_a_replanned_cascade_replaces_replicas_by_ones_of_another_shape(tmp_path: Path) -> None:
     """Few requests, then more. Audited requests are judged at both models, so it shows that 70 is less than 75."""
     path = _cascade(tmp_path, "--tp", "{tp}")
@@ -244,6 +248,7 @@ def test_a_replanned_cascade_replaces_replicas_by_ones_of_another_shape(tmp_path
         assert log.count("a plan was made in") >= 1
 
 
+@pytest.mark.ci
 def test_scaling_acts_on_a_cascades_pools_between_plans(tmp_path: Path) -> None:
     """Only the small model is asked. It gets the GPUs that the plan leaves free, and gives them back."""
     path = _cascade(tmp_path, every_s=3600)

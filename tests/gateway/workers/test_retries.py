@@ -58,6 +58,7 @@ def broken(front: serving.Process, headers: dict[str, str], num: int, **options:
     return reply, list(islice(reply.events(), num))
 
 
+@pytest.mark.ci
 def test_a_retry_continues_where_its_worker_was_killed(tmp_path: Path, engines: list[serving.Process]) -> None:
     """One answer, identical to one without a break; with the same head, and usage of the whole."""
     longer = {**LONG, "max_tokens": 1000}  # so that they do not end before their workers are killed

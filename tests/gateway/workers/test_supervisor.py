@@ -250,6 +250,7 @@ def test_only_streams_survive_the_scheduler(engines: list[serving.Process], tmp_
         until(lambda: num_at_engines(engines[:1]) == 0)
 
 
+@pytest.mark.ci
 def test_a_stream_survives_its_engine_and_the_scheduler_records_all_requests(tmp_path: Path) -> None:
     engines = [serving.emulator(), serving.emulator()]
     path, ran = serving.fleet_file(tmp_path, [each.url for each in engines]), tmp_path / "ran"

@@ -70,6 +70,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("tpot_s", [0.025, 0.04])
 @pytest.mark.parametrize("load", [6, 30])
 def test_the_plan_is_what_brute_force_finds(tpot_s: float, load: float, small: Path) -> None:
@@ -128,6 +129,7 @@ def test_cost_rises_with_load_and_falls_with_looser_targets(small: Path) -> None
     assert len(set(costs.values())) > 1
 
 
+@pytest.mark.ci
 def test_worker_processes_and_early_ends_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same plan from whole runs one by one, from runs that end early, and from two processes."""
     made = document()
@@ -149,6 +151,7 @@ def _spec(rehearsal: CapacityRehearsal) -> scenario.Spec:
     ).spec  # fmt: skip
 
 
+@pytest.mark.ci
 def test_a_plan_survives_a_longer_run() -> None:
     """500 requests are four seconds, in which two replicas too few build up no queue that matters."""
     made = document()
@@ -282,6 +285,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, st
     return code, *capsys.readouterr()
 
 
+@pytest.mark.ci
 def test_the_command_writes_a_scenario_that_meets_the_targets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], small: Path
 ) -> None:
@@ -314,6 +318,7 @@ def test_a_scenario_file_gives_workload_model_and_engine(tmp_path: Path, capsys:
     assert written["policies"]["routing"] in policies["routing"] and written["slo"] == {"ttft_s": 1.0}
 
 
+@pytest.mark.ci
 def test_routers_are_compared_at_the_plans_cost(capsys: pytest.CaptureFixture[str], small: Path) -> None:
     """The first one listed is not the answer if another does better on the same replicas."""
     routings = "--routing", "random,round-robin,jsq-tokens"

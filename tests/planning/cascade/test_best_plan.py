@@ -65,6 +65,7 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, A
     return code, json.loads(printed.out) if code in (0, 3) else None, printed.err
 
 
+@pytest.mark.ci
 def test_a_plan_keeps_its_promise_as_a_scenario(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache, out = tmp_path / "cache", tmp_path / "plan.yaml"
     code, answer, err = plan(capsys, file, "--quality", 78, "--cache", cache, "-o", out)
@@ -95,6 +96,7 @@ def test_a_plan_keeps_its_promise_as_a_scenario(file: Path, tmp_path: Path, caps
     assert again[1]["chosen"]["rehearsed"] == chosen["rehearsed"] and again[1]["num_simulated"] == 0
 
 
+@pytest.mark.ci
 def test_a_latency_budget_holds_for_all_stages_together(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [file, "--no-cache", "--no-alternatives", "--latency"]
     code, answer, _ = plan(capsys, *asked, 12)
@@ -147,6 +149,7 @@ def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: floa
     assert best - 0.5 <= found.rehearsed.quality <= best + 1e-9
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("q_min", "within_s"), [(55.0, 6.0), (70.0, 22.0), (75.0, 28.0)])
 def test_the_cheapest_plan_is_that_of_all_plans_rehearsed(q_min: float, within_s: float) -> None:
     """Against every threshold on every set of replicas, fewer than all GPUs included."""
@@ -161,6 +164,7 @@ def test_the_cheapest_plan_is_that_of_all_plans_rehearsed(q_min: float, within_s
 UNLIKE = "h100-80gb-sxm:2,a100-80gb:4:1.5,l40s:2"
 
 
+@pytest.mark.ci
 def test_unlike_gpus_are_planned_together(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, html = tmp_path / "plan.yaml", tmp_path / "plan.html"
     asked = [file, "--quality", 75, "--gpus", UNLIKE, "--no-alternatives", "--cache", tmp_path / "cache"]
@@ -355,6 +359,7 @@ def served_day(path: Path, audited: float = 0.2, threshold: float = 75.0) -> Sco
     return table
 
 
+@pytest.mark.ci
 def test_a_served_day_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = served_day(tmp_path / "requests.parquet")
     file, out = tmp_path / "day.yaml", tmp_path / "plan.yaml"

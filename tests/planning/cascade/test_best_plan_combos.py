@@ -67,6 +67,7 @@ def parts_of(answer: Any) -> list[Any]:
     return [part for stage in answer["chosen"]["plan"]["stages"] for part in stage["replicas"]]
 
 
+@pytest.mark.ci
 def test_a_plan_with_combos_keeps_its_promise_and_is_no_worse_than_one_without(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_mixed_replicas_and_a_combo_of_one_model_are_written_side_by_side(folder
     assert sum(pool.replicas * pool.parallel.num_gpus for pool in fleet.all_pools) == 4
 
 
+@pytest.mark.ci
 def test_a_plan_with_combos_is_planned_anew_while_it_serves(folder: Path, written: dict[str, Any]) -> None:
     """`replan` stays in the plan's file, and new plans have a number of the file's combos."""
     assert written["cascade"]["replan"] == REPLAN

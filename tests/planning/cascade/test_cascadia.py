@@ -67,6 +67,7 @@ CASES = dict(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=25, deadline=None)
 @given(**CASES, use_all=st.booleans())
 def test_a_full_look_finds_what_exhaustive_search_finds(
@@ -106,6 +107,7 @@ def test_a_latency_budget_gets_the_best_quality(
     check(found, asked)
 
 
+@pytest.mark.ci
 def test_the_usual_look_is_within_one_percent_and_far_cheaper() -> None:
     worse = []
     for seed in range(12):
@@ -143,6 +145,7 @@ def test_nothing_is_asked_twice_and_a_warm_table_asks_nothing() -> None:
     assert warm.stages == cold.stages == first.stages and warm.rounds == cold.rounds
 
 
+@pytest.mark.ci
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000), rate_rps=st.floats(1.0, 10.0))
 def test_a_looser_target_never_has_a_worse_plan(seed: int, rate_rps: float) -> None:

@@ -131,6 +131,7 @@ TARGETS = st.one_of(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 5), st.integers(0, 3), st.integers(1, 3), TARGETS, st.booleans())
 def test_a_full_look_finds_what_exhaustive_search_finds(
@@ -162,6 +163,7 @@ def test_offered_combos_never_make_a_full_look_worse_and_at_times_better() -> No
     assert any(gains) and used == {"mixed", "prefill", "decode"}
 
 
+@pytest.mark.ci
 def test_candidates_keep_to_each_type_and_baselines_are_those_without_combos() -> None:
     target = QualityFloor(60.0)
     made = asked(5, 4, target, 1, 3, 14.0)
@@ -270,6 +272,7 @@ def all_of(
     return sets, lengths, simulated(made, routing, rounds), lower
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("stage", "rate_rps", "prompt_tokens", "routing"),
     [
@@ -288,6 +291,7 @@ def test_no_simulation_with_a_combo_is_faster_than_its_bound(
     assert np.isfinite(truth).any() and (lower[picked] <= truth).all(), "a bound above the truth"
 
 
+@pytest.mark.ci
 def test_bounds_hold_where_a_combo_is_full_and_whoever_prefills_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With hardly any room for KV caches some hand-overs find none, and those requests stay where they are."""
     refused = list[int]()

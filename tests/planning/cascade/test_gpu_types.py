@@ -54,6 +54,7 @@ def taken(found: CascadePlan) -> dict[str, int]:
 LIMITS = st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any)
 
 
+@pytest.mark.ci
 @settings(max_examples=60, deadline=None)
 @given(LIMITS, st.integers(1, 4), st.integers(0, 10_000))
 def test_the_split_is_what_brute_force_finds(limits: list[int], stages: int, seed: int) -> None:

@@ -42,6 +42,7 @@ def lost() -> tuple[Regret, ...]:
     return regrets(asked, StageLatencies(evaluator_of(asked)), ERRORS)
 
 
+@pytest.mark.ci
 def test_a_judge_without_error_loses_nothing(lost: tuple[Regret, ...]) -> None:
     none = lost[0]
     for each in (none.by_judge, none.by_truth, none.informed):
@@ -94,6 +95,7 @@ def test_the_same_draw_for_every_judge() -> None:
     )
 
 
+@pytest.mark.ci
 def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, html = tmp_path / "chat.yaml", tmp_path / "plan.html"
     file.write_text(yaml.safe_dump(SCENARIO))

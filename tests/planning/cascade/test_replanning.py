@@ -227,6 +227,7 @@ def test_a_plan_that_comes_late_is_taken_when_it_is_there_and_no_other_is_begun_
     assert planner.replicas(902.0) == replicas_of(HEAVY) and planner.new_plans[0].at_s == 902.0
 
 
+@pytest.mark.ci
 def test_the_pair_keeps_to_what_every_policy_must() -> None:
     """Within bounds, the same again, picklable, nothing kept, nothing reached for."""
     wanted = CascadeSetup((50.0, 60.0, 70.0, 80.0), {"a": 2, "b": 1})
@@ -260,6 +261,7 @@ class Watched(ReplannedScaler):
         return super().scale(view)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("after", [HEAVY, plan(50.0, (Replicas(2, 1, 2),), (Replicas(2, 1, 2),))])
 def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
     gpu, engine = catalog.gpu("h100-80gb-sxm"), catalog.engine("vllm")

@@ -39,6 +39,7 @@ def program(seed: int, cents: bool, tight: float) -> tuple[np.ndarray, np.ndarra
     return cost, shares, use, np.floor(tight * random.uniform(8, 30, 4))
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.5, 0.8, 1.0, 3.0, np.inf]))
 def test_covers_agree_with_the_solver(seed: int, cents: bool, tight: float) -> None:

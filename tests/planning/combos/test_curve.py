@@ -39,6 +39,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     return found, out, page
 
 
+@pytest.mark.ci
 def test_each_way_is_sized_until_it_is_in_time(planned: tuple[dict[str, Any], Path, Path]) -> None:
     answer, _, _ = planned
     assert answer["mean_rps"] == pytest.approx(30, rel=0.1) and answer["peak_rps"] > 45
@@ -68,6 +69,7 @@ def test_the_cheapest_of_what_is_met_is_planned_and_does_what_it_did(
     assert f"k {best['k']:.3g}" in page.read_text()
 
 
+@pytest.mark.ci
 def test_what_cannot_be_planned_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "day.yaml"
     file.write_text(yaml.safe_dump(SCENARIO))

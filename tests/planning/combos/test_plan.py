@@ -43,6 +43,7 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
     return code, printed.out, printed.err
 
 
+@pytest.mark.ci
 def test_a_plan_is_a_fleet_that_serves_its_demand(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_plan_is_a_fleet_that_serves_its_demand(
     assert "0 simulations" in again[2]
 
 
+@pytest.mark.ci
 def test_a_saved_plan_runs_from_its_own_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The trace and the model are files beside the scenario, not beside the plan."""
     asked, saved = tmp_path / "asked", tmp_path / "saved"
@@ -159,6 +161,7 @@ LONG = {
 SHORT_REQUESTS = 300
 
 
+@pytest.mark.ci
 def test_a_plan_lasts_longer_than_its_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "chat.yaml", tmp_path / "plan.yaml"
     file.write_text(yaml.safe_dump(LONG))
@@ -179,6 +182,7 @@ def test_a_plan_lasts_longer_than_its_profiles(tmp_path: Path, capsys: pytest.Ca
 MINE = {"name": "mine", "like": "h20", "usd_per_hour": 0.5}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("where", ["scenario", "file"])
 def test_own_gpus_are_planned_with_and_marked(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, gpus, out, page = (tmp_path / name for name in ("chat.yaml", "gpu.yaml", "plan.yaml", "plan.html"))
@@ -246,6 +250,7 @@ def test_the_goodput_is_that_of_a_search_step_by_step(combo: GpuCombo) -> None:
     assert rate / step / PRECISION <= found <= rate * PRECISION
 
 
+@pytest.mark.ci
 def test_routers_are_compared_at_the_plans_cost(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +274,7 @@ def test_a_written_plan_has_the_rate_that_was_asked_for(
     assert yaml.safe_load(out.read_text())["workload"]["arrivals"] == 25
 
 
+@pytest.mark.ci
 def test_profiles_of_a_trace_are_kept_by_its_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another trace of the same name is another workload."""
     file, goodputs = tmp_path / "chat.yaml", []

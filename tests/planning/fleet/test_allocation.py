@@ -82,6 +82,7 @@ def test_one_unit_less_and_more() -> None:
 leasts = st.one_of(st.none(), st.integers(1, 4))
 
 
+@pytest.mark.ci
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(leasts, leasts), min_size=1, max_size=3), st.integers(0, 6), st.integers(0, 6))
 def test_no_choice_of_one_type_for_each_model_is_cheaper(

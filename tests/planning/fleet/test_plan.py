@@ -44,6 +44,7 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 QUICK = ("--tp", "1", "--seeds", 2, "--routing", "least-loaded,round-robin", "--slo", "ttft=1,tpot=0.04")
 
 
+@pytest.mark.ci
 def test_two_models_share_the_gpus_at_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, page, cache = tmp_path / "plans" / "fleet.yaml", tmp_path / "fleet.html", tmp_path / "cache"
     out.parent.mkdir()

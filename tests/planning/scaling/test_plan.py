@@ -107,6 +107,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> ScalingPlan:
     return first
 
 
+@pytest.mark.ci
 def test_a_plan_of_all_parts(answer: ScalingPlan, tmp_path: Path) -> None:
     (one,) = answer.plans
     assert one.startup_s == 60.0 and one.chosen is not None

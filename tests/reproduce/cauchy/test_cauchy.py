@@ -100,6 +100,7 @@ def test_prefill_is_a_small_part_of_a_request_that_is_alone() -> None:
 # Searches and plans.
 
 
+@pytest.mark.ci
 def test_a_goodput_is_where_requests_begin_to_be_late() -> None:
     combos = [setup.split("pair", "h800-h20")]
     routing = {"within": "opportunistic"}
@@ -329,6 +330,7 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool, data: Path) ->
     assert all(isinstance(each, Figure | PaperTable) for each in found.exhibits)
 
 
+@pytest.mark.ci
 def test_without_a_trace_the_own_curve_is_judged() -> None:
     found = cauchy.run(Pretending(seeds=(0, 1, 2), quick=True)).outcomes
     for name in ("overall", "in_time", "estimated", "autoscaling"):
@@ -370,6 +372,7 @@ def test_every_rule_can_fail_on_both_sides() -> None:
             assert rule.judge([value] if exact else [value] * 3).holds is False, (claim.id, value)
 
 
+@pytest.mark.ci
 def test_late_systems_are_not_compared_by_their_dollars(data: Path) -> None:
     runner = Late(seeds=(0, 1, 2), data=data)
     outcomes = cauchy.run(runner).outcomes

@@ -54,6 +54,7 @@ def problems(draw: st.DrawFn) -> MelangeProblem:
     return MelangeProblem((Sized("chat", sizes, instances),), limits, draw(st.integers(1, 3)))
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=120)
 @given(problems())
 def test_the_mix_costs_what_brute_force_finds(problem: MelangeProblem) -> None:

@@ -87,6 +87,7 @@ ALIKE = {
 """Claims that things are alike, or about seconds."""
 
 
+@pytest.mark.ci
 def test_no_claim_holds_where_systems_are_equal_or_swapped() -> None:
     """Latencies of all systems, loads and tiers come from one distribution; or the baselines' are half or twice."""
     held = {}

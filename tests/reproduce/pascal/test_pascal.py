@@ -149,6 +149,7 @@ def test_the_search_ends_where_nothing_presses() -> None:
     assert load._highest(lambda rate: True) == load.MOST
 
 
+@pytest.mark.ci
 def test_pressure_grows_with_the_rate_until_half_of_the_time_and_more() -> None:
     found = [load._pressed("alpaca-eval", 600, 1, (0,), rate) for rate in (0.25, 1.0, 2.0, 4.0)]
     assert found[0] == 0 and found == sorted(found) and 0.5 < found[-1] <= 1

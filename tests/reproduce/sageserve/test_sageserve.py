@@ -342,6 +342,7 @@ def test_models_of_the_fleet_take_equal_gpus_and_starts_have_three_sources(strat
     assert (sources.reclaim_s, sources.redeploy_s, sources.remote_s) == (155.0, 600.0, 7200.0)
 
 
+@pytest.mark.ci
 def test_weights_from_another_region_take_two_hours_once() -> None:
     """Where a region has the model from the beginning, no start takes them."""
     theta = {scenes.LLAMA_2: 400.0}
