@@ -220,6 +220,30 @@ def test_layer_types_and_patterns_say_the_same(tmp_path: Path) -> None:
     assert listed == catalog.model_from_config(written(tmp_path, {**text, "_sliding_window_pattern": 6}))  # type: ignore[dict-item]
 
 
+WINDOWS = {  # with use_sliding_window: true, and without the key, as transformers 5.23.0 arranges them
+    "qwen2": ("fffwwwww", "ffffffff"), "qwen3": ("fffwwwww", "ffffffff"),
+    "qwen2_moe": ("wfwfffff", "ffffffff"), "qwen3_moe": ("wwwwwwww", "ffffffff"), "dots1": ("fffwwwww", "fffwwwww"),
+    "smollm3": ("fffwfffw", "ffffffff"), "cohere2": ("wwwfwwwf", "wwwfwwwf"), "mistral": ("wwwwwwww", "wwwwwwww"),
+    "cwm": ("fwwwfwww", "fwwwfwww"), "granite_swa": ("fwwwfwww", "fwwwfwww"), "laguna": ("ffffffff", "ffffffff"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_the_same_flags_give_other_layers_a_window_in_each_family(family: str, tmp_path: Path) -> None:
+    """Without a list or a pattern of layers; a list that says the same gives the same model."""
+    shape = {
+        "model_type": family, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 1000,
+        "sliding_window": 512, "max_window_layers": 3,
+    }  # fmt: skip
+    for kinds, flags in zip(WINDOWS[family], ({"use_sliding_window": True}, {}), strict=True):
+        model = catalog.model_from_config(written(tmp_path, {**shape, **flags}))
+        assert num_windowed_layers(model) == kinds.count("w")
+        names = {"w": "sliding_attention", "f": "full_attention"}
+        listed = {**shape, "use_sliding_window": True, "layer_types": [names[kind] for kind in kinds]}
+        assert replace(model, name="") == replace(catalog.model_from_config(written(tmp_path, listed)), name="")
+
+
 def test_gemma_3_keeps_windows(tmp_path: Path) -> None:
     """62 layers of full KV were a quarter of what an H100 holds of long sequences."""
     model = catalog.model_from_config(written(tmp_path, GEMMA_3_27B))

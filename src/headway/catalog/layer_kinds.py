@@ -62,7 +62,7 @@ def _named(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
         if name.lower() not in _KINDS:
             known = ", ".join(sorted(each for each in _KINDS if len(each) > 2))
             raise keys.error("layer_types", name, f"a kind of layer that is known ({known})")
-    keys.read |= {*_PATTERNS, "full_attention_interval"}
+    keys.read |= {*_PATTERNS, "full_attention_interval", "sliding_window"}
     kinds = [_KINDS[name.lower()] for name in names]
     if "window" in kinds and window_tokens(keys) is None:
         kinds = ["full" if kind == "window" else kind for kind in kinds]
@@ -138,17 +138,38 @@ def _windowed(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
         return ["window"] * num_layers
     if every > 1:
         return ["window" if (i + 1) % every else "full" for i in range(num_layers)]
-    first = keys.value("max_window_layers") if keys.family.startswith("qwen") else 0
-    first = first if isinstance(first, int) and not isinstance(first, bool) else 0
-    return ["window" if i >= first else "full" for i in range(num_layers)]
+    return _windowed_by_family(keys, num_layers)
+
+
+def _windowed_by_family(keys: ConfigKeys, num_layers: int) -> list[Kind]:
+    """Without a pattern. What `max_window_layers` means, families of one name do not agree about."""
+    every, family = range(num_layers), keys.family
+    first = 0
+    if family.startswith(("qwen", "dots1", "deepseek_ocr2")) and keys.value("max_window_layers") is not None:
+        first = keys.count("max_window_layers", least=0)
+    if family == "qwen2_moe":  # every second one of the first layers has a window, where others have none there
+        return ["window" if i < first and i % 2 == 0 else "full" for i in every]
+    if family == "smollm3":  # layers without rotary embedding have the window, which see everything elsewhere
+        rotary = keys.per_layer("no_rope_layers", num_layers)
+        interval = keys.count("no_rope_layer_interval", default=4)
+        return ["full" if (rotary[i] if rotary is not None else (i + 1) % interval) else "window" for i in every]
+    if family in _FULL_FIRST:
+        return ["window" if i % 4 else "full" for i in every]
+    if family in _FULL_UNLESS_LISTED:
+        return ["full"] * num_layers
+    return ["window" if i >= first or family == "qwen3_moe" else "full" for i in every]
 
 
 _PATTERN_OF = {
     "gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4, "cohere2_moe": 4, "olmo3": 4,
     "gemma3n": 5, "gemma3n_text": 5, "gemma4": 6, "gemma4_text": 6, "gemma4_unified_text": 6, "exaone4": 4,
-    "exaone_moe": 4, "afmoe": 4, "laguna": 4, "mellum": 4, "vaultgemma": 2, "cwm": 4,
+    "exaone_moe": 4, "afmoe": 4, "vaultgemma": 2,
 }  # fmt: skip
 """Every n-th layer has full attention where a config of this family has a window and no list of layers."""
+_FULL_FIRST = frozenset({"cwm", "granite_swa", "granitemoe_swa"})
+"""The first of each four layers has full attention."""
+_FULL_UNLESS_LISTED = frozenset({"laguna", "mellum", "cohere_compass_text"})
+"""Only a list of layers gives layers of these families their window."""
 
 
 def window_tokens(keys: ConfigKeys) -> int | None:
