@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 
+import serving
 from headway.cli import commands, main
 
 FLEET = "--model llama-3.1-8b --gpu h100 --replicas 2 --engine vllm-v1"
@@ -40,6 +41,7 @@ LINES = {
     "catalog memory": "catalog memory --model llama-3.1-8b --gpu h100",
     "catalog models": "catalog models",
     "discover": "discover http://127.0.0.1:9 --out small.yaml",
+    "load": "load {engine} --num-requests 3 --concurrency 1 --prompt-tokens 9 --output-tokens 3 --no-warm-up",
     "keys add": "keys --store a.db add quiet",
     "keys change": "keys --store b.db add quiet; keys --store b.db change quiet --requests-per-minute 5",
     "keys list": "keys --store c.db list",
@@ -139,15 +141,25 @@ class Loud(Biased):
 """
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """The address of an engine."""
+    with serving.closing(started := serving.emulator("--speed", "20")):
+        yield started.url
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_stdout_is_one_document(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     """Under the file descriptor, too: what a solver in C prints counts."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     *before, line = LINES[name].split(";")
+    if "{engine}" in line:
+        line = line.format(engine=request.getfixturevalue("engine"))
     for each in before:
         assert main(each.split()) == 0
     capfd.readouterr()

@@ -84,6 +84,15 @@ def test_what_the_page_on_discovery_shows_is_found(tmp_path: Path) -> None:
     assert made.strip() == re.sub(r"127\.0\.0\.1:\d+", "", _block("yaml", "# Found", page)).strip()
 
 
+def test_the_load_of_the_page_is_measured(tmp_path: Path) -> None:
+    page = (DOCS / "load.md").read_text(encoding="utf-8")
+    written = _run(tmp_path, {}, _block("bash", "headway emulate", page), "mean absolute error")
+    shown = _block("text", "qwen3-8b at", page)
+    measured = "".join(written)
+    assert all(line.split("  ")[0] in measured for line in shown.splitlines()[1:])
+    assert "40 of 40 in " in measured and (tmp_path / "bench.json").stat().st_size and (tmp_path / "ran").is_dir()
+
+
 def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("## Several workers") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "headway_requests_total")

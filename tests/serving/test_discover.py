@@ -72,6 +72,7 @@ def test_vllm_says_its_cache_and_no_shape() -> None:
     assert pool.entry["model"] == "llama-3.1-8b" and pool.entry["engine"] == "vllm-0.25"
     assert (pool.entry["gpu"], pool.entry.get("tp", 1)) == ("h100-80gb-sxm", 1)  # where this was measured
     (blind,) = pools([found])
+    assert pools([found], token_s={found.url: -0.001}) == [blind]  # noise: no speed
     assert "so would h100-80gb-sxm" in blind.notes["gpu"]  # A100s have as much memory
     assert "chat" in pool.notes["model"] and "sql" in pool.notes["endpoints"]
     assert pool.unknown == ("tensor parallelism", "the most sequences at once")

@@ -33,6 +33,7 @@ COMMANDS = {
     "keys": "Change the keys, teams and budgets of a key store, and report what they have spent.",
     "export": "Write a fleet as manifests for Kubernetes.",
     "emulate": "Emulate an engine in real time, without a GPU.",
+    "load": "Send requests to a running engine, and measure its answers.",
     "discover": "Ask running engines what they are, and write a fleet file.",
     "new": "Write a commented scenario to start from.",
 }

@@ -6,27 +6,23 @@ import ipaddress
 import json
 import socket
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import click
-import msgspec
 
 from headway import catalog
 from headway.cli.output import PATH, SECONDS_ABOVE_0, as_json_option, print_json
 from headway.core.errors import HeadwayError
 from headway.serving.discover import fleet_file
+from headway.serving.discover.pages import MOST_BYTES, fetcher, request
 from headway.serving.discover.pools import FoundPool, pools
 from headway.serving.discover.probe import Fetch, FoundEngine, probe
 from headway.workload.atomic_file import write_text
 
-MOST_BYTES = 16 << 20
-"""Of a page."""
 AT_ONCE = 16
 """Engines that are asked at a time."""
 TOKENS = 32
@@ -63,7 +59,7 @@ def command(
         gpu = catalog.gpu(gpu).name
     urls = list(dict.fromkeys(url for each in addresses for url in _urls(each)))
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        asked = list(threads.map(lambda url: _asked(url, _fetcher(url, api_key, timeout_s)), urls))
+        asked = list(threads.map(lambda url: _asked(url, fetcher(url, api_key, timeout_s)), urls))
     engines = [each for each in asked if isinstance(each, FoundEngine)]
     silent = {url: each for url, each in zip(urls, asked, strict=True) if isinstance(each, str)}
     for url, why in silent.items():
@@ -141,33 +137,6 @@ def _asked(url: str, fetch: Fetch) -> FoundEngine | str:
         return str(error).removeprefix(f"{url}: ")
 
 
-def _fetcher(url: str, api_key: str | None, timeout_s: float) -> Fetch:
-    def fetch(path: str) -> bytes | None:
-        try:
-            with urllib.request.urlopen(_request(url + path, api_key), timeout=timeout_s) as answer:
-                return bytes(answer.read(MOST_BYTES))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in (401, 403) and path == "/v1/models":
-                raise HeadwayError(f"{url}: refuses the key ({error.code}); give --api-key") from None
-            return None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            if path == "/v1/models":
-                raise HeadwayError(f"{url}: gives no answer: {reason}") from None
-            return None
-
-    return fetch
-
-
-def _request(url: str, api_key: str | None, body: Any = None) -> urllib.request.Request:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    data = None
-    if body is not None:
-        headers["Content-Type"], data = "application/json", msgspec.json.encode(body)
-    return urllib.request.Request(url, data, headers)
-
-
 def _speeds(engines: Sequence[FoundEngine], api_key: str | None) -> Iterator[tuple[str, float]]:
     """Seconds a token of one engine of each model that is idle."""
     models: set[str] = set()
@@ -189,7 +158,7 @@ def _token_s(engine: FoundEngine, api_key: str | None) -> float:
             "ignore_eos": True,
         }  # fmt: skip
         begun = time.perf_counter()
-        with urllib.request.urlopen(_request(engine.url + "/v1/completions", api_key, body), timeout=60) as answer:
+        with urllib.request.urlopen(request(engine.url + "/v1/completions", api_key, body), timeout=60) as answer:
             made = json.loads(answer.read(MOST_BYTES))["usage"]["completion_tokens"]
         taken.append((time.perf_counter() - begun, made))
     (_, _), (one_s, one), (all_s, made) = taken

@@ -240,12 +240,12 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
         workload=done.columns, models=done.models, regions=done.regions, tenants=done.tenants,
         loras=done.loras,
         requests=_rows_of(ids, columns("requests"), first_s), segments=_rows_of(ids, columns("segments"), first_s),
-        stretches=_empty(STRETCH_COLUMNS), moves=_empty(MOVE_COLUMNS), replicas=tuple(replicas), end_s=end_s,
+        stretches=no_rows(STRETCH_COLUMNS), moves=no_rows(MOVE_COLUMNS), replicas=tuple(replicas), end_s=end_s,
         judge_usd=last[runs[-1]].judge_usd,
     )  # fmt: skip
 
 
-def _empty(names: Sequence[str]) -> Columns:
+def no_rows(names: Sequence[str]) -> Columns:
     """A table without rows: an engine's iterations and copies are unknown."""
     return {name: np.empty(0, np.float64 if name.endswith("_s") else np.int32) for name in names}
 

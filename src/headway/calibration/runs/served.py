@@ -1,4 +1,4 @@
-"""Headway's own records of a served day (`headway serve --records`), or of a simulation: one run for each replica.
+"""Headway's own records, of `headway serve` and `load --records` or of a simulation: one run for each replica.
 
 A replica's run starts where its requests were placed, so that what routing and holding did is not predicted again.
 """
@@ -6,7 +6,7 @@ A replica's run starts where its requests were placed, so that what routing and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,18 @@ def read(path: Path) -> tuple[list[MeasuredRun], list[str], str]:
         notes: tuple[str, ...] = (NO_CACHE,) if np.isnan(rows.cached_tokens).all() else ()
         if num_other:
             notes += (f"{num_other} requests moved, failed or were not streamed, and are left out",)
-        runs.append(run_of(rows, where, replica.model, pool=replica.pool, notes=notes))
+        is_greedy = _is_greedy(provenance)
+        runs.append(run_of(rows, where, replica.model, pool=replica.pool, is_greedy=is_greedy, notes=notes))
     if not runs:
         raise HeadwayError(f"{folder}: no run that can be used: {'; '.join(skipped) or 'no replica is recorded'}")
     text = next((provenance[key] for key in ("fleet", "scenario_yaml") if isinstance(provenance.get(key), str)), "")
     return runs, skipped, text
+
+
+def _is_greedy(provenance: Mapping[str, Any]) -> bool | None:
+    """What `headway load` has noted of its requests; None: others sent them."""
+    load = provenance.get("load")
+    return load.get("temperature") == 0 if isinstance(load, dict) else None
 
 
 def _rows(found: Records, replica: ReplicaRecord) -> tuple[RequestRows, int]:

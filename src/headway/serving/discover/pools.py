@@ -158,6 +158,8 @@ def _guess(
 ) -> _Guess:
     """The GPU of the catalog, or the given one, and the tensor parallelism that fit best."""
     known = found.tp or 1
+    if token_s is not None and token_s <= 0:  # two answers that took as long
+        token_s = None
     if engine is None or (kv_tokens is None and token_s is None):
         return _Guess("", known, "neither the engines' KV cache nor their speed is known")
     changed = replace(engine, **found.settings)

@@ -1,0 +1,130 @@
+"""Text of prompts with an exact number of tokens.
+
+Words that are one token each, wherever they stand, are found with a few counts by the engine. A prompt's segments
+(`core.request.Segment`) have the same text wherever their id occurs, so that what requests share is found in a prefix
+cache, and a later turn of a session has the engine's own earlier answers in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from headway.core.request import Request
+from headway.workload.random_streams import stream
+
+Count = Callable[[str], Awaitable[int | None]]
+"""The tokens of a prompt with this text, with all that the engine adds; None: unknown."""
+WORDS = tuple(
+    f" {word}"
+    for word in (
+        "the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
+        " which one you were her all she there would their we him been has when who will more no if"
+    ).split()
+)
+LETTERS = tuple("KLMNOPQRSTUVWXYZ")
+"""For vocabularies that have no words of English."""
+GROUP = 8
+"""Words that are tried together where not all are one token."""
+CHECKED = (17, 64, 257)
+"""Lengths of the texts on which a vocabulary is tried."""
+
+
+class Vocabulary(Struct, frozen=True):
+    """Words, and what they cost."""
+
+    words: tuple[str, ...]
+    extra_tokens: int = 0
+    """What the engine adds to a prompt: a first token, or a chat's template."""
+    tokens_per_word: float = 1.0
+    note: str = ""
+    """Why lengths are approximate; empty: they are exact."""
+
+    def text(self, tokens: int, seed: int, name: str) -> str:
+        """So many tokens, the same for the same seed and name."""
+        num = max(round(tokens / self.tokens_per_word), 0)
+        drawn = stream(seed, name).integers(len(self.words), size=num)
+        return "".join([self.words[i] for i in drawn.tolist()])
+
+
+async def vocabulary(count: Count | None) -> Vocabulary:
+    """Find words of one token each. Without any, or without a count, lengths are approximate."""
+    if count is None:
+        return Vocabulary(WORDS, note="prompt lengths are a guess, one token a word: the engine counts no tokens")
+    both = await _cost(count, WORDS)
+    if both is None:
+        return Vocabulary(WORDS, note="prompt lengths are a guess, one token a word: the engine counts no tokens")
+    cost, extra = both
+    if cost == len(WORDS):
+        return await _checked(count, Vocabulary(WORDS, extra))
+    for candidates in (WORDS, LETTERS):
+        words: list[str] = []
+        for i in range(0, len(candidates), GROUP):
+            group = candidates[i : i + GROUP]
+            found = await _cost(count, group)
+            if found is not None and found[0] == len(group):
+                words, extra = [*words, *group], found[1]
+        if len(words) >= GROUP:
+            return await _checked(count, Vocabulary(tuple(words), extra))
+    per_word = cost / len(WORDS)
+    return Vocabulary(WORDS, max(extra, 0), per_word, f"prompt lengths are approximate: {per_word:.2f} tokens a word")
+
+
+async def _cost(count: Count, words: Sequence[str]) -> tuple[int, int] | None:
+    """The tokens of the words together, and of all else in the prompt; None: unknown."""
+    once, twice = await count("".join(words)), await count("".join([*words, *reversed(words)]))
+    return None if once is None or twice is None else (twice - once, 2 * once - twice)
+
+
+async def _checked(count: Count, found: Vocabulary) -> Vocabulary:
+    """The vocabulary, with a note if texts made of it are longer or shorter than they should be."""
+    for tokens in CHECKED:
+        counted = await count(found.text(tokens, 0, "load/check"))
+        if counted is None or counted != tokens + found.extra_tokens:
+            note = f"prompt lengths are approximate: {tokens + found.extra_tokens} tokens were counted as {counted}"
+            return Vocabulary(found.words, found.extra_tokens, 1.0, note)
+    return found
+
+
+class Prompts:
+    """Prompts of requests, in one run."""
+
+    def __init__(self, words: Vocabulary, seed: int, is_chat: bool) -> None:
+        self._words, self._seed, self._is_chat = words, seed, is_chat
+        self._answers: dict[int, str] = {}
+        """Answers that later prompts contain, by the id of their segment."""
+
+    def fields(self, request: Request) -> dict[str, Any]:
+        """The prompt's part of the request's body."""
+        parts = self._parts(request)
+        if not self._is_chat:
+            return {"prompt": "".join(text for _, text in parts)}
+        messages: list[dict[str, str]] = []
+        for role, text in parts:
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += text
+            else:
+                messages.append({"role": role, "content": text})
+        return {"messages": messages}
+
+    def keep(self, request: Request, text: str) -> None:
+        """Keep an answer, if a later prompt may contain it."""
+        if request.output_id is not None:
+            self._answers[request.output_id] = text
+
+    def _parts(self, request: Request) -> list[tuple[str, str]]:
+        """Roles and texts: the segments, then what is the request's own."""
+        extra, parts = self._words.extra_tokens, []
+        left = max(request.prompt_tokens - extra, 1)
+        for segment in request.prefix:
+            if (answer := self._answers.get(segment.id)) is not None:
+                parts.append(("assistant", answer))
+            else:
+                tokens = min(segment.tokens, left)
+                parts.append(("user", self._words.text(tokens, self._seed, f"load/segment/{segment.id}")))
+            left = max(left - segment.tokens, 0)
+        if left or not parts:
+            parts.append(("user", self._words.text(max(left, 1), self._seed, f"load/request/{request.id}")))
+        return parts
