@@ -26,9 +26,9 @@ from headway.cli import main
 from headway.core.record import Outcome
 from headway.core.request import Request, Segment
 from headway.gateway.upstream.errors import EngineError
-from headway.serving.load import prompts, results, saved, warm_up
-from headway.serving.load.answer import Answer, StreamReader
-from headway.serving.load.drive import Driver, Sent
+from headway.serving.load_generator import prompts, results, saved, warm_up
+from headway.serving.load_generator.answer import Answer, StreamReader
+from headway.serving.load_generator.drive import Driver, Sent
 from headway.workload.sources import ClosedLoop, TraceSource
 from headway.workload.table import Workload
 

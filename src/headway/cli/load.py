@@ -37,8 +37,8 @@ from headway.workload.atomic_file import write_text
 from headway.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
-    from headway.serving.load.run import Load
-    from headway.serving.load.warm_up import WarmUp
+    from headway.serving.load_generator.run import Load
+    from headway.serving.load_generator.warm_up import WarmUp
 
 INTERRUPTED = 130
 FAILED = 3
@@ -95,7 +95,7 @@ def command(url: str, **flags: Any) -> int:
     and keeps what was measured.
     """
     try:
-        import headway.serving.load.engine as _  # noqa: F401
+        import headway.serving.load_generator.engine as _  # noqa: F401
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
     return asyncio.run(_Session(url, flags).run())
@@ -105,7 +105,7 @@ class _Session:
     """One use of the command."""
 
     def __init__(self, url: str, flags: dict[str, Any]) -> None:
-        from headway.serving.load.engine import Options, Target
+        from headway.serving.load_generator.engine import Options, Target
 
         if flags["gpu"] is not None:
             flags["gpu"] = catalog.gpu(flags["gpu"]).name
@@ -125,8 +125,8 @@ class _Session:
 
     async def run(self) -> int:
         from headway.gateway.kv_events import local_tokenizer
-        from headway.serving.load.prompts import vocabulary
-        from headway.serving.load.run import load
+        from headway.serving.load_generator.prompts import vocabulary
+        from headway.serving.load_generator.run import load
 
         flags = self._flags
         tokenizer = None if flags["tokenizer"] is None else local_tokenizer.read(flags["tokenizer"])
@@ -155,14 +155,14 @@ class _Session:
         return 0 if done.measured.num_completed else FAILED
 
     async def _warm_up(self, words: Any) -> WarmUp:
-        from headway.serving.load.run import typical_lengths
-        from headway.serving.load.warm_up import warm_up
+        from headway.serving.load_generator.run import typical_lengths
+        from headway.serving.load_generator.warm_up import warm_up
 
         prompt, output = typical_lengths(self._spec, self._seed, self._base_dir)
         return await warm_up(self._target, words, prompt, output, min(self._spec.concurrency or 4, 4), self._seed)
 
     def _save(self, done: Load, warmed: WarmUp | None) -> None:
-        from headway.serving.load import saved
+        from headway.serving.load_generator import saved
 
         flags = self._flags
         if flags["save_detailed"] is not None:
@@ -227,7 +227,7 @@ def _workload(flags: Mapping[str, Any]) -> tuple[WorkloadSpec, Path]:
 
 def _completed(used: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """With what a synthetic workload needs beside the options given."""
-    from headway.serving.load.run import ENDLESS
+    from headway.serving.load_generator.run import ENDLESS
 
     full = {"prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS, **used}
     if "rate" not in used and flags["turns"] is None:

@@ -1,4 +1,4 @@
-"""Serves a fleet file: by a gateway, with emulated engines, or as manifests for other systems."""
+"""Serves a fleet file: by a gateway, with emulated engines, or as manifests for other systems; and loads engines."""
 
 from headway.serving.gateway import load, plan, read, read_engines
 

@@ -21,9 +21,9 @@ from headway.core.record import (
     ReplicaRecord,
 )
 from headway.records.parts import no_rows
-from headway.serving.load.answer import NEVER, Answer
-from headway.serving.load.drive import Sent
-from headway.serving.load.results import measured, token_gaps_s, tpot_s
+from headway.serving.load_generator.answer import NEVER, Answer
+from headway.serving.load_generator.drive import Sent
+from headway.serving.load_generator.results import measured, token_gaps_s, tpot_s
 from headway.workload.table import Workload
 
 DATE = "%Y%m%d-%H%M%S"

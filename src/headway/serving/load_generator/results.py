@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from headway.core.record import Outcome
 from headway.metrics.latency import Distribution, distribution
-from headway.serving.load.answer import STOPPED, Answer
-from headway.serving.load.drive import Sent
+from headway.serving.load_generator.answer import STOPPED, Answer
+from headway.serving.load_generator.drive import Sent
 
 Floats = npt.NDArray[np.float64]
 LATE_S = 0.05

@@ -14,7 +14,7 @@ from msgspec import Struct
 from headway.core.record import Outcome
 from headway.core.request import Request
 from headway.core.view import RequestView
-from headway.serving.load.answer import STOPPED, TIMEOUT, Answer
+from headway.serving.load_generator.answer import STOPPED, TIMEOUT, Answer
 from headway.workload.sources import RequestSource
 
 Ask = Callable[[Request, Callable[[], float]], Awaitable[Answer]]

@@ -15,11 +15,11 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.serving.load.answer import Answer
-from headway.serving.load.drive import Sent
-from headway.serving.load.engine import Target
-from headway.serving.load.prompts import Vocabulary
-from headway.serving.load.results import tpot_s
+from headway.serving.load_generator.answer import Answer
+from headway.serving.load_generator.drive import Sent
+from headway.serving.load_generator.engine import Target
+from headway.serving.load_generator.prompts import Vocabulary
+from headway.serving.load_generator.results import tpot_s
 
 STALL_S, STALL_FACTOR = 0.5, 3.0
 """A round's longest wait is a stall if it is longer than the shortest of such rounds by this time and this factor."""

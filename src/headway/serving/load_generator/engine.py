@@ -16,8 +16,8 @@ from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import EngineError
 from headway.serving.discover.probe import FoundEngine
-from headway.serving.load.answer import Answer, ask
-from headway.serving.load.prompts import Count, Prompts
+from headway.serving.load_generator.answer import Answer, ask
+from headway.serving.load_generator.prompts import Count, Prompts
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -9,11 +9,11 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.serving.load.drive import Driver, Report, Sent
-from headway.serving.load.engine import Target
-from headway.serving.load.prompts import Prompts, Vocabulary
-from headway.serving.load.results import Measured, Slo, measured, notes
-from headway.serving.load.warm_up import Interval, first_uses, standstills, without
+from headway.serving.load_generator.drive import Driver, Report, Sent
+from headway.serving.load_generator.engine import Target
+from headway.serving.load_generator.prompts import Prompts, Vocabulary
+from headway.serving.load_generator.results import Measured, Slo, measured, notes
+from headway.serving.load_generator.warm_up import Interval, first_uses, standstills, without
 from headway.workload.generate import build, generate
 from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Workload
