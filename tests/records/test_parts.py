@@ -76,7 +76,7 @@ def test_parts_become_what_one_file_would_be(tmp_path: Path, monkeypatch: pytest
     until(lambda: not writer._queue)
     assert len(parts.numbers(tmp_path)) <= 4
     early, provenance = records.load(tmp_path)
-    assert provenance == {"fleet": "text"} and len(early.requests["request"]) == 8
+    assert provenance == {"fleet": "text", "began_s": 1001.0} and len(early.requests["request"]) == 8
     assert writer.finish() == f"wrote 8 requests to {tmp_path}" and not (tmp_path / "parts").exists()
     found, _ = records.load(tmp_path)
     expected = whole.recording.records([REPLICA], 50.0)

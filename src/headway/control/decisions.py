@@ -16,8 +16,8 @@ from headway.core.decision import Move, Placement
 from headway.core.view import ReplicaView
 
 
-class OfferedReplica(Struct, frozen=True, gc=False):
-    """A replica that could be chosen, as the policy saw it."""
+class OfferedReplica(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A replica that could be chosen, as the policy saw it. The fields with default values are a gateway's."""
 
     replica: int
     in_flight: int
@@ -26,6 +26,14 @@ class OfferedReplica(Struct, frozen=True, gc=False):
     """Share of its KV cache in use, 0 to 1."""
     age_s: float | None
     """Age of its metrics; None: never read, the figures are Headway's own counts."""
+    name: str = ""
+    """As in headers, logs and records."""
+    running: int | None = None
+    """Requests in the engine's batch."""
+    prompt_tokens_left: int | None = None
+    """Tokens of prompts that are not computed yet."""
+    kv_blocks_used: int | None = None
+    kv_blocks_total: int | None = None
 
 
 class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -64,7 +72,11 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
 class DecisionObserver:
     """Receives decisions from control and passes them to `listeners`."""
 
-    def __init__(self, name: Callable[[Live], str] | None = None, start_s: float = 0.0) -> None:
+    def __init__(
+        self, name: Callable[[Live], str] | None = None, start_s: float = 0.0, is_live: bool = False
+    ) -> None:  # fmt: skip
+        """`is_live`: a gateway's, with more on each replica, as nothing else remembers what it was."""
+        self._is_live = is_live
         self.listeners: list[Callable[[Decision], None]] = []
         self.start_s = start_s
         """Added to every time."""
@@ -92,7 +104,7 @@ class DecisionObserver:
             "choice": placement.replica,
             "decode": None if live.decode_replica < 0 else live.decode_replica,
             "scores": placement.scores,
-            "replicas": _snapshots(offered, now),
+            "replicas": _snapshots(offered, now, self._is_live),
         }
         if leaves_draining:
             self._record("moved", live, now, source=live.replica, why="its replica is drained", **chosen)
@@ -104,7 +116,7 @@ class DecisionObserver:
         if self.listeners:
             self._record(
                 "moved", live, now, source=live.replica, choice=move.target, scores=move.scores,
-                why="asked for by the migration policy", replicas=_snapshots(offered, now),
+                why="asked for by the migration policy", replicas=_snapshots(offered, now, self._is_live),
             )  # fmt: skip
 
     def record_refusal(self, live: Live, now: float, why: str) -> None:
@@ -148,14 +160,16 @@ class DecisionObserver:
                 listener(decision)
 
 
-def _snapshots(replicas: Sequence[ReplicaView], now: float) -> tuple[OfferedReplica, ...]:
-    return tuple(
-        OfferedReplica(
-            view.id, view.num_in_flight, view.num_waiting,
-            round(view.kv_blocks_used / max(view.kv_blocks_total, 1), 4), _age_s(view, now),
-        )
-        for view in replicas
-    )  # fmt: skip
+def _snapshots(replicas: Sequence[ReplicaView], now: float, is_live: bool) -> tuple[OfferedReplica, ...]:
+    return tuple(_snapshot(view, now, is_live) for view in replicas)
+
+
+def _snapshot(view: ReplicaView, now: float, is_live: bool) -> OfferedReplica:
+    used, total = view.kv_blocks_used, view.kv_blocks_total
+    seen = view.id, view.num_in_flight, view.num_waiting, round(used / max(total, 1), 4), _age_s(view, now)
+    if not is_live:
+        return OfferedReplica(*seen)
+    return OfferedReplica(*seen, f"{view.pool}/{view.id}", view.num_running, view.prefill_tokens_left, used, total)
 
 
 def _age_s(view: ReplicaView, now: float) -> float | None:

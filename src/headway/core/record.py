@@ -23,6 +23,7 @@ from msgspec import Struct, field
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pyarrow as pa
 
 Columns = dict[str, "npt.NDArray[np.generic]"]
 
@@ -90,8 +91,15 @@ REFUSED = "refused"
 `REFUSAL_REASONS`. 0: by none."""
 REFUSAL_REASONS = ("requests", "tokens", "budget")
 """Requests per minute, tokens per minute, and budgets."""
-OPTIONAL_COLUMNS = (FALLBACK, REFUSED)
-"""Columns of `requests` that some runs have; 0 in others."""
+LONGEST_GAP, RESUMED = "longest_gap_s", "resumed_s"
+"""Two more columns of a gateway's `requests`: the longest time between two reads of one replica's stream that brought
+tokens (0: there were no two), and the first token from the last replica of an answer that another one had begun."""
+OPTIONAL_COLUMNS = (FALLBACK, REFUSED, LONGEST_GAP, RESUMED)
+"""Columns of `requests` that some runs have. In others they are 0, and NaN if they are seconds."""
+DURATIONS = (LONGEST_GAP,)
+"""Columns of seconds that are no points in time."""
+REQUEST_ID = "request_id"
+"""One more column of `requests.parquet`, of a gateway's records: the client's id of the request, else the gateway's."""
 
 SEGMENT_COLUMNS = (
     "request", "replica", "attempt", "stage", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
@@ -143,6 +151,8 @@ class ReplicaRecord(Struct, frozen=True):
     usd_per_million_output_tokens: float = 0.0
     usd_per_million_cached_tokens: float | None = None
     """What it charges for tokens of prompts that were in its prefix cache; None: the same as for others."""
+    name: str = ""
+    """The gateway's name for it, as in headers, logs and metrics: its pool and its number there; empty: simulated."""
 
 
 class Ended(Struct, frozen=True, gc=False):
@@ -201,6 +211,9 @@ class Records(Struct):
     """Tenants' names by the workload's `tenant` codes."""
     loras: tuple[str, ...] = ()
     """LoRA adapters' names by the workload's `lora` codes."""
+    request_ids: pa.ChunkedArray | None = None
+    """The id of each request by row of the workload, as in answers and logs; None: a simulation, whose logs have the
+    row's number."""
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:

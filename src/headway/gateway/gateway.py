@@ -151,7 +151,7 @@ class Gateway:
         if log is None and not self.settings.has_dashboard:
             return None
         decisions = DecisionObserver(
-            lambda live: self.driver.requests[live.id].request_id or str(live.id), time() - self.clock.now
+            lambda live: self.driver.requests[live.id].request_id or str(live.id), time() - self.clock.now, is_live=True
         )
         if log is not None:
             decisions.listeners.append(log)
@@ -714,7 +714,10 @@ class Gateway:
             self.decisions.forget(live)
         if self.rolling_stats is not None:
             self.rolling_stats.count_end(live, outcome, now)
-        self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
+        self.recording.add(
+            live, "" if live.stage_index < 0 else self.names()[-1], request.request_id, request.longest_gap_s,
+            request.resumed_s,
+        )  # fmt: skip
         if self.recording.num_waiting >= _RECORDS_PER_PART and self._records_timer is not None:
             self.flush_records()
         self.fleet.remove_empty()

@@ -22,6 +22,7 @@ from headway.core.record import (
     DRAFT_COLUMNS,
     OPTIONAL_COLUMNS,
     REQUEST_COLUMNS,
+    REQUEST_ID,
     Columns,
     Prefixes,
     Records,
@@ -101,7 +102,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     workload = {
         name: _codes(requests[name], getattr(run, NAMED[name]) or ()) if name in NAMED else _numpy(requests[name])
         for name in requests.column_names
-        if name not in (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS) and name not in PREFIX_COLUMNS
+        if name not in (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS, REQUEST_ID, *PREFIX_COLUMNS)
     }
     prefix = read_prefix(requests)
     records = Records(
@@ -119,6 +120,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
         moves={name: _numpy(tables["moves"][name]) for name in tables["moves"].column_names},
         drafts={name: _numpy(tables[DRAFTS][name]) for name in DRAFT_COLUMNS} if DRAFTS in tables else {},
         prefixes=None if prefix is None else Prefixes(prefix.offsets, prefix.ids, prefix.tokens),
+        request_ids=requests[REQUEST_ID] if REQUEST_ID in requests.column_names else None,
     )
     return records, run.provenance
 
@@ -132,6 +134,8 @@ def requests_table(records: Records) -> pa.Table:
         arrays[name] = pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())) if names else codes
     if records.prefixes is not None:
         arrays |= prefix_lists(records.prefixes)
+    if records.request_ids is not None:
+        arrays[REQUEST_ID] = records.request_ids
     ids = records.requests["request"].astype(np.int64)
     num_rows = len(records.workload["arrival_s"])
     absent = np.ones(num_rows, dtype=np.bool_)
@@ -150,13 +154,15 @@ def _present(columns: Container[str]) -> list[str]:
 
 
 def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
-    """The replicas; prices of tokens, and of cached ones, only if some replica has any."""
+    """The replicas; names, prices of tokens, and of cached ones, only if some replica has any."""
     intervals = pa.list_(pa.list_(pa.float64()))
     kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), float | None: pa.float64()}
     is_priced = any(each.usd_per_million_input_tokens or each.usd_per_million_output_tokens for each in replicas)
     left_out = set() if is_priced else {*_TOKEN_PRICES}
     if all(each.usd_per_million_cached_tokens is None for each in replicas):
         left_out.add(_CACHED_PRICE)
+    if not any(each.name for each in replicas):
+        left_out.add("name")
     fields = [field for field in msgspec.structs.fields(ReplicaRecord) if field.name not in left_out]
     schema = pa.schema([(field.name, kinds.get(field.type, intervals)) for field in fields])
     return pa.Table.from_pylist([msgspec.to_builtins(replica) for replica in replicas], schema=schema)

@@ -26,7 +26,18 @@ from msgspec import Struct, structs
 from pyarrow import compute, parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import MOVE_COLUMNS, OPTIONAL_COLUMNS, STRETCH_COLUMNS, Columns, Records, ReplicaRecord
+from headway.core.record import (
+    DURATIONS,
+    LONGEST_GAP,
+    MOVE_COLUMNS,
+    OPTIONAL_COLUMNS,
+    REQUEST_ID,
+    RESUMED,
+    STRETCH_COLUMNS,
+    Columns,
+    Records,
+    ReplicaRecord,
+)
 from headway.records import parquet as parquet_files
 from headway.records.parquet import METADATA
 from headway.workload.table import LENGTH, NAMED, QUALITY, Workload, default_of, dtype_of
@@ -41,11 +52,17 @@ ARRIVAL_FIELDS = pa.schema([
     ("request", pa.int64()), ("arrival_s", pa.float64()), ("prompt_tokens", pa.int32()), ("output_tokens", pa.int32()),
     ("model", pa.string()), ("tier", pa.int16()), ("reasoning_tokens", pa.int32()), ("region", pa.string()),
     ("session_id", pa.int64()), ("slo_ttft_s", pa.float64()), ("slo_tpot_s", pa.float64()), ("tenant", pa.string()),
-    ("scores", _BY_MODEL), ("lengths", _BY_MODEL), ("lora", pa.string()),
+    ("scores", _BY_MODEL), ("lengths", _BY_MODEL), ("lora", pa.string()), (REQUEST_ID, pa.string()),
+    (LONGEST_GAP, pa.float64()), (RESUMED, pa.float64()),
 ])  # fmt: skip
-"""A request as it arrived; `scores` and `lengths` are those of a cascade's answers, by model."""
+"""A request as it arrived; `scores` and `lengths` are those of a cascade's answers, by model. The last two columns are
+outcomes that control does not know."""
+_LATER_TEXTS, _LATER_SECONDS = ("tenant", "lora", REQUEST_ID), (LONGEST_GAP, RESUMED)
+"""Columns that parts of older versions lack."""
 ByModel = tuple[tuple[str, float], ...]
-Arrival = tuple[int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel, str]
+Arrival = tuple[
+    int, float, int, int, str, int, int, str, int, float, float, str, ByModel, ByModel, str, str, float, float
+]
 Tables = dict[str, pa.Table]
 _BATCH_ROWS = 1 << 16
 _MAX_RUN = 1 << 40
@@ -163,16 +180,18 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
 
     HeadwayError for a missing or damaged file.
     """
-    if not numbers(folder):
-        return parquet_files.load(folder)
-    records = join(folder)
-    assert records is not None
-    return records, _last(folder).provenance
+    found = read_all(folder)
+    return (assemble(found), _provenance(found)) if found else parquet_files.load(folder)
 
 
-def _last(folder: Path) -> RunState:
-    """The run's state at the last part."""
-    return _state(folder, _read(folder / FOLDER / f"{numbers(folder)[-1]:06d}")["requests"])
+def _provenance(found: Sequence[tuple[Tables, RunState]]) -> dict[str, Any]:
+    """That of the last part, with the wall-clock time of the first arrival."""
+    provenance = dict(found[-1][1].provenance)
+    arrivals_s = [state.started_s + compute.min(tables["arrivals"]["arrival_s"]).as_py()
+                  for tables, state in found if tables["arrivals"].num_rows]  # fmt: skip
+    if arrivals_s:
+        provenance[BEGAN_S] = min(arrivals_s)
+    return provenance
 
 
 def finish(folder: Path) -> Records | None:
@@ -183,12 +202,8 @@ def finish(folder: Path) -> Records | None:
     found = read_all(folder)
     if not found:
         return None
-    records, provenance = assemble(found), dict(found[-1][1].provenance)
-    arrivals_s = [state.started_s + compute.min(tables["arrivals"]["arrival_s"]).as_py()
-                  for tables, state in found if tables["arrivals"].num_rows]  # fmt: skip
-    if arrivals_s:
-        provenance[BEGAN_S] = min(arrivals_s)
-    parquet_files.save(records, folder, provenance)
+    records = assemble(found)
+    parquet_files.save(records, folder, _provenance(found))
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return records
 
@@ -212,6 +227,7 @@ def _state(folder: Path, table: pa.Table) -> RunState:
 
 def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
     """The records of all parts, in their order. Requests are numbered by arrival, and time starts with the first."""
+    parts = [({**tables, "arrivals": _with_later_columns(tables["arrivals"])}, state) for tables, state in parts]
     runs = list(dict.fromkeys(state.started_s for _, state in parts))
     last = {state.started_s: state for _, state in parts}
     offsets = _offsets_s([last[run] for run in runs])
@@ -227,22 +243,36 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
                 each = [{**one, more: one.get(more, np.zeros(len(one["request"]), np.int8))} for one in each]
         return {column: np.concatenate([one[column] for one in each]) for column in each[0]}
 
-    arrivals = columns("arrivals", *NAMED, "scores", "lengths")
+    arrivals = columns("arrivals", *NAMED, "scores", "lengths", REQUEST_ID)
     order = np.argsort(arrivals["request"], kind="stable")
     table = pa.concat_tables([tables["arrivals"] for tables, _ in parts])
+    later = {name: arrivals.pop(name)[order] for name in _LATER_SECONDS}
     workload = _workload(arrivals, table, order)
     first_s = float(workload.pop("first_s"))
     ids: npt.NDArray[np.int64] = arrivals["request"][order].astype(np.int64)
     end_s = offsets[-1] + last[runs[-1]].end_s - first_s
     replicas = [_shifted(each, bases[i], offsets[i]) for i, run in enumerate(runs) for each in last[run].replicas]
     done = Workload(**workload).validate()
+    requests, request_ids = _rows_of(ids, columns("requests"), first_s), table[REQUEST_ID].take(pa.array(order))
+    has_ids = compute.any(compute.not_equal(request_ids, "")).as_py()
+    for name, column in later.items():
+        requests[name] = (column if name in DURATIONS else column - first_s)[requests["request"]]
     return Records(
         workload=done.columns, models=done.models, regions=done.regions, tenants=done.tenants,
         loras=done.loras,
-        requests=_rows_of(ids, columns("requests"), first_s), segments=_rows_of(ids, columns("segments"), first_s),
+        requests=requests, segments=_rows_of(ids, columns("segments"), first_s),
         stretches=no_rows(STRETCH_COLUMNS), moves=no_rows(MOVE_COLUMNS), replicas=tuple(replicas), end_s=end_s,
-        judge_usd=last[runs[-1]].judge_usd,
+        judge_usd=last[runs[-1]].judge_usd, request_ids=request_ids if has_ids else None,
     )  # fmt: skip
+
+
+def _with_later_columns(arrivals: pa.Table) -> pa.Table:
+    """Arrivals with the columns that an older version did not write, empty."""
+    for names, kind, nothing in ((_LATER_TEXTS, pa.string(), ""), (_LATER_SECONDS, pa.float64(), float("nan"))):
+        for name in names:
+            if name not in arrivals.column_names:
+                arrivals = arrivals.append_column(name, pa.repeat(pa.scalar(nothing, kind), len(arrivals)))
+    return arrivals.select(ARRIVAL_FIELDS.names)
 
 
 def no_rows(names: Sequence[str]) -> Columns:
@@ -268,7 +298,7 @@ def _numbered(columns: Columns, run: int, offset_s: float, base: int) -> Columns
     changed: Columns = dict(columns)
     changed["request"] = columns["request"].astype(np.int64) + run * _MAX_RUN
     for name, column in columns.items():
-        if name.endswith("_s") and not name.startswith("slo_"):
+        if name.endswith("_s") and not name.startswith("slo_") and name not in DURATIONS:
             changed[name] = column.astype(np.float64) + offset_s
     if "replica" in columns:
         replica = columns["replica"].astype(np.int32)
@@ -297,8 +327,6 @@ def _workload(arrivals: Columns, table: pa.Table, order: npt.NDArray[np.intp]) -
     columns["arrival_s"] = np.maximum.accumulate(arrival_s - first_s) if len(arrival_s) else arrival_s
     named: dict[str, tuple[str, ...]] = {}
     for name, attribute in NAMED.items():
-        if name not in table.column_names:  # parts of an older version
-            continue
         coded = table[name].combine_chunks().dictionary_encode()
         coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
         names = tuple(coded.dictionary.to_pylist())

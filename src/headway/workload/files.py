@@ -20,7 +20,7 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.record import OPTIONAL_COLUMNS, REQUEST_COLUMNS, Prefixes
+from headway.core.record import OPTIONAL_COLUMNS, REQUEST_COLUMNS, REQUEST_ID, Prefixes
 from headway.workload.atomic_file import open_atomic
 from headway.workload.readers import csv_table
 from headway.workload.readers.arrival_times import from_first_arrival
@@ -145,7 +145,7 @@ def _workload_columns(names: list[str], path: Path) -> list[str]:
             raise HeadwayError(f"{path}: the column {name!r} is missing; found {', '.join(names)}")
     known = [name for name in names if is_column(name) or name in PREFIX_COLUMNS]
     for name in names:
-        if name not in known and name not in (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS):
+        if name not in known and name not in (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS, REQUEST_ID):
             raise unknown("column", name, [*DTYPES, *PREFIX_COLUMNS, f"{QUALITY}MODEL", f"{LENGTH}MODEL"], str(path))
     return known
 

@@ -302,6 +302,8 @@ class Exchange:
         gateway.driver.sending(in_flight, received_s)
         body = raw if self._is_compressed else self._engine_body(request, in_flight, replica, hides_usage)
         headers, removed = self._key_headers(replica)
+        if self._headers.get("x-request-id") != self._request_id:
+            headers.append(("x-request-id", self._request_id))
         if in_flight.prefill_leg is not None:
             headers.append((messages.PREFILLER, address(in_flight.prefill_leg.replica)))
         else:

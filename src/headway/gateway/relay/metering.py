@@ -338,7 +338,13 @@ class ItlMeter:
         if live.phase is not self._phase:
             self._phase, self._histogram = live.phase, self._scheduler.itl_histogram(self._in_flight)
         if self._last_s:
-            self._histogram.observe((now - self._last_s) / tokens, tokens)
-        elif tokens > 1:
-            self._histogram.observe(0.0, tokens - 1)
+            gap_s = now - self._last_s
+            self._histogram.observe(gap_s / tokens, tokens)
+            if gap_s > self._in_flight.longest_gap_s:
+                self._in_flight.longest_gap_s = gap_s
+        else:
+            if tokens > 1:
+                self._histogram.observe(0.0, tokens - 1)
+            if self._tokens:
+                self._in_flight.resumed_s = self._scheduler.now
         self._tokens, self._last_s = live.generated_tokens, now

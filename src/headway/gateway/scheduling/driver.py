@@ -224,6 +224,7 @@ class Driver:
             case ReleaseReason.EXHAUSTED:
                 request.detach()
                 if request.outcome is None:
+                    self._leave(request, Cause.CRASHED)
                     self.control.exhausted(request.live, self.now)
                     self.arm_hold_timeout(request)
             case ReleaseReason.MOVED:
@@ -255,8 +256,10 @@ class Driver:
         request.detach()
         if request.outcome is not None:
             return
+        self._leave(request, Cause.CRASHED)
         if source is not None:
-            self._write_segment(live, self.now, Cause.CRASHED)
+            if live.stage_index >= 0:
+                self._write_segment(live, self.now, Cause.CRASHED)
             if request.has_stored_kv and is_kv_intact and self.control.reassign_decode(live, source.id, self.now):
                 return
         self.control.failed(live, self.now)
@@ -272,6 +275,7 @@ class Driver:
         is_paused, request.is_paused = request.is_paused, False
         if request.outcome is not None:
             return
+        self._leave(request, Cause.PREEMPTED if is_paused else Cause.MOVED)
         if is_paused:
             self.replicas[source.id].pause(live)
             self.control.on_paused(live, self.now)
@@ -335,13 +339,21 @@ class Driver:
         if request.outcome is not None or leg is None:
             return
         self._metrics.count_prefill(live.model, "failed")
+        self._leave(request, Cause.CRASHED, leg.replica.id)
         self.control.failed(live, self.now, leg.replica.id)
         self.arm_hold_timeout(request)
+
+    def _leave(self, request: InFlightRequest, cause: Cause, replica: int | None = None) -> None:
+        """Record a stay at a replica that ends before the request does; of cascades, only those with whole answers."""
+        if request.live.stage_index < 0:
+            request.has_left = request.is_away = True
+            self._write_segment(request.live, self.now, cause, replica)
 
     def _write_segment(
         self, live: Live, now: float, cause: Cause = Cause.FINISHED, replica: int | None = None
     ) -> None:  # fmt: skip
-        """Record one replica's part in a request of a cascade or combo; by default the present replica's."""
+        """Record one replica's part in a request of a cascade or combo, or of several attempts; by default the present
+        replica's."""
         segments = self._recorder.segments
         segments.write(segments.pack(
             live.id, live.replica if replica is None else replica, live.attempt,
@@ -513,6 +525,7 @@ class Driver:
         request = self.requests[live.id]
         request.replica = endpoint = self.replicas[replica]
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
+        request.is_away = False
         request.has_alternative = live.allowed is None and len(self.services[live.model].members) > 1
         request.has_fallback = self.control.has_fallback(live)
         live.replica, live.enqueued_s = replica, now
@@ -524,7 +537,7 @@ class Driver:
     def _start_dual_dispatch(self, live: Live, prefill: int, now: float) -> None:
         """Reserve places at both replicas of a single-phase pair, and wake the request's task."""
         request, prefiller, decoder = self.requests[live.id], self.replicas[prefill], self.replicas[live.decode_replica]
-        request.is_prefill_only = request.has_stored_kv = False
+        request.is_prefill_only = request.has_stored_kv = request.is_away = False
         request.has_fallback = self.control.has_fallback(live)
         request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
         live.replica, live.decode_replica, live.enqueued_s = decoder.id, -1, now
@@ -539,6 +552,7 @@ class Driver:
         """A proxy has sent the request to another replica than control had chosen."""
         live = request.live
         request.detach()
+        self._leave(request, Cause.CRASHED)
         live.attempt += 1
         live.decode_replica = -1
         self.start(live, replica.id, self.now)
@@ -606,6 +620,6 @@ class Driver:
         request.wake()
         if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.needs_score(live):
             self._write_segment(live, now)
-        elif live.stage_index < 0 and request.prefilled_by is not None:
+        elif live.stage_index < 0 and not request.is_away and (request.prefilled_by is not None or request.has_left):
             self._write_segment(live, now, _CAUSES[outcome])
         self._on_ended(request, outcome, now)

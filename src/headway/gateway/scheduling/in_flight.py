@@ -161,6 +161,14 @@ class InFlightRequest:
     """Of an answer of /v1/responses, which its engine may keep."""
     unread: dict[str, int] | None = None
     """Events and answers that were passed on without being read, by what they were."""
+    longest_gap_s: float = 0.0
+    """The longest time between two reads of one replica's stream that brought tokens."""
+    resumed_s: float | None = None
+    """The first token from the present replica of an answer that another one had begun; None: there is none."""
+    has_left: bool = False
+    """The request has left a replica before its end, and its stays are recorded."""
+    is_away: bool = False
+    """It has left its last one, and is at none."""
     awaits_score: bool = False
     """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
     scoring: asyncio.Task[float] | None = None

@@ -248,6 +248,7 @@ class LiveReplica(EngineEndpoint):
             usd_per_million_input_tokens=pool.usd_per_million_input_tokens if is_hosted else 0.0,
             usd_per_million_output_tokens=pool.usd_per_million_output_tokens if is_hosted else 0.0,
             usd_per_million_cached_tokens=pool.usd_per_million_cached_tokens if is_hosted else None,
+            name=self.name,
         )  # fmt: skip
 
     # The gateway's own counts.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
 from headway.gateway.auth.keys import key_digest
-from headway.gateway.names import cut
+from headway.gateway.names import cut, is_request_id
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.writer import ClientWriter, Headers, HookedWriter
 from headway.gateway.settings import key_id
@@ -61,7 +61,8 @@ class AccessEntry:
         self.began, self.start_s = datetime.now(UTC), time.monotonic()
         self.key = key_id(key_digest(headers)) or None
         self.status: int | None = None
-        self.request_id: str | None = None
+        given = headers.get("x-request-id", "")
+        self.request_id = given if is_request_id(given) else None
         self.model: str | None = None
         self.relay: Relay | None = None
 

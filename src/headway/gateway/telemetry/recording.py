@@ -30,8 +30,16 @@ class Recording:
         if not enabled:
             self.recorder.requests.write = self.recorder.segments.write = lambda row: None
 
-    def add(self, live: Live, cascade: str = "") -> None:
-        """Add a request that has ended. `cascade`: the cascade that it asked for, if it did not ask for a model."""
+    def add(
+        self,
+        live: Live,
+        cascade: str = "",
+        request_id: str = "",
+        longest_gap_s: float = 0.0,
+        resumed_s: float | None = None,
+    ) -> None:
+        """Add a request that has ended. `cascade`: the cascade that it asked for, if it did not ask for a model. The
+        others are columns of `core.record`."""
         if not self.enabled:
             return
         nan, requested = float("nan"), live.model if live.fallback is None else live.fallback.model
@@ -42,6 +50,7 @@ class Recording:
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
             live.tenant, live.quality if cascade else (), live.lengths if cascade else (), live.lora,
+            request_id, longest_gap_s, nan if resumed_s is None else resumed_s,
         ))  # fmt: skip
         self.num_requests += 1
         self.num_waiting += 1

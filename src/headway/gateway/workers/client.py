@@ -77,7 +77,7 @@ class PendingRequest(InFlightRequest):
         return Progress(
             live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
             live.answer_s, live.reasoning_end_s, self.waits_for_client, live.keeps_model, live.cached_tokens,
-            self.continued_tokens, self.unread, self.response_id,
+            self.continued_tokens, self.unread, self.response_id, self.longest_gap_s, self.resumed_s,
         )  # fmt: skip
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:

@@ -71,6 +71,8 @@ class Progress(Struct, array_like=True, gc=False):
     unread: dict[str, int] | None = None
     """What was passed on without being read."""
     response_id: str | None = None
+    longest_gap_s: float = 0.0
+    resumed_s: float | None = None
 
 
 class RequestArrived(Struct, array_like=True, tag=0, gc=False):

@@ -308,6 +308,7 @@ class WorkerSession:
             live.prompt_tokens = progress.prompt_tokens
         live.cached_tokens, request.continued_tokens = progress.cached_tokens, progress.continued_tokens
         request.unread, request.response_id = progress.unread, progress.response_id
+        request.longest_gap_s, request.resumed_s = progress.longest_gap_s, progress.resumed_s
         tokens = progress.generated_tokens - live.generated_tokens
         has_changed = tokens != 0 or progress.phase is not live.phase
         live.first_token_s = progress.first_token_s
