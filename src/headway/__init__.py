@@ -31,6 +31,7 @@ _MODULES = {
     "serve": "headway.api.fleets",
     "simulate": "headway.api.runs",
     "sweep": "headway.api.runs",
+    "why": "headway.api.slow_requests",
 }
 """The public names, and the modules that define them."""
 __all__ = list(_MODULES)  # type checkers read __init__.pyi

@@ -26,6 +26,7 @@ from headway.api.runs import compare as compare
 from headway.api.runs import simulate as simulate
 from headway.api.runs import sweep as sweep
 from headway.api.scenarios import load as load
+from headway.api.slow_requests import why as why
 from headway.config.scenario import Scenario as Scenario
 from headway.core.errors import HeadwayError as HeadwayError
 from headway.core.fleet import Engine as Engine

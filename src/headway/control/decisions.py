@@ -32,6 +32,8 @@ class OfferedReplica(Struct, frozen=True, omit_defaults=True, gc=False):
     """Requests in the engine's batch."""
     prompt_tokens_left: int | None = None
     """Tokens of prompts that are not computed yet."""
+    tokens_generated: int | None = None
+    """Output tokens so far, of all requests placed there."""
     kv_blocks_used: int | None = None
     kv_blocks_total: int | None = None
 
@@ -169,7 +171,9 @@ def _snapshot(view: ReplicaView, now: float, is_live: bool) -> OfferedReplica:
     seen = view.id, view.num_in_flight, view.num_waiting, round(used / max(total, 1), 4), _age_s(view, now)
     if not is_live:
         return OfferedReplica(*seen)
-    return OfferedReplica(*seen, f"{view.pool}/{view.id}", view.num_running, view.prefill_tokens_left, used, total)
+    return OfferedReplica(
+        *seen, f"{view.pool}/{view.id}", view.num_running, view.prefill_tokens_left, view.tokens_generated, used, total
+    )  # fmt: skip
 
 
 def _age_s(view: ReplicaView, now: float) -> float | None:

@@ -1,0 +1,210 @@
+"""What is recorded of a run's requests: the records, whose rows have names, and the decision log."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headway import records
+from headway.control.decisions import Decision
+from headway.core.errors import HeadwayError
+from headway.core.record import LONGEST_GAP, RESUMED, Cause, Outcome, Records, ReplicaRecord
+from headway.diagnosis.terms import Stay, Times
+from headway.records.parts import BEGAN_S
+
+_NUM_NEAR = 5
+_MOST_COMPARED = 20_000
+"""Ids of which the nearest are looked for, the last ones."""
+_SLACK_S = 1.0
+"""Times of records and of decisions differ by less."""
+_ENDS = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.UNFINISHED: Cause.UNFINISHED}
+Rows = npt.NDArray[np.int64]
+
+
+class History:
+    """The requests of a records folder. `row` is a request's row in `requests.parquet`."""
+
+    def __init__(self, found: Records, provenance: dict[str, Any], where: str = "records") -> None:
+        self.records, self.where = found, where
+        began_s = provenance.get(BEGAN_S)
+        self.began_s = float(began_s) if isinstance(began_s, int | float) else None
+        """Wall-clock time from which the records count; None: a simulation, or an older version's records."""
+        texts = (provenance.get(key) for key in ("fleet", "scenario_yaml"))
+        self.fleet_text = next((text for text in texts if isinstance(text, str)), "")
+        self.replicas = {replica.id: replica for replica in found.replicas}
+        ended: dict[str, Any] = found.requests
+        self._row_of_ended = ended["request"].astype(np.int64)
+        self._at = np.full(len(found.workload["arrival_s"]), -1, np.int64)
+        self._at[self._row_of_ended] = np.arange(len(self._row_of_ended))
+
+    @property
+    def rows(self) -> Rows:
+        """The requests that have ended."""
+        return self._row_of_ended
+
+    def request_id(self, row: int) -> str:
+        ids = self.records.request_ids
+        return str(row) if ids is None else ids[row].as_py() or str(row)
+
+    def rows_of(self, request_id: str) -> list[int]:
+        """The rows with an id, by arrival: a client may use one several times. HeadwayError if there are none."""
+        ids = self.records.request_ids
+        if ids is None:
+            has_it = request_id.isdecimal() and int(request_id) < len(self._at)
+            found = [int(request_id)] if has_it else []
+        else:
+            from pyarrow import compute
+
+            found = compute.indices_nonzero(compute.equal(ids, request_id)).to_pylist()
+        found = [row for row in found if self._at[row] >= 0]
+        if not found:
+            raise HeadwayError(self._unknown(request_id))
+        return found
+
+    def _unknown(self, request_id: str) -> str:
+        ids = self.records.request_ids
+        text = f"{self.where}: no request {request_id!r}"
+        if ids is None:
+            most = f"its requests have the numbers 0 to {len(self._at) - 1}"
+            return f"{text}; these are the records of a simulation, or of an older version: {most}"
+        near = nearest(request_id, ids[-_MOST_COMPARED:].to_pylist())
+        hint = f"the nearest are {', '.join(near)}" if near else "no id is like it"
+        missing = (
+            "a request that was refused on arrival is in the access log only, one of the last seconds not yet here"
+        )
+        return f"{text}; {hint} ({missing})"
+
+    def value(self, column: str, row: int, default: float = nan) -> float:
+        """An outcome of the request."""
+        values = self.records.requests.get(column)
+        return default if values is None else float(values[self._at[row]])
+
+    def arrived(self, column: str, row: int, default: float = 0) -> float:
+        """What the request was when it arrived."""
+        values = self.records.workload.get(column)
+        return default if values is None else float(values[row])
+
+    def name(self, column: str, row: int) -> str:
+        """A name of the request's: its model, tenant, region or LoRA adapter; "" for none."""
+        names = {"model": self.records.models, "tenant": self.records.tenants, "region": self.records.regions,
+                 "lora": self.records.loras}[column]  # fmt: skip
+        return names[int(self.arrived(column, row))] if names else ""
+
+    def times(self, row: int) -> Times:
+        gap_s = self.value(LONGEST_GAP, row, 0.0)
+        return Times(
+            self.arrived("arrival_s", row), self.value("first_token_s", row), self.value("end_s", row),
+            int(self.value("generated_tokens", row)), 0.0 if isnan(gap_s) else gap_s,
+        )  # fmt: skip
+
+    def stays(self, row: int) -> list[Stay]:
+        """In order. One that is not recorded on its own lasts from the placement to the end."""
+        found = [self._stay(i, row) for i in self._segments_of(row)]
+        if found:
+            return sorted(found, key=lambda stay: (stay.from_s, stay.to_s))
+        placed_s = self.value("placed_s", row)
+        if isnan(placed_s):
+            return []
+        cause = _ENDS.get(Outcome(int(self.value("outcome", row))), Cause.FINISHED)
+        admitted_s = self.value("admitted_s", row)
+        return [Stay(int(self.value("replica", row)), placed_s, self.value("end_s", row), cause, admitted_s)]
+
+    def _segments_of(self, row: int) -> list[int]:
+        first, after = np.searchsorted(self._segment_rows[0], (row, row + 1))
+        return self._segment_rows[1][first:after].tolist()
+
+    @cached_property
+    def _segment_rows(self) -> tuple[Rows, Rows]:
+        """The requests of the segments in order, and where each segment is."""
+        requests: npt.NDArray[Any] = self.records.segments["request"]
+        order = np.argsort(requests, kind="stable")
+        return requests[order].astype(np.int64), order
+
+    def _stay(self, i: int, row: int) -> Stay:
+        table = self.records.segments
+        enqueued_s, admitted_s, end_s = (float(table[name][i]) for name in ("enqueued_s", "admitted_s", "end_s"))
+        is_simulated = len(self.records.stretches["replica"]) > 0
+        resumed_s = float(table["prefill_end_s"][i]) if is_simulated else self.value(RESUMED, row)
+        return Stay(
+            int(table["replica"][i]), enqueued_s, end_s, Cause(int(table["cause"][i])),
+            admitted_s if is_simulated else nan, resumed_s,
+        )  # fmt: skip
+
+    # Replicas.
+
+    def replica_name(self, id: int) -> str:
+        replica = self.replicas.get(id)
+        return "" if replica is None else replica.name or f"{replica.pool}/{replica.id}"
+
+    def logged_replica(self, row: int, number: int) -> ReplicaRecord | None:
+        """The replica that had this number when the request was served: each run of a gateway counts from 0."""
+        replica = self.replicas.get(int(self.value("replica", row)))
+        if replica is None or not replica.name:
+            return self.replicas.get(number)
+        return self.replicas.get(replica.id - int(replica.name.rpartition("/")[2]) + number)
+
+
+def read(folder: Path) -> History:
+    """The requests of a folder of records. HeadwayError if it has none."""
+    found, provenance = records.load(folder)
+    return History(found, provenance, str(folder))
+
+
+def nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The names that are most like one: those that begin like it, then those that differ a little."""
+    alike = [each for each in known if each and (each.startswith(name) or name.startswith(each))]
+    if len(alike) < _NUM_NEAR:
+        alike += difflib.get_close_matches(name, known, _NUM_NEAR)
+    return list(dict.fromkeys(alike))[:_NUM_NEAR]
+
+
+class DecisionLog:
+    """The lines of a decision log, with that of `FILE.1` before it, about some requests."""
+
+    def __init__(self, path: Path, requests: Collection[str]) -> None:
+        """HeadwayError for a file that is missing, or no decision log."""
+        self._by_request: dict[str, list[Decision]] = {each: [] for each in requests}
+        self.num_dropped = 0
+        """Lines that the log says are missing."""
+        older = path.with_name(path.name + ".1")
+        for each in ([older] if older.is_file() else []) + [path]:
+            self._read(each)
+
+    def _read(self, path: Path) -> None:
+        wanted = [msgspec.json.encode(each) for each in self._by_request]
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    is_dropped = b'"what":"dropped"' in line
+                    if is_dropped or (wanted and any(each in line for each in wanted)):
+                        self._take(line, is_dropped, f"{path}: line {number}")
+        except OSError as error:
+            raise HeadwayError(f"{path}: cannot be read ({error.strerror})") from None
+
+    def _take(self, line: bytes, is_dropped: bool, where: str) -> None:
+        try:
+            if is_dropped:
+                self.num_dropped += int(msgspec.json.decode(line)["num"])
+                return
+            decision = msgspec.json.decode(line, type=Decision)
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+            if line.endswith(b"\n"):
+                raise HeadwayError(f"{where}: not a line of a decision log ({error})") from None
+            return  # it is being written
+        if decision.request in self._by_request:
+            self._by_request[decision.request].append(decision)
+
+    def of(self, request_id: str, from_s: float | None, to_s: float | None) -> Iterator[Decision]:
+        """The decisions about a request between two times, in order; None: at any time."""
+        for each in self._by_request[request_id]:
+            is_after = from_s is None or each.time_s >= from_s - _SLACK_S
+            if is_after and (to_s is None or each.time_s <= to_s + _SLACK_S):
+                yield each

@@ -1,0 +1,109 @@
+"""What other routers would have done: each is called with the state that the decision log has of the moment.
+
+A router that reads what the log does not have, draws at random, learns from earlier requests, or remembers them, is not
+rehearsed: its answer is unknown, and says so.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+from msgspec import Struct
+
+from headway.control.decisions import Decision
+from headway.core.policy import Router
+from headway.core.view import FleetView, RequestView
+from headway.policies import ROUTERS
+
+T = TypeVar("T")
+
+
+class Rehearsed(Struct, frozen=True):
+    """One router's answer."""
+
+    router: str
+    replica: str | None
+    """Its choice; None: unknown."""
+    unknown: str = ""
+    """Why it is unknown."""
+
+
+class _NotLoggedError(Exception):
+    """A router has read what is not known of the moment."""
+
+
+class _View:
+    """What is known, by attribute."""
+
+    def __init__(self, what: str, known: Mapping[str, Any]) -> None:
+        self._what, self._known = what, known
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self._known:
+            raise _NotLoggedError(f"reads {self._what}'s {name}, which is not recorded")
+        return self._known[name]
+
+
+class _Fleet:
+    """The offered replicas as a router's view."""
+
+    wants_scores = False
+
+    def __init__(self, now: float, replicas: Sequence[_View]) -> None:
+        self.now, self.replicas = now, replicas
+
+    @cached_property
+    def random(self) -> Any:
+        raise _NotLoggedError("draws at random")
+
+    def map(self, key: Callable[[Any], T]) -> Sequence[T]:
+        return [key(replica) for replica in self.replicas]
+
+
+def rehearsed(
+    decision: Decision, request: Mapping[str, Any], replicas: Mapping[int, Mapping[str, Any]], now: float
+) -> list[Rehearsed]:
+    """What each router that comes with Headway would have answered. `request` and `replicas` (by number) are what is
+    known of them besides the log: attributes of their views. `now`: seconds since the start of the run."""
+    shown = []
+    for each in decision.replicas:
+        known = {
+            **replicas.get(each.replica, {}),
+            "id": each.replica,
+            "num_in_flight": each.in_flight,
+            "num_waiting": each.waiting,
+        }
+        logged = {
+            "num_running": each.running, "prefill_tokens_left": each.prompt_tokens_left,
+            "kv_blocks_used": each.kv_blocks_used, "kv_blocks_total": each.kv_blocks_total,
+        }  # fmt: skip
+        shown.append(_View("a replica", known | {name: value for name, value in logged.items() if value is not None}))
+    names = {each.replica: each.name or str(each.replica) for each in decision.replicas}
+    view, asks = _Fleet(now, shown), _View("the request", request)
+    return [_answer(name, made_by, asks, view, names) for name, made_by in ROUTERS.items() if not _is_oracle(made_by)]
+
+
+def _is_oracle(router: type[Router]) -> bool:
+    return bool(getattr(router, "oracle", False))
+
+
+def _answer(name: str, made_by: type[Router], request: _View, view: _Fleet, names: Mapping[int, str]) -> Rehearsed:
+    if hasattr(made_by, "learn"):
+        return Rehearsed(name, None, "learns from earlier requests")
+    try:
+        router = made_by()
+        before = pickle.dumps(vars(router))
+        placement = router.route(cast(RequestView, request), cast(FleetView, view))
+        after = pickle.dumps(vars(router))
+    except _NotLoggedError as error:
+        return Rehearsed(name, None, str(error))
+    except (TypeError, ValueError, AttributeError, LookupError, pickle.PicklingError) as error:
+        return Rehearsed(name, None, f"cannot be rehearsed from the log ({type(error).__name__})")
+    if before != after:
+        return Rehearsed(name, None, "remembers earlier requests")
+    return Rehearsed(name, names.get(placement.replica, str(placement.replica)))

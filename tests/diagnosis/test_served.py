@@ -1,0 +1,168 @@
+"""Slow requests of a gateway with emulated engines: one id in all that is written, and the cause by its name."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("httptools")
+
+import headway as hw
+import serving
+from headway import diagnosis
+from headway.api.slow_requests import Why
+from serving import MODEL, metric, send, until
+
+OTHER = "llama-3.1-8b"
+WAIT_S = 2.5
+"""So long a request is kept waiting: far longer than all else that it needs."""
+LONG_TOKENS = 36_000
+
+
+class Day:
+    """A served day: what it has written, and the headers of its answers."""
+
+    def __init__(self, folder: Path, headers: dict[str, dict[str, str]]) -> None:
+        self.folder, self.headers = folder, headers
+        self.records, self.decisions = folder / "records", folder / "decisions.jsonl"
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+    def why(self, request: str) -> Why:
+        return hw.why(self.records, request, decisions=self.decisions)
+
+
+def completion(front: serving.Process, id: str, model: str = MODEL, **options: Any) -> serving.Reply:
+    body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 1, **options}
+    return send(front, "/v1/completions", body, {"x-request-id": id} if id else {})
+
+
+def held_requests(front: serving.Process) -> None:
+    """One that waits until another one's client has left."""
+    first = completion(front, "first", stream=True, max_tokens=4000, ignore_eos=True)
+    next(first.events())
+    waits = threading.Thread(target=lambda: list(completion(front, "held", stream=True).events()))
+    waits.start()
+    until(lambda: metric(front, "headway_requests_held") == 1)
+    time.sleep(WAIT_S)
+    first.close()
+    waits.join()
+
+
+def failing_request(front: serving.Process, engine: serving.Process) -> None:
+    """One whose engine is killed before it has answered."""
+    fails = threading.Thread(target=lambda: list(completion(front, "fails", OTHER, stream=True).events()))
+    fails.start()
+    until(lambda: metric(front, "headway_requests_in_flight") == 1)
+    time.sleep(WAIT_S)
+    engine.kill()
+    fails.join()
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "workers"])
+def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
+    folder = tmp_path_factory.mktemp("day")
+    engine = serving.emulator()
+    slow, fast = (
+        serving.Process("-m", "headway", "emulate", "--model", OTHER, "--gpu", "h100", "--port", "0", *more)
+        for more in (("--speed", "0.0001"), ())
+    )
+    with serving.closing(engine, slow, fast):
+        pools = [("one", MODEL, [engine.url]), ("two", OTHER, [slow.url, fast.url])]
+        fleet = [
+            {"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "endpoints": urls}
+            for name, model, urls in pools
+        ]
+        policies = {"routing": "least-loaded", "window": 1, "ordering": "fcfs", "ordering_at": "gateway"}
+        file = folder / "fleet.yaml"
+        file.write_text(yaml.safe_dump({
+            "fleet": fleet, "policies": policies, "gateway": {"scrape_period_s": 0.1},
+        }))  # fmt: skip
+        front = serving.gateway(
+            file, "--records", str(folder / "records"), "--decisions", str(folder / "decisions.jsonl"),
+            "--access-log", str(folder / "access.jsonl"), "--workers", str(request.param),
+        )  # fmt: skip
+        with serving.closing(front):
+            serving.all_up(front, 3)
+            headers: dict[str, dict[str, str]] = {}
+            for id in ("whole", "", "again", "again"):
+                reply = completion(front, id)
+                headers[id], _ = reply.headers, reply.json()
+            held_requests(front)
+            list(completion(front, "long", prompt=[7] * LONG_TOKENS, stream=True).events())
+            failing_request(front, slow)
+            front.stop()
+        yield Day(folder, headers)
+
+
+def test_one_id_is_in_all_that_is_written(day: Day) -> None:
+    ours = day.headers[""]["x-request-id"]
+    assert day.headers["whole"]["x-request-id"] == "whole" and len(ours) == 32
+    history = diagnosis.read(day.records)
+    recorded = [history.request_id(row) for row in history.rows]
+    expected = sorted(["whole", ours, "again", "again", "first", "held", "long", "fails"])
+    assert sorted(recorded) == expected
+    assert sorted(line["request_id"] for line in day.lines("access.jsonl") if line["method"] == "POST") == expected
+    placed = [line for line in day.lines("decisions.jsonl") if line["what"] == "placed"]
+    assert sorted({line["request"] for line in placed}) == sorted(set(expected))
+    by_id = {line["request_id"]: line["replica"] for line in day.lines("access.jsonl")}
+    for id in ("whole", ours, "held", "long", "fails"):
+        found = day.why(id).requests[0]
+        assert found.replica == by_id[id]
+        assert found.decisions is not None and found.decisions[-1].replica == by_id[id]
+
+
+def test_a_held_request_was_held(day: Day) -> None:
+    found = day.why("held").requests[0]
+    assert found.biggest == "held" and found.cause == "the gateway held it: no replica has room"
+    assert found.terms[0].seconds is not None and found.terms[0].seconds > WAIT_S / 2
+
+
+def test_a_request_whose_engine_was_killed_failed_over(day: Day) -> None:
+    why = day.why("fails")
+    found = why.requests[0]
+    assert found.biggest == "failover" and found.attempts == 2
+    assert found.cause == "it failed once, at two/1, and went on elsewhere"
+    assert [(stay.replica, stay.ended) for stay in found.stays] == [("two/1", "crashed"), ("two/2", "finished")]
+    assert found.decisions is not None
+    assert [each.replica for each in found.decisions] == ["two/1", "two/2"]
+    assert [each.replica for each in found.decisions[0].candidates] == ["two/1", "two/2"]
+    chosen = {each.router: each for each in found.decisions[0].others}
+    assert chosen["least-loaded"].replica == "two/1" and chosen["random"].replica is None
+    assert "failover" in why.table() and "two/2" in why.table()
+
+
+def test_a_long_prompt_is_the_cause(day: Day) -> None:
+    found = day.why("long").requests[0]
+    assert found.biggest == "first token" and found.cause.startswith(f"its prompt of {LONG_TOKENS:,} tokens")
+    queue = next(term for term in found.terms if term.term == "queue")
+    assert queue.seconds is None, "the engine does not tell"
+
+
+def test_what_is_not_known_is_said(day: Day) -> None:
+    found = day.why("whole").requests[0]
+    assert found.ttft_s is None and found.tpot_s is None
+    assert [term.term for term in found.terms] == ["held", "engine"] and "not streamed" in found.notes[0]
+    assert len(day.why("again").requests[0].same_id) == 1
+    with pytest.raises(hw.HeadwayError, match=r"no request 'agian'; the nearest are again"):
+        day.why("agian")
+    without = hw.why(day.records, "long").requests[0]
+    assert without.decisions is None and any("--decisions" in note for note in without.notes)
+
+
+def test_the_slowest_come_first_and_their_terms_are_the_whole(day: Day) -> None:
+    found = hw.why(day.records, slowest=100, decisions=day.decisions).requests
+    assert len(found) == 8
+    assert [each.e2e_s for each in found] == sorted((each.e2e_s for each in found), reverse=True)
+    for each in found:
+        assert sum(term.seconds or 0.0 for term in each.terms) == pytest.approx(each.e2e_s)
+    by_ttft = hw.why(day.records, slowest=3, by="ttft").requests
+    assert {each.request for each in by_ttft} <= {"first", "held", "long", "fails"}
