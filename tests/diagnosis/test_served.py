@@ -13,11 +13,14 @@ import pytest
 import yaml
 
 pytest.importorskip("httptools")
+pytest.importorskip("openai")
 
+import batching
 import headway as hw
 import serving
 from headway import diagnosis
 from headway.api.slow_requests import Why
+from headway.core.record import LONGEST_GAP, RESUMED
 from serving import MODEL, metric, send, until
 
 OTHER = "llama-3.1-8b"
@@ -26,11 +29,14 @@ WAIT_S = 2.5
 LONG_TOKENS = 36_000
 
 
-class Day:
-    """A served day: what it has written, and the headers of its answers."""
+_closed = pytest.fixture(autouse=True, scope="module")(batching.closed)
 
-    def __init__(self, folder: Path, headers: dict[str, dict[str, str]]) -> None:
-        self.folder, self.headers = folder, headers
+
+class Day:
+    """A served day: what it has written, the headers of its answers, and the ids of a batch's lines."""
+
+    def __init__(self, folder: Path, headers: dict[str, dict[str, str]], batch: list[str]) -> None:
+        self.folder, self.headers, self.batch = folder, headers, batch
         self.records, self.decisions = folder / "records", folder / "decisions.jsonl"
 
     def lines(self, name: str) -> list[dict[str, Any]]:
@@ -67,16 +73,33 @@ def failing_request(front: serving.Process, engine: serving.Process) -> None:
     fails.join()
 
 
+def continued_request(front: serving.Process, engine: serving.Process) -> None:
+    """One whose engine is killed after its first tokens."""
+    events = serving.chat(
+        front, headers={"x-request-id": "continued"}, model=OTHER, stream=True, max_tokens=100, ignore_eos=True
+    ).events()
+    next(events)
+    engine.kill()
+    assert list(events)[-1] == "[DONE]"
+
+
+def batch_ids(front: serving.Process) -> list[str]:
+    """The ids of two requests of a batch, by its output file."""
+    who = batching.client(front)
+    batch = batching.ended(who, batching.begin(who, batching.jsonl([batching.line("a"), batching.line("b")])))
+    return [each["response"]["request_id"] for each in batching.answers(who, batch.output_file_id)]
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "workers"])
 def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
     folder = tmp_path_factory.mktemp("day")
     engine = serving.emulator()
-    slow, fast = (
+    slow, fast, last = (
         serving.Process("-m", "headway", "emulate", "--model", OTHER, "--gpu", "h100", "--port", "0", *more)
-        for more in (("--speed", "0.0001"), ())
+        for more in (("--speed", "0.0001"), (), ())
     )
-    with serving.closing(engine, slow, fast):
-        pools = [("one", MODEL, [engine.url]), ("two", OTHER, [slow.url, fast.url])]
+    with serving.closing(engine, slow, fast, last):
+        pools = [("one", MODEL, [engine.url]), ("two", OTHER, [slow.url, fast.url, last.url])]
         fleet = [
             {"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "endpoints": urls}
             for name, model, urls in pools
@@ -84,14 +107,14 @@ def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         policies = {"routing": "least-loaded", "window": 1, "ordering": "fcfs", "ordering_at": "gateway"}
         file = folder / "fleet.yaml"
         file.write_text(yaml.safe_dump({
-            "fleet": fleet, "policies": policies, "gateway": {"scrape_period_s": 0.1},
+            "fleet": fleet, "policies": policies, "gateway": {"scrape_period_s": 0.1, "batches": {}},
         }))  # fmt: skip
         front = serving.gateway(
             file, "--records", str(folder / "records"), "--decisions", str(folder / "decisions.jsonl"),
             "--access-log", str(folder / "access.jsonl"), "--workers", str(request.param),
         )  # fmt: skip
         with serving.closing(front):
-            serving.all_up(front, 3)
+            serving.all_up(front, 4)
             headers: dict[str, dict[str, str]] = {}
             for id in ("whole", "", "again", "again"):
                 reply = completion(front, id)
@@ -99,8 +122,11 @@ def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             held_requests(front)
             list(completion(front, "long", prompt=[7] * LONG_TOKENS, stream=True).events())
             failing_request(front, slow)
+            serving.all_up(front, 3)
+            continued_request(front, fast)
+            batch = batch_ids(front)
             front.stop()
-        yield Day(folder, headers)
+        yield Day(folder, headers, batch)
 
 
 def test_one_id_is_in_all_that_is_written(day: Day) -> None:
@@ -108,13 +134,14 @@ def test_one_id_is_in_all_that_is_written(day: Day) -> None:
     assert day.headers["whole"]["x-request-id"] == "whole" and len(ours) == 32
     history = diagnosis.read(day.records)
     recorded = [history.request_id(row) for row in history.rows]
-    expected = sorted(["whole", ours, "again", "again", "first", "held", "long", "fails"])
-    assert sorted(recorded) == expected
-    assert sorted(line["request_id"] for line in day.lines("access.jsonl") if line["method"] == "POST") == expected
+    expected = ["whole", ours, "again", "again", "first", "held", "long", "fails", "continued"]
+    assert len(day.batch) == 2 and sorted(recorded) == sorted([*expected, *day.batch])
+    access = [line for line in day.lines("access.jsonl") if line["path"].endswith("completions")]
+    assert sorted(line["request_id"] for line in access) == sorted(expected)
     placed = [line for line in day.lines("decisions.jsonl") if line["what"] == "placed"]
-    assert sorted({line["request"] for line in placed}) == sorted(set(expected))
-    by_id = {line["request_id"]: line["replica"] for line in day.lines("access.jsonl")}
-    for id in ("whole", ours, "held", "long", "fails"):
+    assert sorted({line["request"] for line in placed}) == sorted({*expected, *day.batch})
+    by_id = {line["request_id"]: line["replica"] for line in access}
+    for id in ("whole", ours, "held", "long", "fails", "continued"):
         found = day.why(id).requests[0]
         assert found.replica == by_id[id]
         assert found.decisions is not None and found.decisions[-1].replica == by_id[id]
@@ -134,10 +161,21 @@ def test_a_request_whose_engine_was_killed_failed_over(day: Day) -> None:
     assert [(stay.replica, stay.ended) for stay in found.stays] == [("two/1", "crashed"), ("two/2", "finished")]
     assert found.decisions is not None
     assert [each.replica for each in found.decisions] == ["two/1", "two/2"]
-    assert [each.replica for each in found.decisions[0].candidates] == ["two/1", "two/2"]
+    assert [each.replica for each in found.decisions[0].candidates] == ["two/1", "two/2", "two/3"]
     chosen = {each.router: each for each in found.decisions[0].others}
     assert chosen["least-loaded"].replica == "two/1" and chosen["random"].replica is None
     assert "failover" in why.table() and "two/2" in why.table()
+
+
+def test_an_answer_that_went_on_elsewhere_has_two_stays(day: Day) -> None:
+    found = day.why("continued").requests[0]
+    assert [(stay.replica, stay.ended) for stay in found.stays] == [("two/2", "crashed"), ("two/3", "finished")]
+    history = diagnosis.read(day.records)
+    resumed_s = history.value(RESUMED, found.row) - found.arrival_s
+    assert found.ttft_s is not None and found.ttft_s < found.stays[0].to_s <= found.stays[1].from_s < resumed_s
+    times = {term.term: term.seconds for term in found.terms}
+    assert times["failover"] == pytest.approx(resumed_s - found.stays[0].to_s)
+    assert history.value(LONGEST_GAP, found.row) > 0
 
 
 def test_a_long_prompt_is_the_cause(day: Day) -> None:
@@ -160,9 +198,13 @@ def test_what_is_not_known_is_said(day: Day) -> None:
 
 def test_the_slowest_come_first_and_their_terms_are_the_whole(day: Day) -> None:
     found = hw.why(day.records, slowest=100, decisions=day.decisions).requests
-    assert len(found) == 8
+    assert len(found) == 11
     assert [each.e2e_s for each in found] == sorted((each.e2e_s for each in found), reverse=True)
     for each in found:
         assert sum(term.seconds or 0.0 for term in each.terms) == pytest.approx(each.e2e_s)
+        assert each.router == "least-loaded" and each.decisions is not None
+        for decision in each.decisions:  # rehearsed, the fleet's own router chooses what it chose
+            answers = {other.router: other.replica for other in decision.others}
+            assert answers["least-loaded"] == decision.replica
     by_ttft = hw.why(day.records, slowest=3, by="ttft").requests
-    assert {each.request for each in by_ttft} <= {"first", "held", "long", "fails"}
+    assert {each.request for each in by_ttft} == {"held", "long", "fails"}

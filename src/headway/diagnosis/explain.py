@@ -222,19 +222,23 @@ class Explainer:
             replica = self._history.logged_replica(row, each.replica)
             if replica is not None:
                 pool = self._predictions.pool(replica.pool)
+                is_mixed = not replica.for_prefill and not replica.for_decode
                 known[each.replica] = {
                     "pool": replica.pool, "model": replica.model, "gpu": replica.gpu, "region": replica.region,
-                    "max_num_seqs": replica.max_num_seqs,
+                    "max_num_seqs": replica.max_num_seqs, "is_draining": False,
+                    **({"role": "mixed", "is_single_phase": False} if is_mixed else {}),
                     **({} if pool is None else {"block_size_tokens": pool.engine.block_size_tokens}),
                 }  # fmt: skip
-        return rehearsed(decision, self._request(row, decision), known, now)
+        return rehearsed(decision, self._request(row, decision), known, self._history.ended_before(row, now), now)
 
     def _request(self, row: int, decision: Decision) -> Mapping[str, Any]:
         """The attributes of the request's view that are recorded."""
         history = self._history
         session = int(history.arrived("session_id", row, -1))
         slos = {name: history.arrived(name, row, float("nan")) for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s")}
+        is_new = decision.attempt == decision.moves == 0
         return {
+            **({"generated_tokens": 0, "answer_tokens": 0, "replica": -1} if is_new else {}),
             "id": row, "arrival_s": history.arrived("arrival_s", row), "model": decision.model, "tier": decision.tier,
             "prompt_tokens": int(history.arrived("prompt_tokens", row)), "attempt": decision.attempt,
             **{name: history.name(name, row) for name in ("region", "tenant", "lora")},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
@@ -12,17 +12,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from headway import records
 from headway.control.decisions import Decision
 from headway.core.errors import HeadwayError
-from headway.core.record import LONGEST_GAP, RESUMED, Cause, Outcome, Records, ReplicaRecord
+from headway.core.record import LONGEST_GAP, RESUMED, Cause, Ended, Outcome, Records, ReplicaRecord
 from headway.diagnosis.terms import Stay, Times
 from headway.records.parts import BEGAN_S
 
 _NUM_NEAR = 5
 _MOST_COMPARED = 20_000
 """Ids of which the nearest are looked for, the last ones."""
+_MOST_ENDED = 2_000
+"""Requests from which a router learns, the last ones."""
 _SLACK_S = 1.0
 """Times of records and of decisions differ by less."""
 _ENDS = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.UNFINISHED: Cause.UNFINISHED}
@@ -147,9 +150,37 @@ class History:
     def logged_replica(self, row: int, number: int) -> ReplicaRecord | None:
         """The replica that had this number when the request was served: each run of a gateway counts from 0."""
         replica = self.replicas.get(int(self.value("replica", row)))
-        if replica is None or not replica.name:
-            return self.replicas.get(number)
-        return self.replicas.get(replica.id - int(replica.name.rpartition("/")[2]) + number)
+        return self.replicas.get(number if replica is None else number + _base(replica))
+
+    def ended_before(self, row: int, time_s: float) -> list[Ended]:
+        """The last requests that had ended at a time, in order, with the replicas' numbers in the same run."""
+        table: Mapping[str, Any] = self.records.requests
+        until = int(np.searchsorted(table["end_s"], time_s))
+        found = [self._ended(each) for each in self._row_of_ended[max(until - _MOST_ENDED, 0) : until].tolist()]
+        own = self.replicas.get(int(self.value("replica", row)))
+        base = 0 if own is None else _base(own)
+        return [
+            replace(each, replica=each.replica - base) for each in found if each.replica < 0 or each.replica >= base
+        ]
+
+    def _ended(self, row: int) -> Ended:
+        times = self.times(row)
+        slos = (self.arrived(name, row, nan) for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s"))
+        return Ended(
+            row, Outcome(int(self.value("outcome", row))), self.name("model", row), int(self.arrived("tier", row)),
+            int(self.value("replica", row)), times.arrival_s, _known(times.first_token_s), times.end_s,
+            int(self.arrived("prompt_tokens", row)), times.generated_tokens, *map(_known, slos),
+            tenant=self.name("tenant", row),
+        )  # fmt: skip
+
+
+def _base(replica: ReplicaRecord) -> int:
+    """The number in the records of the replica that had number 0 in the same run."""
+    return replica.id - int(replica.name.rpartition("/")[2]) if replica.name else 0
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
 
 
 def read(folder: Path) -> History:

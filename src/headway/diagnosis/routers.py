@@ -1,7 +1,7 @@
 """What other routers would have done: each is called with the state that the decision log has of the moment.
 
-A router that reads what the log does not have, draws at random, learns from earlier requests, or remembers them, is not
-rehearsed: its answer is unknown, and says so.
+A router that learns from requests which have ended is taught those of the records first. The answer of one that reads
+what the log does not have, draws at random, or remembers where it has sent earlier requests, is unknown, and says so.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from msgspec import Struct
 
 from headway.control.decisions import Decision
 from headway.core.policy import Router
+from headway.core.record import Ended
 from headway.core.view import FleetView, RequestView
 from headway.policies import ROUTERS
 
 T = TypeVar("T")
+NOT_RECORDED = "reads what is not recorded: "
 
 
 class Rehearsed(Struct, frozen=True):
@@ -45,7 +47,7 @@ class _View:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in self._known:
-            raise _NotLoggedError(f"reads {self._what}'s {name}, which is not recorded")
+            raise _NotLoggedError(f"{NOT_RECORDED}{self._what}'s {name}")
         return self._known[name]
 
 
@@ -66,10 +68,15 @@ class _Fleet:
 
 
 def rehearsed(
-    decision: Decision, request: Mapping[str, Any], replicas: Mapping[int, Mapping[str, Any]], now: float
+    decision: Decision,
+    request: Mapping[str, Any],
+    replicas: Mapping[int, Mapping[str, Any]],
+    ended: Sequence[Ended],
+    now: float,
 ) -> list[Rehearsed]:
     """What each router that comes with Headway would have answered. `request` and `replicas` (by number) are what is
-    known of them besides the log: attributes of their views. `now`: seconds since the start of the run."""
+    known of them besides the log: attributes of their views. `ended`: the requests that had ended, in this order.
+    `now`: seconds since the start of the run."""
     shown = []
     for each in decision.replicas:
         known = {
@@ -80,23 +87,29 @@ def rehearsed(
         }
         logged = {
             "num_running": each.running, "prefill_tokens_left": each.prompt_tokens_left,
+            "tokens_generated": each.tokens_generated,
             "kv_blocks_used": each.kv_blocks_used, "kv_blocks_total": each.kv_blocks_total,
         }  # fmt: skip
         shown.append(_View("a replica", known | {name: value for name, value in logged.items() if value is not None}))
     names = {each.replica: each.name or str(each.replica) for each in decision.replicas}
     view, asks = _Fleet(now, shown), _View("the request", request)
-    return [_answer(name, made_by, asks, view, names) for name, made_by in ROUTERS.items() if not _is_oracle(made_by)]
+    return [
+        _answer(name, made_by, asks, view, names, ended) for name, made_by in ROUTERS.items() if not _is_oracle(made_by)
+    ]
 
 
 def _is_oracle(router: type[Router]) -> bool:
     return bool(getattr(router, "oracle", False))
 
 
-def _answer(name: str, made_by: type[Router], request: _View, view: _Fleet, names: Mapping[int, str]) -> Rehearsed:
-    if hasattr(made_by, "learn"):
-        return Rehearsed(name, None, "learns from earlier requests")
+def _answer(
+    name: str, made_by: type[Router], request: _View, view: _Fleet, names: Mapping[int, str], ended: Sequence[Ended]
+) -> Rehearsed:  # fmt: skip
     try:
         router = made_by()
+        learn = getattr(router, "learn", None)
+        for each in ended if learn is not None else ():
+            learn(each)
         before = pickle.dumps(vars(router))
         placement = router.route(cast(RequestView, request), cast(FleetView, view))
         after = pickle.dumps(vars(router))

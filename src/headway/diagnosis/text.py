@@ -110,9 +110,14 @@ def _others(found: Explanation, decision: ShownDecision) -> Iterable[str]:
     for replica, routers in groupby(chose, key=lambda each: each.replica):
         same = "the same" if replica == decision.replica else f"{replica}"
         yield f"  {same} by {', '.join(each.router for each in routers)}"
-    unknown = [each for each in decision.others if each.replica is None]
-    for why, routers in groupby(sorted(unknown, key=lambda each: each.unknown), key=lambda each: each.unknown):
-        yield f"  unknown of {', '.join(each.router for each in routers)}: {why}"
+    unknown = sorted((_short(each.unknown), each.router) for each in decision.others if each.replica is None)
+    for why, routers in groupby(unknown, key=lambda each: each[0]):
+        yield f"  unknown of {', '.join(router for _, router in routers)}: {why}"
+
+
+def _short(why: str) -> str:
+    """Why an answer is unknown, without the name of what is not recorded."""
+    return why.partition(":")[0]
 
 
 def table(found: Sequence[Explanation]) -> str:

@@ -31,7 +31,7 @@ from ext_proc import (
     set_headers,
 )
 from headway.control.decisions import Decision
-from headway.core.record import Outcome
+from headway.core.record import Cause, Outcome
 from headway.gateway.picker import ext_proc_pb2 as pb
 from keys import digest
 from serving import fleet_file
@@ -241,6 +241,25 @@ def test_a_held_request_whose_subset_is_gone_does_not_hold_up_the_others(tmp_pat
     tell(both, tmp_path, engines=URLS[:2], policies=policies)
 
 
+def test_a_request_without_an_id_gets_one_everywhere(tmp_path: Path) -> None:
+    """The client's is not sent again; one that it lacks is in the engine's request, the answer, log and records."""
+    log: list[Decision] = []
+
+    async def story(made: Desk) -> None:
+        _, named = await asked(made)
+        assert "x-request-id" not in named.headers
+        call, found = await asked(made, headers={"x-request-id": "not a name"})
+        call.answer(content_type="application/json")
+        headers = set_headers((await call.response()).response_headers.response.header_mutation)
+        call.part(b'{"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}', is_last=True)
+        await call.response()
+        ids = made.gateway.records().request_ids
+        assert ids is not None and len(headers["x-request-id"]) == 32
+        assert found.headers["x-request-id"] == headers["x-request-id"] == ids[-1].as_py() == log[-1].request
+
+    tell(story, tmp_path, log=log)
+
+
 def test_a_request_counts_where_envoy_has_sent_it(tmp_path: Path) -> None:
     async def story(made: Desk) -> None:
         call, found = await asked(made)
@@ -250,7 +269,10 @@ def test_a_request_counts_where_envoy_has_sent_it(tmp_path: Path) -> None:
         assert in_flight(made) == [0, 1, 0, 0]
         call.part(b'{"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}', is_last=True)
         await call.response()
-        rows = made.gateway.records().requests
+        records = made.gateway.records()
+        rows, stays = records.requests, records.segments
+        assert stays["replica"].tolist() == [0, 1]
+        assert stays["cause"].tolist() == [Cause.CRASHED, Cause.FINISHED]
         assert rows["replica"].tolist() == [1] and rows["attempts"].tolist() == [2] and sum(in_flight(made)) == 0
 
     tell(story, tmp_path, policies={"routing": "least-loaded"})
