@@ -93,6 +93,18 @@ def test_the_load_of_the_page_is_measured(tmp_path: Path) -> None:
     assert "40 of 40 in " in measured and (tmp_path / "bench.json").stat().st_size and (tmp_path / "ran").is_dir()
 
 
+def test_what_the_page_on_slow_requests_shows_is_found(tmp_path: Path) -> None:
+    page = (DOCS / "why.md").read_text(encoding="utf-8")
+    files = {"why.yaml": _block("yaml", "# why.yaml", page)}
+    written = _run(tmp_path, files, _block("bash", "headway emulate", page), "unknown of round-robin")
+    shown = "".join(written)
+    assert "its prompt of 30,000 tokens, which takes 1.30 s on an idle engine (chat/" in shown
+    assert "request report: qwen3-8b, tier 0, arrived " in shown and "  router: least-loaded\n" in shown
+    assert "queue            unknown" in shown
+    unknown = re.findall(r"^  unknown of .*\n", page, re.MULTILINE)
+    assert unknown == [line for line in written if line.startswith("  unknown of")]
+
+
 def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("## Several workers") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "headway_requests_total")

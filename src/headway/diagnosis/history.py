@@ -51,7 +51,7 @@ class History:
     @property
     def rows(self) -> Rows:
         """The requests that have ended."""
-        return self._row_of_ended
+        return np.asarray(self._row_of_ended)
 
     def request_id(self, row: int) -> str:
         ids = self.records.request_ids
@@ -122,7 +122,7 @@ class History:
 
     def _segments_of(self, row: int) -> list[int]:
         first, after = np.searchsorted(self._segment_rows[0], (row, row + 1))
-        return self._segment_rows[1][first:after].tolist()
+        return [int(each) for each in self._segment_rows[1][first:after]]
 
     @cached_property
     def _segment_rows(self) -> tuple[Rows, Rows]:
@@ -165,12 +165,12 @@ class History:
 
     def _ended(self, row: int) -> Ended:
         times = self.times(row)
-        slos = (self.arrived(name, row, nan) for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s"))
+        ttft_s, tpot_s, e2e_s = (self.arrived(f"slo_{name}_s", row, nan) for name in ("ttft", "tpot", "e2e"))
         return Ended(
             row, Outcome(int(self.value("outcome", row))), self.name("model", row), int(self.arrived("tier", row)),
             int(self.value("replica", row)), times.arrival_s, _known(times.first_token_s), times.end_s,
-            int(self.arrived("prompt_tokens", row)), times.generated_tokens, *map(_known, slos),
-            tenant=self.name("tenant", row),
+            int(self.arrived("prompt_tokens", row)), times.generated_tokens, _known(ttft_s),
+            _known(tpot_s), _known(e2e_s), self.name("tenant", row),
         )  # fmt: skip
 
 

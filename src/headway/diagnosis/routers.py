@@ -108,8 +108,9 @@ def _answer(
     try:
         router = made_by()
         learn = getattr(router, "learn", None)
-        for each in ended if learn is not None else ():
-            learn(each)
+        if learn is not None:
+            for each in ended:
+                learn(each)
         before = pickle.dumps(vars(router))
         placement = router.route(cast(RequestView, request), cast(FleetView, view))
         after = pickle.dumps(vars(router))

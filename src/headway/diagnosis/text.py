@@ -111,8 +111,8 @@ def _others(found: Explanation, decision: ShownDecision) -> Iterable[str]:
         same = "the same" if replica == decision.replica else f"{replica}"
         yield f"  {same} by {', '.join(each.router for each in routers)}"
     unknown = sorted((_short(each.unknown), each.router) for each in decision.others if each.replica is None)
-    for why, routers in groupby(unknown, key=lambda each: each[0]):
-        yield f"  unknown of {', '.join(router for _, router in routers)}: {why}"
+    for why, lacking in groupby(unknown, key=lambda each: each[0]):
+        yield f"  unknown of {', '.join(router for _, router in lacking)}: {why}"
 
 
 def _short(why: str) -> str:

@@ -246,7 +246,7 @@ def assemble(parts: Sequence[tuple[Tables, RunState]]) -> Records:
     arrivals = columns("arrivals", *NAMED, "scores", "lengths", REQUEST_ID)
     order = np.argsort(arrivals["request"], kind="stable")
     table = pa.concat_tables([tables["arrivals"] for tables, _ in parts])
-    later = {name: arrivals.pop(name)[order] for name in _LATER_SECONDS}
+    later = {name: arrivals.pop(name)[order].astype(np.float64) for name in _LATER_SECONDS}
     workload = _workload(arrivals, table, order)
     first_s = float(workload.pop("first_s"))
     ids: npt.NDArray[np.int64] = arrivals["request"][order].astype(np.int64)
