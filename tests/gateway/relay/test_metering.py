@@ -13,7 +13,7 @@ from headway.control.live import Live, Stage
 from headway.core.request import Phase
 from headway.gateway.relay import metering, passthrough
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
-from headway.gateway.relay.request import RESPONSES
+from headway.gateway.relay.request import COMPLETIONS, RESPONSES
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.chunks import Chunk
@@ -90,6 +90,40 @@ def test_reasoning_ends_with_the_first_token_of_the_answer(deltas: list[Any], re
     assert live.phase is Phase.ANSWERING and live.reasoning_tokens == reasoning_tokens
     assert scheduler.phase_changes == bool(reasoning_tokens)
     assert (live.reasoning_end_s == 1.0) is bool(reasoning_tokens)
+
+
+def _ended(index: int, prompt_tokens: int, cached: int) -> Chunk:
+    """How llama.cpp ends a choice: with the counts of its own prompt."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": cached}}
+    timings = {"prompt_n": prompt_tokens - cached, "cache_n": cached, "predicted_n": 2}
+    choice = {"index": index, "text": "", "finish_reason": "length"}
+    return sse.chunk_in({"choices": [choice], "usage": usage, "timings": timings})[0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_each_prompt_of_a_list_is_counted_once_where_choices_count_their_own(n: int, backwards: bool) -> None:
+    sizes = [(7, 3), (2, 0), (11, 10)]
+    meter, live, _, _ = meter_of(path=COMPLETIONS, prompt=["a", "b", "c"], n=n)
+    choices = [_ended(i, *sizes[i // n]) for i in range(3 * n)]
+    for each in reversed(choices) if backwards else choices:
+        meter.measure(each)
+    assert (live.prompt_tokens, live.cached_tokens, live.generated_tokens) == (20, 13, 6 * n)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "first", "expected"),
+    [(["abcdefghi", "abc"], 3, 4), ([[1, 2, 3], [4]], 3, 4), (["", "abc"], 1, 1), ("abcdef", 6, 6), ([5, 6, 7], 3, 3)],
+)
+def test_a_whole_answer_that_counts_its_first_prompt(prompt: Any, first: int, expected: int) -> None:
+    """By the characters, or the tokens, of all of them."""
+    meter, live, _, _ = meter_of(path=COMPLETIONS, prompt=prompt, n=2)
+    usage = {"prompt_tokens": first, "completion_tokens": 2, "total_tokens": first + 2}
+    choices = [{"index": i, "text": "so on", "finish_reason": "length"} for i in range(2)]
+    timings = {"prompt_n": first, "cache_n": 0, "predicted_n": 2}
+    meter.measure_unstreamed(json.dumps({"choices": choices, "usage": usage, "timings": timings}).encode())
+    assert live.prompt_tokens == expected
+    assert live.generated_tokens == 4
 
 
 def test_of_an_answer_that_is_not_streamed_the_first_token_is_not_known() -> None:

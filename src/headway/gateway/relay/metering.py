@@ -46,7 +46,7 @@ class ResponseMeter:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
         self.partial = PartialResponse(request)
         several = request.may_be_several and not request.is_single
-        self._counts = ChoiceCounts(request.num_sequences) if several else None
+        self._counts = ChoiceCounts(request.num_sequences, request.num_prompts) if several else None
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
         self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if needs_score else None
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
@@ -134,10 +134,13 @@ class ResponseMeter:
             self._count_tokens(tokens, has_reasoning, has_answer)
         if usage is not None:
             partial.has_usage = True
-            partial.prompt_tokens = max(usage.prompt_tokens - self.tokens_before, 0)
+            prompt_tokens, cached_tokens = usage.prompt_tokens, usage.cached_tokens
+            if choice_counts is not None and timings is not None and len(choices) == 1:
+                prompt_tokens, cached_tokens = choice_counts.add_prompt(choices[0].index, usage)
+            partial.prompt_tokens = max(prompt_tokens - self.tokens_before, 0)
             self.set_prompt_tokens(partial.prompt_tokens)
             if not self.tokens_before and usage.prompt_tokens_details is not None:
-                self._live.cached_tokens = usage.cached_tokens
+                self._live.cached_tokens = cached_tokens
             self._count_continued(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens)
             if choice_counts is not None:
                 self._count_tokens(choice_counts.num - self._live.generated_tokens)
@@ -187,6 +190,8 @@ class ResponseMeter:
                     self.confidence.observe(choice)
             usage = chunk.usage
             if self._counts is not None and usage is not None:
+                if chunk.timings is not None:
+                    usage.prompt_tokens = _of_all_prompts(self._request.body.get("prompt"), usage.prompt_tokens)
                 usage.completion_tokens = self._counts.of_whole(chunk)
         self._in_flight.is_unstreamed = True
         if usage is not None:
@@ -243,6 +248,14 @@ class ResponseMeter:
         return True
 
 
+def _of_all_prompts(prompts: object, first_tokens: int) -> int:
+    """Tokens of a list of prompts, texts or tokens, whose first one has `first_tokens`; alike for each character."""
+    if not isinstance(prompts, list) or not all(isinstance(each, str | list) for each in prompts):
+        return first_tokens
+    sizes = [len(each) for each in prompts]
+    return round(first_tokens * sum(sizes) / sizes[0]) if sizes and sizes[0] else first_tokens
+
+
 class ChoiceCounts:
     """Counts the tokens of an answer of several choices, whatever each engine's usage is of.
 
@@ -250,8 +263,10 @@ class ChoiceCounts:
     one choice's, by its `timings`, which no other engine has: at the end of each choice, and in a whole answer.
     """
 
-    def __init__(self, num_choices: int) -> None:
-        self._num_choices = num_choices
+    def __init__(self, num_choices: int, num_prompts: int = 1) -> None:
+        self._num_choices, self._num_prompts = num_choices, max(num_prompts, 1)
+        self._prompts: dict[int, tuple[int, int]] = {}
+        """Tokens of each prompt, and those of them that were cached, where each choice reports its own prompt's."""
         self._finished: set[int] = set()
         self._by_choice: dict[int, int] = {}
         self._total = self._sum = 0
@@ -304,6 +319,12 @@ class ChoiceCounts:
             self._total = usage.completion_tokens
             self._sum += usage.completion_tokens
         return self.num
+
+    def add_prompt(self, choice: int, usage: Usage) -> tuple[int, int]:
+        """Add the prompt of a choice that has ended; returns the tokens of all such prompts, and the cached ones."""
+        prompt = choice * self._num_prompts // self._num_choices
+        self._prompts.setdefault(prompt, (usage.prompt_tokens, usage.cached_tokens))
+        return sum(tokens for tokens, _ in self._prompts.values()), sum(cached for _, cached in self._prompts.values())
 
     def of_whole(self, chunk: Chunk) -> int:
         """Tokens of all choices of a whole answer."""
