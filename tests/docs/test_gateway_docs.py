@@ -105,6 +105,14 @@ def test_what_the_page_on_slow_requests_shows_is_found(tmp_path: Path) -> None:
     assert unknown == [line for line in written if line.startswith("  unknown of")]
 
 
+def test_the_sweep_of_the_page_finds_its_limits(tmp_path: Path) -> None:
+    page = (DOCS / "load.md").read_text(encoding="utf-8")
+    script = page[page.index("## To saturation") :].split("```bash\n")[1].split("```")[0]
+    written = "".join(_run(tmp_path, {}, script, "requests/s; at most "))
+    assert "knee at " in written and "90% within ttft=300ms,tpot=20ms" in written
+    assert "TTFT, predicted" in written and (tmp_path / "load.html").stat().st_size
+
+
 def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("## Several workers") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "headway_requests_total")

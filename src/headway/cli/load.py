@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from headway.config import strict_yaml
 from headway.core.errors import HeadwayError, unknown
 from headway.gateway.server import web_server
 from headway.metrics.latency import Distribution
+from headway.planning.fleet.document import slo_of
 from headway.report.table import seconds
 from headway.serving.discover import fleet_file
 from headway.serving.discover.pages import fetcher
@@ -69,6 +70,15 @@ _request_options = together((
                  help="Time after which a request is given up."),
     click.option("--no-warm-up", is_flag=True, help="Measure from the first request on."),
 ))  # fmt: skip
+_sweep_options = together((
+    click.option("--sweep", "is_sweep", is_flag=True, help="Loads from one client to rates beyond saturation."),
+    click.option("--slo", help="ttft=2s,tpot=50ms,e2e=30s. With --sweep: find the highest rate that meets them."),
+    click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.9, show_default=True,
+                 help="Share of the requests that must meet --slo."),
+    click.option("--page", "page_to", type=PATH, help="With --sweep: write an HTML page, with the prediction if any."),
+    click.option("--calibrate", "calibrate_to", type=PATH, metavar="FILE.json",
+                 help="Sweep, fit the engine's step times to it, and print the error before and after."),
+))  # fmt: skip
 _result_options = together((
     click.option("--records", "records_to", type=PATH, help="Write records here, for validate and calibrate."),
     click.option("--save-detailed", type=PATH, help="Write JSON as vllm bench serve --save-detailed does."),
@@ -85,6 +95,7 @@ _result_options = together((
 @_shape_options
 @seed_option
 @_request_options
+@_sweep_options
 @_result_options
 def command(url: str, **flags: Any) -> int:
     """Send requests to a running engine, and measure its answers.
@@ -98,100 +109,141 @@ def command(url: str, **flags: Any) -> int:
         import headway.serving.load_generator.engine as _  # noqa: F401
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
-    return asyncio.run(_Session(url, flags).run())
+    return asyncio.run(Session(url, flags).run())
 
 
-class _Session:
+class Session:
     """One use of the command."""
 
     def __init__(self, url: str, flags: dict[str, Any]) -> None:
         from headway.serving.load_generator.engine import Options, Target
+        from headway.serving.load_generator.prompts import Vocabulary
+        from headway.serving.load_generator.results import Slo
 
         if flags["gpu"] is not None:
             flags["gpu"] = catalog.gpu(flags["gpu"]).name
-        self._flags, self._seed = flags, flags["seed"] or 0
-        self._spec, self._base_dir = _workload(flags)
-        self._found = probe(_address(url), fetcher(_address(url), flags["api_key"] or None, PAGE_S))
-        model = flags["model"] or self._found.model
-        names = [self._found.model, *self._found.other_models, *self._found.adapters]
+        self.flags, self.seed = flags, flags["seed"] or 0
+        _check_results(flags)
+        self.slo = None if flags["slo"] is None else Slo(**slo_of(flags["slo"]))
+        self.spec, self.base_dir = _workload(flags)
+        self.found = probe(_address(url), fetcher(_address(url), flags["api_key"] or None, PAGE_S))
+        model = flags["model"] or self.found.model
+        names = [self.found.model, *self.found.other_models, *self.found.adapters]
         if model not in names:
-            raise unknown("model", model, names, f"{self._found.url}: --model")
+            raise unknown("model", model, names, f"{self.found.url}: --model")
         options = Options(
             flags["endpoint"], flags["temperature"], not flags["natural_end"], flags["timeout_s"]
         )  # fmt: skip
-        self._target = Target(self._found, model, options, flags["api_key"])
-        self._began = datetime.now()
-        self._notes: list[str] = []
+        self.target = Target(self.found, model, options, flags["api_key"])
+        self.began = datetime.now()
+        self.words = Vocabulary(())
+        self.warmed: WarmUp | None = None
 
     async def run(self) -> int:
+        from headway.cli import load_sweep
         from headway.gateway.kv_events import local_tokenizer
         from headway.serving.load_generator.prompts import vocabulary
-        from headway.serving.load_generator.run import load
 
-        flags = self._flags
+        flags = self.flags
         tokenizer = None if flags["tokenizer"] is None else local_tokenizer.read(flags["tokenizer"])
         try:
-            words = await vocabulary(await self._target.counter(tokenizer))
-            warmed = None if flags["no_warm_up"] else await self._warm_up(words)
+            self.words = await vocabulary(await self.target.counter(tokenizer))
+            self.warmed = None if flags["no_warm_up"] else await self._warm_up(self.words)
+            if self.is_sweep:
+                return await load_sweep.run(self)
             with progress("sending", wanted=not flags["no_progress"]) as report:
-                done = await load(
-                    self._target, self._spec, words, self._seed, self._base_dir, flags["duration_s"], report=report
-                )
+                done = await self.load(self.spec, report)
         finally:
-            self._target.close()
-        notes = [*([words.note] if words.note else []), *_warm_up_notes(warmed), *done.notes()]
-        self._save(done, warmed)
+            self.target.close()
+        self._save(done)
+        notes = [*self.notes(), *done.notes()]
         if flags["as_json"]:
             print_json({
-                "engine": self._found, "model": self._target.model, "warm_up": warmed, "measured": done.measured,
+                "engine": self.found, "model": self.target.model, "warm_up": self.warmed, "measured": done.measured,
                 "notes": notes, "is_stopped": done.is_stopped,
             })  # fmt: skip
         else:
-            _print(done, self._found, self._target.model, self._spec.concurrency)
+            _print(done, self)
             for note in notes:
                 click.echo(f"note: {note}")
         if done.is_stopped:
             return INTERRUPTED
         return 0 if done.measured.num_completed else FAILED
 
+    @property
+    def is_sweep(self) -> bool:
+        return bool(self.flags["is_sweep"] or self.flags["calibrate_to"])
+
+    async def load(self, spec: WorkloadSpec, report: Callable[[float], None] | None) -> Load:
+        """One load, with the options of all."""
+        from headway.serving.load_generator.run import load
+
+        duration_s = self.flags["duration_s"]
+        return await load(self.target, spec, self.words, self.seed, self.base_dir, duration_s, self.slo, report)
+
+    def notes(self) -> Iterator[str]:
+        """On prompts and the warm-up."""
+        if self.words.note:
+            yield self.words.note
+        yield from _warm_up_notes(self.warmed)
+
     async def _warm_up(self, words: Any) -> WarmUp:
         from headway.serving.load_generator.run import typical_lengths
         from headway.serving.load_generator.warm_up import warm_up
 
-        prompt, output = typical_lengths(self._spec, self._seed, self._base_dir)
-        return await warm_up(self._target, words, prompt, output, min(self._spec.concurrency or 4, 4), self._seed)
+        prompt, output = typical_lengths(self.spec, self.seed, self.base_dir)
+        return await warm_up(self.target, words, prompt, output, min(self.spec.concurrency or 4, 4), self.seed)
 
-    def _save(self, done: Load, warmed: WarmUp | None) -> None:
+    def _save(self, done: Load) -> None:
         from headway.serving.load_generator import saved
 
-        flags = self._flags
+        flags = self.flags
         if flags["save_detailed"] is not None:
             result = saved.vllm_bench(
-                done.sent, self._target.model, self._began, rate_rps=_rate(self._spec), burstiness=_burstiness(flags),
-                concurrency=self._spec.concurrency, temperature=flags["temperature"], endpoint=flags["endpoint"],
+                done.sent, self.target.model, self.began, rate_rps=_rate(self.spec), burstiness=_burstiness(flags),
+                concurrency=self.spec.concurrency, temperature=flags["temperature"], endpoint=flags["endpoint"],
             )  # fmt: skip
             write_text(flags["save_detailed"], msgspec.json.encode(result).decode())
         if flags["records_to"] is not None:
-            pool = self._pool(warmed)
-            table = saved.records(done.sent, done.table, _replica(pool, self._found))
-            records.save(table, flags["records_to"], {
-                "version": __version__, "fleet": fleet_file.text([pool], "fleet.yaml"), "load": self._about(done),
-            })  # fmt: skip
-            click.echo(f"wrote {flags['records_to']}: {len(table.requests['request']):,} requests", err=True)
+            self.save_records(done, flags["records_to"])
 
-    def _pool(self, warmed: WarmUp | None) -> FoundPool:
+    def save_records(self, done: Load, folder: Path) -> None:
+        from headway.serving.load_generator import saved
+
+        pool = self.pool()
+        table = saved.records(done.sent, done.table, _replica(pool, self.found))
+        records.save(table, folder, {"version": __version__, "fleet": self.fleet_text(pool), "load": self._about(done)})
+        click.echo(f"wrote {folder}: {len(table.requests['request']):,} requests", err=True)
+
+    @staticmethod
+    def fleet_text(pool: FoundPool) -> str:
+        return fleet_file.text([pool], "fleet.yaml")
+
+    def pool(self) -> FoundPool:
         """The engine as a pool of a fleet file."""
-        token_s = None if warmed is None else warmed.token_s
-        (pool,) = pools([self._found], self._flags["gpu"], {} if token_s is None else {self._found.url: token_s})
+        token_s = None if self.warmed is None else self.warmed.token_s
+        (pool,) = pools([self.found], self.flags["gpu"], {} if token_s is None else {self.found.url: token_s})
         return pool
 
     def _about(self, done: Load) -> dict[str, Any]:
         """What the records say of the load."""
         return {
-            "url": self._found.url, "model": self._target.model, "began": self._began.isoformat(timespec="seconds"),
-            "temperature": self._flags["temperature"], "endpoint": self._flags["endpoint"], "seed": self._seed,
-            "concurrency": self._spec.concurrency, "first_uses": done.first_uses, "num_left_out": done.num_left_out,
+            "url": self.found.url, "model": self.target.model, "began": self.began.isoformat(timespec="seconds"),
+            "temperature": self.flags["temperature"], "endpoint": self.flags["endpoint"], "seed": self.seed,
+            "concurrency": self.spec.concurrency, "first_uses": done.first_uses, "num_left_out": done.num_left_out,
         }  # fmt: skip
+
+
+def _check_results(flags: Mapping[str, Any]) -> None:
+    """HeadwayError for options on results that the load does not have."""
+    if flags["is_sweep"] or flags["calibrate_to"]:
+        if flags["save_detailed"] is not None:
+            raise HeadwayError("--save-detailed: not with a sweep; --records has each of its loads")
+        for name in ("rate", "cv", "turns", "spec"):
+            if flags[name] is not None:
+                raise HeadwayError(f"--{name}: not with a sweep, which sends Poisson arrivals at rates of its own")
+    elif flags["page_to"] is not None:
+        raise HeadwayError("--page: goes with --sweep")
 
 
 def _address(url: str) -> str:
@@ -285,10 +337,10 @@ def _warm_up_notes(warmed: WarmUp | None) -> Iterator[str]:
         yield f"after {warmed.num_requests} requests of warm-up, waits were still unsteady"
 
 
-def _print(done: Load, found: FoundEngine, model: str, concurrency: int | None) -> None:
-    values = done.measured
+def _print(done: Load, session: Session) -> None:
+    values, found, concurrency = done.measured, session.found, session.spec.concurrency
     version = f" {found.version}" if found.version else ""
-    click.echo(f"{model} at {found.url} ({found.product or found.api}{version})")
+    click.echo(f"{session.target.model} at {found.url} ({found.product or found.api}{version})")
     rows = [
         ("requests", f"{values.num_completed:,} of {values.num_requests:,} in {values.duration_s:.1f} s"),
         ("requests/s", f"{values.throughput_rps:.4g}"
@@ -296,6 +348,7 @@ def _print(done: Load, found: FoundEngine, model: str, concurrency: int | None) 
         ("output tokens/s", f"{values.output_tokens_per_s:,.4g}"),
         ("tokens/s, prompts too", f"{values.total_tokens_per_s:,.4g}"),
         ("in flight, mean", f"{values.concurrency:.3g}"),
+        *([] if values.slo_attainment is None else [("within the SLOs", f"{values.slo_attainment:.1%}")]),
         ("tokens a chunk", "-" if values.tokens_per_chunk is None else f"{values.tokens_per_chunk:.3g}"),
     ]  # fmt: skip
     print_table(("", ""), rows)

@@ -1,0 +1,171 @@
+"""`headway load --sweep` and `--calibrate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec.structs import replace
+
+from headway.calibration.solve import FitResult
+from headway.cli.load_twin import JUDGED, Predicted, Twin
+from headway.cli.output import print_json, print_table
+from headway.core.errors import HeadwayError
+from headway.report.page import write_page
+from headway.serving.load_generator import page
+from headway.serving.load_generator.run import Load
+from headway.serving.load_generator.sweep import Point, Sweep, sweep
+from headway.workload.spec import WorkloadSpec, resolved
+
+if TYPE_CHECKING:
+    from headway.cli.load import Session
+
+INTERRUPTED = 130
+CONCURRENCY, NUM_REQUESTS, LOAD_S = 64, 50, 10.0
+"""Of the closed loop with many clients; of each load, at least, and the time that its arrivals take, about."""
+ALONE = 20
+"""Requests of the closed loop of one client, at most."""
+
+
+async def run(session: Session) -> int:
+    """Sweep, print what was found, and write what was asked for. Returns the exit code."""
+    flags = session.flags
+    many = flags["concurrency"] or CONCURRENCY
+
+    async def measure(rate_rps: float | None, concurrency: int | None) -> Load:
+        return await session.load(_spec(session.spec, flags, rate_rps, concurrency), None)
+
+    if not flags["no_progress"] and sys.stderr.isatty():
+        click.echo(f"sweeping: 1 client, {many} clients, then rates up to beyond saturation", err=True)
+    found = await sweep(measure, many, flags["attainment"] if session.slo is not None else None)
+    for point in found.points if flags["records_to"] is not None else ():
+        session.save_records(point.load, flags["records_to"] / _folder(point))
+    notes = [*session.notes(), *(f"{each.name}: {note}" for each in found.points for note in each.load.notes())]
+    if found.open_points and not found.open_points[-1].is_growing:
+        notes.append("the waits of no load grow: none was shown to be beyond saturation; send more with --num-requests")
+    twin, why = _twin(session, found)
+    if twin is None:
+        notes.append(f"no prediction: {why}")
+    predicted = [None] * len(found.points) if twin is None else twin.predicted()
+    calibration = None
+    if twin is not None and flags["calibrate_to"] is not None and not found.is_stopped:
+        try:
+            calibration = _calibrated(session, twin, flags["calibrate_to"])
+            predicted = calibration.pop("predicted")
+        except HeadwayError as error:  # told once what was measured is printed
+            why = str(error)
+    title = page.headline(found, flags["slo"] or "", flags["attainment"])
+    if flags["page_to"] is not None:
+        _write_page(session, found, predicted, title, notes)
+    if flags["as_json"]:
+        print_json(_document(session, found, predicted, notes, calibration))
+    else:
+        _print(session, found, predicted, title, notes, calibration)
+    if found.is_stopped:
+        return INTERRUPTED
+    if flags["calibrate_to"] is not None and calibration is None:
+        raise HeadwayError(f"--calibrate: {why}")
+    return 0
+
+
+def _spec(base: WorkloadSpec, flags: dict[str, Any], rate_rps: float | None, concurrency: int | None) -> WorkloadSpec:
+    """The workload's requests at a rate, or in a closed loop."""
+    full = resolved(base)
+    num = flags["num_requests"] or max(NUM_REQUESTS, round((rate_rps or 0.0) * LOAD_S))
+    shape = {"arrivals": rate_rps, "concurrency": concurrency, "duration_s": None, "num_requests": num}
+    if concurrency is not None:
+        shape |= {"num_requests": min(num, ALONE) if concurrency == 1 else max(num, 2 * concurrency)}
+        shape |= {"sessions": None, "agents": None}
+        if full.trace is not None:
+            shape |= {"arrivals": 1.0}
+    return replace(full, **shape)
+
+
+def _folder(point: Point) -> str:
+    return f"clients-{point.concurrency}" if point.rate_rps is None else f"rate-{point.rate_rps:.3g}"
+
+
+def _twin(session: Session, found: Sweep) -> tuple[Twin | None, str]:
+    """The loads as experiments, or why there is no prediction."""
+    pool = session.pool()
+    if "gpu" not in pool.entry:
+        why = pool.notes.get("name") or pool.notes.get("model") or "the engine's GPU is not known"
+        return None, f"{why}; give --gpu" if session.flags["gpu"] is None else why
+    try:
+        model, is_greedy = str(pool.entry["model"]), session.flags["temperature"] == 0
+        return Twin.of(found.points, session.fleet_text(pool), model, is_greedy), ""
+    except HeadwayError as error:
+        return None, str(error)
+
+
+def _calibrated(session: Session, twin: Twin, out: Path) -> dict[str, Any]:
+    """The errors before and after, how well loads that a fit has not seen are predicted, and the predictions after."""
+    before = twin.errors()
+    source = f"headway load {session.found.url}, {session.began:%Y-%m-%d}"
+    coefficients, fits = twin.calibrated(out, source, session.found.version)
+    return {
+        "before": before, "after": twin.errors(coefficients), "held_out": _held_out(fits), "out": str(out),
+        "predicted": twin.predicted(coefficients),
+    }  # fmt: skip
+
+
+def _held_out(fits: Sequence[FitResult]) -> dict[str, float]:
+    """Errors at loads that were left out of a fit in turn."""
+    return next((dict(each.held_out) for each in fits if each.held_out), {})
+
+
+def _write_page(
+    session: Session, found: Sweep, predicted: Sequence[Predicted | None], title: str, notes: Sequence[str]
+) -> None:
+    version = f" {session.found.version}" if session.found.version else ""
+    about = {
+        "Model": session.target.model, "Engine": f"{session.found.product or session.found.api}{version}",
+        "GPU": str(session.pool().entry.get("gpu", "unknown")), "Measured": f"{session.began:%Y-%m-%d %H:%M}",
+        "Requests": f"{sum(each.load.measured.num_requests for each in found.points):,}",
+    }  # fmt: skip
+    write_page(
+        session.flags["page_to"], page.page(found, predicted, about, title, notes, f"headway load {session.found.url}")
+    )
+    click.echo(f"wrote {session.flags['page_to']}", err=True)
+
+
+def _document(
+    session: Session, found: Sweep, predicted: Sequence[Predicted | None], notes: Sequence[str],
+    calibration: dict[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    knee = found.knee
+    points = [
+        {
+            "rate_rps": point.rate_rps,
+            "concurrency": point.concurrency,
+            "measured": point.load.measured,
+            "predicted": each,
+        }
+        for point, each in zip(found.points, predicted, strict=True)
+    ]  # fmt: skip
+    return {
+        "engine": session.found, "model": session.target.model, "warm_up": session.warmed, "points": points,
+        "knee_rps": None if knee is None else knee.rate_rps, "most_rps": found.most_rps, "highest": found.highest,
+        "calibration": calibration, "notes": notes, "is_stopped": found.is_stopped,
+    }  # fmt: skip
+
+
+def _print(
+    session: Session, found: Sweep, predicted: Sequence[Predicted | None], title: str, notes: Sequence[str],
+    calibration: dict[str, Any] | None,
+) -> None:  # fmt: skip
+    print_table(page.heads(predicted), page.rows(found, predicted))
+    click.echo(f"\n{session.target.model} at {session.found.url}: {title}")
+    if calibration is not None:
+        click.echo()
+        columns = ("before", "after", "held_out")
+        print_table(("mean error of the prediction, %", "before", "after", "loads left out in turn"), [
+            (name, *(f"{calibration[column][key]:.1f}" if key in calibration[column] else "-" for column in columns))
+            for key, name in JUDGED.items()
+        ])  # fmt: skip
+        click.echo(f"wrote {calibration['out']}; use it with --coefficients, or coefficients: in a fleet file")
+    for note in notes:
+        click.echo(f"note: {note}")

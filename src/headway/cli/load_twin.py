@@ -1,0 +1,90 @@
+"""What the simulator predicts of loads that were measured, before and after a calibration to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from headway.calibration import calibrate
+from headway.calibration.measurements import Measurements
+from headway.calibration.replay import replay
+from headway.calibration.runs.run import MeasuredRun, RequestRows, run_of
+from headway.calibration.solve import FitResult
+from headway.calibration.validation import compare
+from headway.catalog.coefficients import Coefficients
+from headway.catalog.load import coefficients_in
+from headway.cli.measured_fleet import FoundRun, MeasuredFleet
+from headway.core.errors import HeadwayError
+from headway.serving.load_generator.sweep import Point
+
+LEAST_REQUESTS = 5
+"""A load with fewer whole answers is not compared."""
+JUDGED = {"e2e_mean": "E2E", "itl_mean": "ITL", "ttft_mean": "TTFT"}
+Predicted = dict[str, float]
+
+
+class Twin(Struct, frozen=True):
+    """The loads as experiments on the pool that a fleet file describes; None: not comparable."""
+
+    runs: tuple[FoundRun | None, ...]
+
+    @staticmethod
+    def of(points: Sequence[Point], fleet_text: str, model: str, is_greedy: bool) -> Twin:
+        """HeadwayError if the fleet file cannot be simulated."""
+        fleet = MeasuredFleet({}, fleet_text, Path("fleet.yaml"))
+        return Twin(tuple(_found(fleet, each, model, is_greedy) for each in points))
+
+    def predicted(self, coefficients: Coefficients | None = None) -> list[Predicted | None]:
+        """Mean latencies of each load in seconds, by the keys of `JUDGED`."""
+        return [None if each is None else _predicted(each, coefficients) for each in self.runs]
+
+    def errors(self, coefficients: Coefficients | None = None) -> dict[str, float]:
+        """Mean absolute errors over the loads in percent, by the keys of `JUDGED`."""
+        found: dict[str, list[float]] = {key: [] for key in JUDGED}
+        for each in self.runs:
+            if each is not None:
+                used = coefficients or each.coefficients
+                compared = compare(each.experiment, replay(each.experiment, (0,), coefficients=used), used.calibrated)
+                for key in JUDGED.keys() & compared.errors.keys():
+                    found[key].append(abs(compared.errors[key].error_pct))
+        return {key: sum(values) / len(values) for key, values in found.items() if values}
+
+    def calibrated(self, out: Path, source: str, version: str) -> tuple[Coefficients, list[FitResult]]:
+        """Fit the step times to the loads, and write them to `out`. HeadwayError if they determine none."""
+        known = [each for each in self.runs if each is not None]
+        if not known:
+            raise HeadwayError("no load has enough whole answers to calibrate by")
+        pool = known[0].pool
+        measured = Measurements((), (), tuple(each.experiment for each in known))
+        made = calibrate.calibrate(measured, pool.gpu, pool.engine, source, version, known[0].coefficients)
+        calibrate.write(out, made.file)
+        return coefficients_in(out, pool.gpu.name, pool.engine.name), list(made.fits)
+
+
+def _found(fleet: MeasuredFleet, point: Point, model: str, is_greedy: bool) -> FoundRun | None:
+    run = _run(point, model, is_greedy)
+    return None if run is None or run.fault else fleet.found(Path(point.name), run)
+
+
+def _run(point: Point, model: str, is_greedy: bool) -> MeasuredRun | None:
+    rows = [
+        (answer.sent_s, answer.prompt_tokens or each.request.prompt_tokens, answer.output_tokens,
+         answer.first_s - answer.sent_s, answer.last_s - answer.sent_s,
+         math.nan if answer.cached_tokens is None else answer.cached_tokens)
+        for each in point.load.sent if (answer := each.answer).is_whole
+    ]  # fmt: skip
+    if len(rows) < LEAST_REQUESTS:
+        return None
+    return run_of(
+        RequestRows.of(rows), point.name, model, duration_s=point.load.measured.duration_s,
+        concurrency=point.concurrency, is_greedy=is_greedy,
+    )  # fmt: skip
+
+
+def _predicted(found: FoundRun, coefficients: Coefficients | None) -> Predicted:
+    simulated = replay(found.experiment, (0,), coefficients=coefficients or found.coefficients).overall
+    means = (float(simulated.e2e_ms.mean()), simulated.itl_mean_ms, float(simulated.ttft_ms.mean()))
+    return {key: mean / 1e3 for key, mean in zip(JUDGED, means, strict=True)}
