@@ -82,8 +82,9 @@ _sweep_options = together((
 _result_options = together((
     click.option("--records", "records_to", type=PATH, help="Write records here, for validate and calibrate."),
     click.option("--save-detailed", type=PATH, help="Write JSON as vllm bench serve --save-detailed does."),
-    click.option("--gpu", help="The engine's GPU, for the records. Default: guessed from its KV cache and speed."),
-    as_json_option("Print JSON: `engine`, `warm_up`, `measured`, `notes`."),
+    click.option("--gpu", help="The engine's GPU, for predictions. Default: guessed from its KV cache and speed."),
+    click.option("--fleet", type=PATH, help="A fleet file with the engine, for predictions. Default: as discovered."),
+    as_json_option("Print JSON: `engine`, `warm_up`, `measured` (of a sweep: `points`, `knee_rps`, `highest`), `notes`."),
     no_progress_option,
 ))  # fmt: skip
 
@@ -124,6 +125,8 @@ class Session:
             flags["gpu"] = catalog.gpu(flags["gpu"]).name
         self.flags, self.seed = flags, flags["seed"] or 0
         _check_results(flags)
+        if flags["fleet"] is not None:
+            strict_yaml.read(flags["fleet"])  # its errors come before the load
         self.slo = None if flags["slo"] is None else Slo(**slo_of(flags["slo"]))
         self.spec, self.base_dir = _workload(flags)
         self.found = probe(_address(url), fetcher(_address(url), flags["api_key"] or None, PAGE_S))
@@ -215,9 +218,10 @@ class Session:
         records.save(table, folder, {"version": __version__, "fleet": self.fleet_text(pool), "load": self._about(done)})
         click.echo(f"wrote {folder}: {len(table.requests['request']):,} requests", err=True)
 
-    @staticmethod
-    def fleet_text(pool: FoundPool) -> str:
-        return fleet_file.text([pool], "fleet.yaml")
+    def fleet_text(self, pool: FoundPool) -> str:
+        """The fleet file that is given, else one of the engine that was found."""
+        given: Path | None = self.flags["fleet"]
+        return fleet_file.text([pool], "fleet.yaml") if given is None else given.read_text(encoding="utf-8")
 
     def pool(self) -> FoundPool:
         """The engine as a pool of a fleet file."""

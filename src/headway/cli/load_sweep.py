@@ -55,6 +55,7 @@ async def run(session: Session) -> int:
         try:
             calibration = _calibrated(session, twin, flags["calibrate_to"])
             predicted = calibration.pop("predicted")
+            notes.append("the predictions are those after the fit to these loads")
         except HeadwayError as error:  # told once what was measured is printed
             why = str(error)
     title = page.headline(found, flags["slo"] or "", flags["attainment"])
@@ -90,13 +91,13 @@ def _folder(point: Point) -> str:
 
 def _twin(session: Session, found: Sweep) -> tuple[Twin | None, str]:
     """The loads as experiments, or why there is no prediction."""
-    pool = session.pool()
-    if "gpu" not in pool.entry:
+    pool, file = session.pool(), session.flags["fleet"]
+    if file is None and "gpu" not in pool.entry:
         why = pool.notes.get("name") or pool.notes.get("model") or "the engine's GPU is not known"
         return None, f"{why}; give --gpu" if session.flags["gpu"] is None else why
     try:
         model, is_greedy = str(pool.entry["model"]), session.flags["temperature"] == 0
-        return Twin.of(found.points, session.fleet_text(pool), model, is_greedy), ""
+        return Twin.of(found.points, session.fleet_text(pool), file, model, is_greedy), ""
     except HeadwayError as error:
         return None, str(error)
 

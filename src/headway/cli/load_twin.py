@@ -32,9 +32,9 @@ class Twin(Struct, frozen=True):
     runs: tuple[FoundRun | None, ...]
 
     @staticmethod
-    def of(points: Sequence[Point], fleet_text: str, model: str, is_greedy: bool) -> Twin:
-        """HeadwayError if the fleet file cannot be simulated."""
-        fleet = MeasuredFleet({}, fleet_text, Path("fleet.yaml"))
+    def of(points: Sequence[Point], fleet_text: str, file: Path | None, model: str, is_greedy: bool) -> Twin:
+        """`fleet_text` describes the pool, unless there is a `file`. HeadwayError if it cannot be simulated."""
+        fleet = MeasuredFleet({} if file is None else {"fleet": file}, fleet_text, Path("fleet.yaml"))
         return Twin(tuple(_found(fleet, each, model, is_greedy) for each in points))
 
     def predicted(self, coefficients: Coefficients | None = None) -> list[Predicted | None]:

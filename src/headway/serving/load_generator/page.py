@@ -53,8 +53,10 @@ def _text(found: Distribution | None, name: str) -> str:
 def headline(found: Sweep, slo: str, attainment: float) -> str:
     """The knee, the saturation, and the highest rate in time."""
     knee = found.knee
-    parts = [] if knee is None else [f"knee at {knee.rate_rps:.3g} requests/s"]
-    parts.append(f"at most {found.most_rps:.3g} requests/s")
+    parts = (
+        [] if knee is None else [f"knee at {knee.rate_rps:.3g} requests/s sent ({knee.throughput_rps:.3g} answered)"]
+    )
+    parts.append(f"at most {found.most_rps:.3g} requests/s answered")
     if (highest := found.highest) is not None:
         if not highest.rate_rps:
             parts.append(f"no rate has {attainment:.0%} within {slo}")

@@ -140,11 +140,21 @@ async def sweep(measure: Measure, many: int, attainment: float | None = None) ->
 
 
 def highest_of(points: Sequence[Point], attainment: float) -> HighestRate:
-    """The highest rate below all that miss: noise may let a higher rate meet what a lower one missed."""
-    judged = [(each.rate_rps, each.load.measured.slo_attainment) for each in points if each.rate_rps is not None]
-    missed = [rate for rate, share in judged if share is None or not share >= attainment]
-    met = [rate for rate, _ in judged if not missed or rate < min(missed)]
+    """The highest rate below all that miss: noise may let a higher rate meet what a lower one missed.
+
+    A load whose waits grow misses: only its shortness kept its requests in time.
+    """
+    judged = [each for each in points if each.rate_rps is not None]
+    missed = [each.rate_rps for each in judged if each.rate_rps is not None and not _meets(each, attainment)]
+    met = [
+        each.rate_rps for each in judged if each.rate_rps is not None and each.rate_rps < min(missed, default=math.inf)
+    ]
     return HighestRate(max(met, default=0.0), min(missed, default=None))
+
+
+def _meets(point: Point, attainment: float) -> bool:
+    share = point.load.measured.slo_attainment
+    return share is not None and share >= attainment and not point.is_growing
 
 
 def next_trial(found: HighestRate, lowest_rps: float) -> float | None:
