@@ -115,6 +115,23 @@ def test_a_trace_and_sessions_keep_what_they_share(
     assert values["cached_prompt_share"] > 0.3  # of three turns' 396 tokens, 180 are new
 
 
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_the_files_of_a_tokenizer_count(
+    emulator: serving.Process, tmp_path: Path, capsys: pytest.CaptureFixture[str], endpoint: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    import tokenizing
+
+    known = [word.strip() for word in prompts.WORDS]
+    folder = tokenizing.write_model(tmp_path, known)
+    words = ("--tokenizer", str(folder), "--endpoint", endpoint, "--num-requests", "3", "--no-warm-up", *SHORT)
+    found = loaded(capsys, emulator.url, *words)
+    assert found["measured"]["prompt_tokens"] == 180 and not found["notes"]
+    bare = tokenizing.write_model(tmp_path / "bare", known, template=None)
+    found = loaded(capsys, emulator.url, *words, "--tokenizer", str(bare))
+    assert any("a guess" in note for note in found["notes"]) == (endpoint == "chat")
+
+
 @pytest.mark.skipif(engines.NO_LLAMA, reason="pip install xllamacpp gguf")
 def test_a_real_llama_cpp_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving.closing(server := engines.LLAMA.start()):

@@ -21,7 +21,7 @@ from headway.serving.load_generator.sweep import Point, Sweep, sweep
 from headway.workload.spec import WorkloadSpec, resolved
 
 if TYPE_CHECKING:
-    from headway.cli.load import Session
+    from headway.cli.load_session import Session
 
 INTERRUPTED = 130
 CONCURRENCY, NUM_REQUESTS, LOAD_S = 64, 50, 10.0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from headway.core.request import Request
 from headway.gateway.errors import DECODE_ERRORS
-from headway.gateway.kv_events.local_tokenizer import LocalTokenizer
 from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -18,6 +17,9 @@ from headway.gateway.upstream.errors import EngineError
 from headway.serving.discover.probe import FoundEngine
 from headway.serving.load_generator.answer import Answer, ask
 from headway.serving.load_generator.prompts import Count, Prompts
+
+if TYPE_CHECKING:
+    from headway.gateway.kv_events.local_tokenizer import LocalTokenizer
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -96,8 +98,13 @@ class Target:
         return None
 
     def _by(self, tokenizer: LocalTokenizer) -> Count:
+        from headway.gateway.kv_events.chat_template import NotExactError
+
         async def count(text: str) -> int | None:
-            return len(tokenizer.ids(self._prompt(text)))
+            try:
+                return len(tokenizer.ids(self._prompt(text)))
+            except NotExactError:  # of a chat, without a template
+                return None
 
         return count
 
