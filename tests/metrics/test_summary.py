@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
-from headway.metrics.latency import DefaultSlo
+from headway.metrics.latency import QUANTILES, DefaultSlo, distribution
 from headway.metrics.summary import Summary, flatten, summarize
 from oracle_records import Run
 
@@ -193,3 +194,32 @@ def test_flat_keys() -> None:
     assert flat["replica.2.kv_use.mean"] == summary.replicas["2"].kv_use.mean  # type: ignore[union-attr]
     assert all(value is None or isinstance(value, int | float) for value in flat.values())
     assert isinstance(summary, Summary) and not any(math.isnan(v) for v in flat.values() if v is not None)
+
+
+WAYS = {
+    "latency._FEW_VALUES": 0,
+    "gaps.FEW_GAPS": 0,
+    "gaps.SHORT_ROWS": 1,
+    "itl._MOST_KEPT": 0,
+    "summary._BLOCK_ROWS": 1,
+}
+"""Sizes between ways that take less time for few values, and for many; by module."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", WAYS)
+def test_each_way_gives_the_same_numbers(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, slo = Run(seed=seed, num_requests=60, num_replicas=4, trouble=0.05), DefaultSlo(ttft_s=0.4, tpot_s=0.03)
+    expected = flatten(summarize(run.records, slo=slo))
+    module, attribute = name.split(".")
+    monkeypatch.setattr(import_module(f"headway.metrics.{module}"), attribute, WAYS[name])
+    found = flatten(summarize(run.records, slo=slo))
+    assert {key: (found[key], each) for key, each in expected.items() if found[key] != each} == {}
+
+
+@given(st.lists(st.floats(0, 1e9) | st.just(np.nan), max_size=50))
+def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
+    known = np.array([value for value in values if value == value])
+    found = distribution(np.array(values))
+    expected = [] if found is None else [len(known), known.mean(), *np.quantile(known, QUANTILES)]
+    assert ([] if found is None else list(structs.astuple(found))) == expected

@@ -31,7 +31,7 @@ def ints(columns: Columns, name: str, rows: Rows | Mask | slice = slice(None)) -
 def integers(columns: Columns, name: str, rows: Rows | Ints | slice = slice(None)) -> Integers:
     """A column of integers, or some of its rows, in its own type."""
     column = columns[name][rows]
-    return column if np.issubdtype(column.dtype, np.integer) else column.astype(np.int64)  # type: ignore[return-value]
+    return column if column.dtype.kind in "iu" else column.astype(np.int64)  # type: ignore[return-value]
 
 
 BLOCK_ROWS = 1 << 20

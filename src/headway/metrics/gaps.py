@@ -27,6 +27,8 @@ NARROW = 4
 """Runs over at most this many bins are counted in one piece."""
 PIECES = 16
 """Number of pieces for longer runs."""
+FEW_GAPS = 1 << 12
+"""A sample of so many durations is expanded whole."""
 SHORT_ROWS = 1 << 14
 """Parts with fewer runs are concatenated."""
 LOWEST = int(np.float64(2.0**-40).view(np.int64)) >> SHIFT
@@ -42,7 +44,11 @@ class GapHistogram:
     """First pass over a sample: the number of durations in each bin, and their sum."""
 
     def __init__(self, parts: Iterable[GapRuns] = ()) -> None:
+        self.total = 0
         self._sums_s: list[float] = []
+        self._waiting: list[GapRuns] = []
+        """Runs that are in no bin yet: many short parts are put there together, and those of a small sample never."""
+        self._num_waiting = 0
         self._counts = np.zeros((3, 0))
         """By row and bin."""
         self._lowest = 0
@@ -56,8 +62,26 @@ class GapHistogram:
             return
         last = first + step * (count - 1)
         size = count.astype(np.int64) * weight
+        self.total += int(size.sum())
         # No dot product: its rounding may depend on the number of threads.
         self._sums_s.append(float(((first + last) / 2 * size).sum()))
+        self._wait([runs])
+
+    def _wait(self, parts: Sequence[GapRuns]) -> None:
+        self._waiting += parts
+        self._num_waiting += sum(len(each[0]) for each in parts)
+        if self._num_waiting >= SHORT_ROWS:
+            self._put_into_bins()
+
+    def _put_into_bins(self) -> None:
+        waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+        for each in merged(waiting):
+            self._put(each)
+
+    def _put(self, runs: GapRuns) -> None:
+        first, step, count, weight = runs
+        last = first + step * (count - 1)
+        size = count.astype(np.int64) * weight
         from_bin, to_bin = _bins(first), _bins(last)
         self._cover(int(from_bin.min()), int(to_bin.max()) + 1)
         wide = to_bin - from_bin > NARROW
@@ -97,10 +121,8 @@ class GapHistogram:
             start = other._lowest - self._lowest
             self._counts[:, start : start + num] += other._counts
         self._sums_s += other._sums_s
-
-    @property
-    def total(self) -> int:
-        return int(self._counts[STARTED].sum())
+        self.total += other.total
+        self._wait(other._waiting)
 
     @property
     def mean_s(self) -> float:
@@ -109,6 +131,7 @@ class GapHistogram:
 
     def reached(self) -> tuple[int, Ints, Ints, Ints]:
         """The lowest bin, and the rows of counts cumulated from there on."""
+        self._put_into_bins()
         started, completed, over = (each.cumsum().astype(np.int64) for each in self._counts)
         return self._lowest, started, completed, over
 
@@ -187,6 +210,8 @@ class Gaps:
         """Exact; NaN for an empty sample."""
         if not self.total:
             return np.full(len(fractions), np.nan)
+        if self.total <= FEW_GAPS:
+            return _expanded_quantiles_s(self.parts, self.total, np.asarray(fractions, dtype=np.float64))
         reader = QuantileReader(self.histogram, fractions)
         for runs in self.parts:
             reader.read(runs)
@@ -225,6 +250,21 @@ def merged(parts: Iterable[GapRuns]) -> list[GapRuns]:
             long.append(_concatenated(short))
             short, num_rows = [], 0
     return [*long, _concatenated(short)] if short else long
+
+
+def _expanded_quantiles_s(parts: Iterable[GapRuns], total: int, fractions: Floats) -> Floats:
+    """As of a `QuantileReader`, for samples that are small enough to be expanded."""
+    first, step, counts, weights = _concatenated(list(parts))
+    count = counts.astype(np.int64)
+    values = np.repeat(first, count) + np.repeat(step, count) * ranges(np.zeros(len(count), np.int64), count)
+    weights = np.repeat(weights, count)
+    order = np.argsort(values)
+    values, reached = values[order], np.cumsum(weights[order], dtype=np.int64)
+    position = (total - 1) * fractions
+    low = np.floor(position).astype(np.int64)
+    ranks = np.stack([low, np.minimum(low + 1, total - 1)])
+    at_low, at_high = values[np.searchsorted(reached, ranks + 1)]
+    return np.asarray(at_low + (at_high - at_low) * (position - low))
 
 
 def _concatenated(parts: Sequence[GapRuns]) -> GapRuns:

@@ -23,6 +23,8 @@ Codes = npt.NDArray[np.integer]
 """Set number by request id; negative: in no set."""
 Key = tuple[int, int]
 """(number of the grouping, number of the set)."""
+_MOST_KEPT = 1 << 18
+"""Runs of gaps that are kept from the first pass for the second, 24 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
     segments = TokenSegments(records.segments, wanted)
     ends = SegmentEnds(segments)
     histograms: dict[Key, GapHistogram] = {}
+    kept = _KeptRuns()
     replicas: dict[int, Distribution | None] = {}
     for replica, clock in clocks(records.stretches):
         rows = segments.by_replica.get(replica)
@@ -51,13 +54,50 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
             histogram = histograms.setdefault(key, GapHistogram())
             if set_rows is None:
                 histogram.add(here.histogram)
+                kept.add(key, here.parts)
             else:
-                for each in segment_parts(clock, segments, set_rows):
+                parts = segment_parts(clock, segments, set_rows)
+                for each in parts:
                     histogram.count(each)
+                kept.add(key, parts)
     over = _resumed(ends, groupings)
     for key, each in over.items():
         histograms.setdefault(key, GapHistogram()).count(each)
-    return ItlDistributions(_read_quantiles(records, segments, groupings, histograms, over), replicas)
+    quantiles = {key: QuantileReader(each, QUANTILES) for key, each in histograms.items() if each.total}
+    if kept.is_whole:
+        kept.read(quantiles)
+    else:
+        _read_near(records, segments, groupings, quantiles)
+    for key in quantiles.keys() & over.keys():
+        quantiles[key].read(over[key])
+    groups = {
+        key: Distribution(histograms[key].total, histograms[key].mean_s, *reader.values_s().tolist())
+        for key, reader in quantiles.items()
+    }
+    return ItlDistributions(groups, replicas)
+
+
+class _KeptRuns:
+    """The gaps of the first pass by set, unless there are many: then the second pass computes them again."""
+
+    def __init__(self) -> None:
+        self.is_whole = True
+        self._num_runs = 0
+        self._by_set: dict[Key, list[GapRuns]] = {}
+
+    def add(self, key: Key, parts: Sequence[GapRuns]) -> None:
+        self._num_runs += sum(len(each[0]) for each in parts)
+        self.is_whole = self._num_runs <= _MOST_KEPT
+        if self.is_whole:
+            self._by_set.setdefault(key, []).extend(parts)
+        else:
+            self._by_set.clear()
+
+    def read(self, quantiles: dict[Key, QuantileReader]) -> None:
+        for key, parts in self._by_set.items():
+            if key in quantiles:
+                for each in merged(parts):
+                    quantiles[key].read(each)
 
 
 def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]) -> dict[Key, Rows | None]:
@@ -66,7 +106,8 @@ def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]
     by_set: dict[Key, Rows | None] = {}
     for which, group in enumerate(groupings):
         code = group[request]
-        codes = np.unique(code).tolist()
+        is_one = len(code) > 0 and code.min() == code.max()
+        codes = code[:1].tolist() if is_one else np.unique(code).tolist()
         for one in codes:
             if one >= 0:
                 by_set[which, one] = None if len(codes) == 1 else rows[code == one]
@@ -83,14 +124,10 @@ def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns
     return by_set
 
 
-def _read_quantiles(
-    records: Records,
-    segments: TokenSegments,
-    groupings: Sequence[Codes],
-    histograms: dict[Key, GapHistogram],
-    over: dict[Key, GapRuns],
-) -> dict[Key, Distribution]:
-    quantiles = {key: QuantileReader(each, QUANTILES) for key, each in histograms.items() if each.total}
+def _read_near(
+    records: Records, segments: TokenSegments, groupings: Sequence[Codes], quantiles: dict[Key, QuantileReader]
+) -> None:
+    """The second pass: read the gaps near the quantiles of each set."""
     for replica, clock in clocks(records.stretches):
         rows = segments.by_replica.get(replica)
         if rows is None:
@@ -100,12 +137,6 @@ def _read_quantiles(
         for key, set_rows in sets.items():
             for each in merged(segment_parts(clock, segments, rows if set_rows is None else set_rows, near)):
                 quantiles[key].read(each)
-    for key in quantiles.keys() & over.keys():
-        quantiles[key].read(over[key])
-    return {
-        key: Distribution(histograms[key].total, histograms[key].mean_s, *reader.values_s().tolist())
-        for key, reader in quantiles.items()
-    }
 
 
 def _disjoint(windows: Sequence[Window]) -> list[Window]:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
-from headway.core.record import Outcome, Records
+from headway.core.record import REFUSED, Outcome, Records
 from headway.metrics.columns import Floats, Integers, Mask, Rows, floats, integers, ints
 from headway.metrics.gaps import Gaps
 from headway.metrics.qoe import Phases, phases
@@ -68,6 +68,16 @@ class Sample:
     def column(self, name: str) -> Integers:
         """The sample's part of a column of `Records.requests`."""
         return integers(self.records.requests, name, self.rows)
+
+    @property
+    def refused(self) -> Integers | None:
+        """Code of the limit that refused each request, 0 if none did; None unless tenants have limits."""
+        return self.column(REFUSED) if REFUSED in self.records.requests else None
+
+    @property
+    def attained(self) -> dict[str, tuple[Mask, Mask]]:
+        """See `slo_masks`."""
+        return slo_masks(self)
 
     @property
     def id(self) -> Integers:
@@ -130,6 +140,46 @@ class Sample:
         return np.subtract(floats(self.records.requests, name, self.rows), values_s, out=values_s)
 
 
+class ComputedSample:
+    """A sample whose columns and latencies are computed once, for many small parts of it. As a `Sample` otherwise."""
+
+    __slots__ = ("_columns", "answer_s", "attained", "e2e_s", "phases", "prompt_tokens", "queueing_s", "refused",
+                 "tpot_s", "ttft_s")  # fmt: skip
+
+    def __init__(self, chosen: Sample | ComputedSample, columns: dict[str, Integers], rows: slice) -> None:
+        self._columns = columns
+        self.phases: Phases | None = None if chosen.phases is None else chosen.phases[rows]
+        self.prompt_tokens: Integers = chosen.prompt_tokens[rows]
+        self.ttft_s: Floats = chosen.ttft_s[rows]
+        self.answer_s: Floats = chosen.answer_s[rows]
+        self.tpot_s: Floats = chosen.tpot_s[rows]
+        self.e2e_s: Floats = chosen.e2e_s[rows]
+        self.queueing_s: Floats = chosen.queueing_s[rows]
+        refused, attained = chosen.refused, chosen.attained
+        self.refused: Integers | None = None if refused is None else refused[rows]
+        self.attained: dict[str, tuple[Mask, Mask]] = {
+            kind: (has[rows], met[rows]) for kind, (has, met) in attained.items()
+        }
+
+    @classmethod
+    def of(cls, chosen: Sample) -> ComputedSample:
+        return cls(chosen, {name: chosen.column(name) for name in _COUNTED}, slice(None))
+
+    def part(self, rows: slice) -> ComputedSample:
+        return ComputedSample(self, {name: column[rows] for name, column in self._columns.items()}, rows)
+
+    def __len__(self) -> int:
+        return len(self.ttft_s)
+
+    def column(self, name: str) -> Integers:
+        """One of `_COUNTED`."""
+        return self._columns[name]
+
+
+_COUNTED = ("outcome", "generated_tokens", "cached_prompt_tokens", "preemptions", "moves", "attempts")
+"""Columns that metrics of requests are counted from."""
+
+
 def nothing_measured(arrival_s: npt.NDArray[Any], warmup_s: float) -> str:
     """Why no request counts."""
     if not len(arrival_s):
@@ -161,8 +211,8 @@ def sample(
 
 
 def _no_values(size: int) -> Floats:
-    """An array of NaN that takes no memory."""
-    return np.broadcast_to(np.nan, size)
+    """An array of NaN, which takes no memory if it is long."""
+    return np.full(size, np.nan) if size < _FEW_VALUES else np.broadcast_to(np.nan, size)
 
 
 def slo_ranges(chosen: Sample) -> dict[SloKind, tuple[float, float]]:
@@ -211,8 +261,22 @@ def distribution(values: Floats) -> Distribution | None:
     values = values[~np.isnan(values)]
     if not len(values):
         return None
-    mean = float(values.mean())  # before np.quantile reorders the values, which may change the rounding
-    return Distribution(len(values), mean, *np.quantile(values, QUANTILES, overwrite_input=True).tolist())
+    mean = float(values.mean())  # before the values are reordered, which may change the rounding
+    if len(values) > _FEW_VALUES:
+        return Distribution(len(values), mean, *np.quantile(values, QUANTILES, overwrite_input=True).tolist())
+    values.sort()
+    return Distribution(len(values), mean, *(_interpolated(values, (len(values) - 1) * each) for each in QUANTILES))
+
+
+_FEW_VALUES = 1000
+"""So many are sorted in less time than NumPy takes to prepare for quantiles of any array."""
+
+
+def _interpolated(ordered: Floats, position: float) -> float:
+    """The value between two of a sample, rounded as `numpy.quantile` does."""
+    below = int(position)
+    low, high, part = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)]), position - below
+    return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part
 
 
 def gap_distribution(gaps: Gaps) -> Distribution | None:

@@ -47,7 +47,7 @@ class Phases:
     qoe: Floats
     """For requests whose answer began. Without reasoning, the reasoning counts as ended at arrival."""
 
-    def __getitem__(self, rows: Rows) -> Phases:
+    def __getitem__(self, rows: Rows | slice) -> Phases:
         return Phases(*(getattr(self, name)[rows] for name in Phases.__slots__))
 
     @property

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from headway.core.pacer import Pacer
-from headway.core.record import FALLBACK, FALLBACK_REASONS, REFUSAL_REASONS, REFUSED, MoveOutcome, Outcome, Records
+from headway.core.record import FALLBACK, FALLBACK_REASONS, REFUSAL_REASONS, MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answer_metrics
-from headway.metrics.columns import Rows, floats, rows_by_code
+from headway.metrics.columns import Mask, Rows, floats, rows_by_code
 from headway.metrics.itl import ItlDistributions, itl_distributions
-from headway.metrics.latency import DefaultSlo, Distribution, Sample, distribution, sample, slo_masks
+from headway.metrics.latency import ComputedSample, DefaultSlo, Distribution, Sample, distribution, sample
 from headway.metrics.programs import ProgramMetrics, program_metrics
 from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning_metrics, usage
 
@@ -163,9 +163,10 @@ ALL_REQUESTS = -1
 """Key of the grouping in `_itl` with all requests in one set."""
 
 
-def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float) -> RequestMetrics:
-    attained = slo_masks(chosen)
+def _request_metrics(chosen: Sample | ComputedSample, itl_s: Distribution | None, window_s: float) -> RequestMetrics:
+    attained = chosen.attained
     has_slo, good = attained["all"]
+    num_good = int(np.count_nonzero(good))
     outcomes = np.bincount(chosen.column("outcome"), minlength=len(Outcome)).tolist()
     output_tokens = int(chosen.column("generated_tokens").sum())
     prompt_tokens, ttft_s, queueing_s = chosen.prompt_tokens, chosen.ttft_s, chosen.queueing_s
@@ -189,11 +190,11 @@ def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float
         ttfat_s=distribution(phases.ttfat_s) if phases else None,
         blocking_s=distribution(phases.blocking_s) if phases else None,
         qoe_violations=phases.violations if phases else None,
-        slo_attainment=_ratio(int(good.sum()), int(has_slo.sum())),
-        slo_ttft_attainment=_ratio(int(attained["ttft"][1].sum()), int(attained["ttft"][0].sum())),
-        slo_tpot_attainment=_ratio(int(attained["tpot"][1].sum()), int(attained["tpot"][0].sum())),
-        slo_e2e_attainment=_ratio(int(attained["e2e"][1].sum()), int(attained["e2e"][0].sum())),
-        goodput_rps=_ratio(int(good.sum()), window_s) if has_slo.any() else None,
+        slo_attainment=_share(good, has_slo),
+        slo_ttft_attainment=_share(attained["ttft"][1], attained["ttft"][0]),
+        slo_tpot_attainment=_share(attained["tpot"][1], attained["tpot"][0]),
+        slo_e2e_attainment=_share(attained["e2e"][1], attained["e2e"][0]),
+        goodput_rps=_ratio(num_good, window_s) if has_slo.any() else None,
         throughput_rps=_ratio(outcomes[Outcome.FINISHED], window_s),
         output_tokens_per_s=_ratio(output_tokens, window_s),
         total_tokens_per_s=_ratio(total_tokens, window_s),
@@ -206,10 +207,10 @@ def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float
     )
 
 
-def _refusals(chosen: Sample) -> Refusals | None:
-    if REFUSED not in chosen.records.requests:
+def _refusals(chosen: Sample | ComputedSample) -> Refusals | None:
+    if (refused := chosen.refused) is None:
         return None
-    return Refusals(*np.bincount(chosen.column(REFUSED), minlength=1 + len(REFUSAL_REASONS)).tolist()[1:])
+    return Refusals(*np.bincount(refused, minlength=1 + len(REFUSAL_REASONS)).tolist()[1:])
 
 
 def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[int]) -> dict[str, Any]:
@@ -300,12 +301,33 @@ def _replicas(
     records: Records, chosen: Sample, itl: ItlDistributions, used: ReplicaUsage, window_s: float
 ) -> dict[str, ReplicaMetrics]:
     rows = rows_by_code(chosen.column("replica"))
-    no_rows = np.empty(0, dtype=np.intp)
+    ids = [replica.id for replica in records.replicas]
     result = {}
-    for position, replica in enumerate(records.replicas):
-        found = _request_metrics(chosen.subset(rows.get(replica.id, no_rows)), itl.replicas.get(replica.id), window_s)
-        result[str(replica.id)] = ReplicaMetrics(**_replica_metrics(found, used, [position]))
+    for position, (id, own) in enumerate(zip(ids, _parts(chosen, [rows.get(id, _NO_ROWS) for id in ids]), strict=True)):
+        found = _request_metrics(own, itl.replicas.get(id), window_s)
+        result[str(id)] = ReplicaMetrics(**_replica_metrics(found, used, [position]))
     return result
+
+
+_NO_ROWS: Rows = np.empty(0, dtype=np.int32)
+_BLOCK_ROWS = 1 << 16
+"""Rows whose latencies are computed at once."""
+
+
+def _parts(chosen: Sample, groups: Sequence[Rows]) -> Iterator[ComputedSample]:
+    """The sample's part of each group of rows."""
+    at = 0
+    while at < len(groups):
+        ends = np.cumsum([len(rows) for rows in groups[at:]])
+        num = max(int(np.searchsorted(ends, _BLOCK_ROWS, side="right")), 1)
+        computed = ComputedSample.of(chosen.subset(np.concatenate(groups[at : at + num])))
+        for rows, end in zip(groups[at : at + num], ends[:num].tolist(), strict=True):
+            yield computed.part(slice(end - len(rows), end))
+        at += num
+
+
+def _share(part: Mask, whole: Mask) -> float | None:
+    return _ratio(int(np.count_nonzero(part)), int(np.count_nonzero(whole)))
 
 
 def _ratio(part: float, whole: float) -> float | None:
