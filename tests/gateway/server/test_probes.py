@@ -57,7 +57,8 @@ def test_connections_that_ask_nothing_keep_no_probe_out(server: ProbeServer) -> 
             each.sendall(b"GET /livez HTTP/1.1\r\nX: ")
         assert _asked(server.port, b"GET /livez HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200")
         assert threading.active_count() == num_threads
-        assert idle[0].recv(1) == b""
+        with suppress(ConnectionResetError):  # what it had sent was not read yet
+            assert idle[0].recv(1) == b""
 
 
 def test_a_head_without_end_ends_its_connection(server: ProbeServer) -> None:
