@@ -136,6 +136,11 @@ def test_a_sweep_of_an_emulated_engine(tmp_path: Path, capsys: pytest.CaptureFix
         assert all(each["predicted"]["e2e_mean"] > 0 for each in points)
         assert len(list(folder.iterdir())) == len(points) and len(records.load(folder / "clients-1")[0].replicas) == 1
         assert "Latency against throughput" in file.read_text()
+        trace = tmp_path / "trace.csv"
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,40,3\n0.01,50,4\n0.02,60,5\n")
+        assert main(["load", engine.url, "--trace", str(trace), "--sweep", "--num-requests", "4", "--json"]) == 0
+        of_trace = [each["measured"] for each in json.loads(capsys.readouterr().out)["points"]]
+        assert {(each["num_requests"], each["output_tokens"]) for each in of_trace} == {(3, 12)}
         fleet = tmp_path / "fleet.yaml"
         fleet.write_text("fleet: [{name: mine, model: qwen3-8b, gpu: a100, engine: {name: vllm-v1, max_num_seqs: 8}}]")
         assert main(["load", *words.split(), "--fleet", str(fleet)]) == 0

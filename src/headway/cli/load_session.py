@@ -156,6 +156,8 @@ def _workload(flags: Mapping[str, Any]) -> tuple[WorkloadSpec, Path]:
         "concurrency",
     )}  # fmt: skip
     used = used_flags(shape)
+    if "trace" in used and (flags["is_sweep"] or flags["calibrate_to"]):
+        used.pop("num_requests", None)  # of each load, whose arrivals are not the trace's
     if flags["spec"] is not None:
         if used or flags["cv"] is not None or flags["turns"] is not None:
             raise HeadwayError("--spec: expected no other options on the requests")

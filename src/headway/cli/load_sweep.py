@@ -18,6 +18,7 @@ from headway.report.page import write_page
 from headway.serving.load_generator import page
 from headway.serving.load_generator.run import Load
 from headway.serving.load_generator.sweep import Point, Sweep, sweep
+from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec, resolved
 
 if TYPE_CHECKING:
@@ -35,11 +36,18 @@ async def run(session: Session) -> int:
     flags = session.flags
     many = flags["concurrency"] or CONCURRENCY
 
-    async def measure(rate_rps: float | None, concurrency: int | None) -> Load:
-        return await session.load(_spec(session.spec, flags, rate_rps, concurrency), None)
+    full = resolved(session.spec)
+    most = len(generate(full, session.seed, session.base_dir)) if full.trace is not None else None
 
-    if not flags["no_progress"] and sys.stderr.isatty():
-        click.echo(f"sweeping: 1 client, {many} clients, then rates up to beyond saturation", err=True)
+    async def measure(rate_rps: float | None, concurrency: int | None) -> Load:
+        load = await session.load(_spec(full, flags["num_requests"], most, rate_rps, concurrency), None)
+        if not flags["no_progress"] and sys.stderr.isatty():
+            point = Point(rate_rps, concurrency, load)
+            click.echo(
+                f"{point.name}: {point.throughput_rps:.3g} requests/s in {load.measured.duration_s:.0f} s", err=True
+            )
+        return load
+
     found = await sweep(measure, many, flags["attainment"] if session.slo is not None else None)
     for point in found.points if flags["records_to"] is not None else ():
         session.save_records(point.load, flags["records_to"] / _folder(point))
@@ -72,13 +80,18 @@ async def run(session: Session) -> int:
     return 0
 
 
-def _spec(base: WorkloadSpec, flags: dict[str, Any], rate_rps: float | None, concurrency: int | None) -> WorkloadSpec:
-    """The workload's requests at a rate, or in a closed loop."""
-    full = resolved(base)
-    num = flags["num_requests"] or max(NUM_REQUESTS, round((rate_rps or 0.0) * LOAD_S))
-    shape = {"arrivals": rate_rps, "concurrency": concurrency, "duration_s": None, "num_requests": num}
+def _spec(
+    full: WorkloadSpec, num_requests: int | None, most: int | None, rate_rps: float | None, concurrency: int | None
+) -> WorkloadSpec:  # fmt: skip
+    """The workload's requests at a rate, or in a closed loop. `most`: those that a trace has."""
+    num = num_requests or max(NUM_REQUESTS, round((rate_rps or 0.0) * LOAD_S))
     if concurrency is not None:
-        shape |= {"num_requests": min(num, ALONE) if concurrency == 1 else max(num, 2 * concurrency)}
+        num = min(num, ALONE) if concurrency == 1 else max(num, 2 * concurrency)
+    num = num if most is None else min(num, most)
+    shape: dict[str, Any] = {
+        "arrivals": rate_rps, "concurrency": concurrency, "duration_s": None, "num_requests": num,
+    }  # fmt: skip
+    if concurrency is not None:
         shape |= {"sessions": None, "agents": None}
         if full.trace is not None:
             shape |= {"arrivals": 1.0}
