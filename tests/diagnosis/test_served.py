@@ -123,6 +123,7 @@ def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             list(completion(front, "long", prompt=[7] * LONG_TOKENS, stream=True).events())
             failing_request(front, slow)
             serving.all_up(front, 3)
+            until(lambda: metric(front, "headway_requests_in_flight") == 0)  # the next one is placed where nothing runs
             continued_request(front, fast)
             batch = batch_ids(front)
             front.stop()
