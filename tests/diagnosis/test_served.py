@@ -73,14 +73,16 @@ def failing_request(front: serving.Process, engine: serving.Process) -> None:
     fails.join()
 
 
-def continued_request(front: serving.Process, engine: serving.Process) -> None:
-    """One whose engine is killed after its first tokens."""
-    events = serving.chat(
+def continued_request(front: serving.Process, engines: dict[str, serving.Process]) -> dict[str, str]:
+    """One whose engine is killed after its first tokens: the headers of its answer."""
+    reply = serving.chat(
         front, headers={"x-request-id": "continued"}, model=OTHER, stream=True, max_tokens=100, ignore_eos=True
-    ).events()
+    )
+    events = reply.events()
     next(events)
-    engine.kill()
+    engines[reply.headers["x-headway-replica"]].kill()
     assert list(events)[-1] == "[DONE]"
+    return reply.headers
 
 
 def batch_ids(front: serving.Process) -> list[str]:
@@ -123,8 +125,7 @@ def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             list(completion(front, "long", prompt=[7] * LONG_TOKENS, stream=True).events())
             failing_request(front, slow)
             serving.all_up(front, 3)
-            until(lambda: metric(front, "headway_requests_in_flight") == 0)  # the next one is placed where nothing runs
-            continued_request(front, fast)
+            headers["continued"] = continued_request(front, {"two/2": fast, "two/3": last})
             batch = batch_ids(front)
             front.stop()
         yield Day(folder, headers, batch)
@@ -170,7 +171,9 @@ def test_a_request_whose_engine_was_killed_failed_over(day: Day) -> None:
 
 def test_an_answer_that_went_on_elsewhere_has_two_stays(day: Day) -> None:
     found = day.why("continued").requests[0]
-    assert [(stay.replica, stay.ended) for stay in found.stays] == [("two/2", "crashed"), ("two/3", "finished")]
+    first = day.headers["continued"]["x-headway-replica"]
+    (other,) = {"two/2", "two/3"} - {first}
+    assert [(stay.replica, stay.ended) for stay in found.stays] == [(first, "crashed"), (other, "finished")]
     history = diagnosis.read(day.records)
     resumed_s = history.value(RESUMED, found.row) - found.arrival_s
     assert found.ttft_s is not None and found.ttft_s < found.stays[0].to_s <= found.stays[1].from_s < resumed_s
