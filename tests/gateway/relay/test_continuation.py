@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headway.gateway.relay.continuation import CannotResumeError, PartialResponse, ResumedStream
 from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest
 from headway.gateway.relay.request_reader import read_request
+from headway.gateway.scheduling.stream_copy import StreamPart
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.dialects import ADAPTERS
 
@@ -91,3 +92,20 @@ def test_an_answer_is_no_reasoning_if_its_engine_broke_at_the_end_tag(num_silent
             ids += value["choices"][0]["token_ids"]
     assert "".join(delta.get("content", "") for delta in deltas) == " answer" and ids == rest
     assert partial.token_ids == [5, *rest] and partial.tokens == 6
+
+
+def test_ids_that_came_without_their_texts_are_kept() -> None:
+    """Of a stream that another gateway began, and of a KV snapshot: which of them brought reasoning is not known."""
+    chunk = {"id": "c", "choices": [{"index": 0, "delta": {"reasoning": "so"}}]}
+    restored = PartialResponse(_chat())
+    restored.restore(StreamPart(sse.encode_event(chunk), 3, [5, 6, 7], [1, 2]))
+    saved = PartialResponse(_chat())
+    _add(saved, {"reasoning": "so"}, None)
+    saved.tokens, saved.seen_tokens = 3, 5
+    saved.set_token_ids([1, 2, 5, 6, 7])
+    for partial in (restored, saved):
+        assert partial.forget_silent_ids() == 0
+        assert partial.resume_request(ADAPTERS["vllm"], 100, 2)[1]["prompt"] == [1, 2, 5, 6, 7]
+    _add(restored, {"reasoning": " on"}, [8])
+    _add(restored, {}, [9])
+    assert restored.forget_silent_ids() == 1 and restored.token_ids == [5, 6, 7, 8]

@@ -42,7 +42,7 @@ class PartialResponse:
     last_text = ""
     """The last chunk's text."""
     _ids_of_reasoning = 0
-    """Token ids up to the last one that brought reasoning."""
+    """Token ids up to the last one that brought reasoning, or that came without its text."""
 
     def __init__(self, request: ClientRequest) -> None:
         self._request = request
@@ -101,11 +101,13 @@ class PartialResponse:
                 self.add(sse.read_chunk(payload)[0], 0)
         self.tokens, self.prompt_ids = part.tokens, part.prompt_ids or self.prompt_ids
         self.token_ids = None if part.token_ids is None else list(part.token_ids)
+        self._ids_of_reasoning = len(self.token_ids or ())
 
     def set_token_ids(self, tokens: list[int]) -> None:
         """Set all token ids from a KV snapshot: the prompt, the answer so far, and tokens that were not streamed."""
         start = self.seen_tokens - self.tokens
         self.prompt_ids, self.token_ids = tokens[:start], tokens[start : self.seen_tokens]
+        self._ids_of_reasoning = len(self.token_ids)
 
     def forget_silent_ids(self) -> int:
         """Forget the tokens after the reasoning if they brought no text: one may be its end tag, and what an engine
