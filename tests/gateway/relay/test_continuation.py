@@ -109,3 +109,6 @@ def test_ids_that_came_without_their_texts_are_kept() -> None:
     _add(restored, {"reasoning": " on"}, [8])
     _add(restored, {}, [9])
     assert restored.forget_silent_ids() == 1 and restored.token_ids == [5, 6, 7, 8]
+    _add(restored, {}, [9])
+    restored.finish_reason = "length"
+    assert restored.forget_silent_ids() == 0, "an answer that has ended has all of its tokens"

@@ -113,7 +113,7 @@ class PartialResponse:
         """Forget the tokens after the reasoning if they brought no text: one may be its end tag, and what an engine
         generates after that tag does not tell that it is an answer. The next engine generates them again. Returns
         their number."""
-        if not self.reasoning or self.text or self.tool_calls or not self.token_ids:
+        if not self.reasoning or self.text or self.tool_calls or not self.token_ids or self.finish_reason is not None:
             return 0
         num = len(self.token_ids) - self._ids_of_reasoning
         del self.token_ids[self._ids_of_reasoning :]
