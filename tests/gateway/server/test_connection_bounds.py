@@ -32,6 +32,7 @@ class Application:
 
     def __init__(self) -> None:
         self.num_begun = self.num_left = 0
+        self.connections: list[HttpProtocol] = []
         self.release = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any, writer: Any) -> None:
@@ -133,7 +134,8 @@ def run(story: Story) -> None:
 def _protocol(app: Application, loop: Any = None) -> HttpProtocol:
     config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False)
     config.load()
-    return HttpProtocol(config, ServerState(), {}, loop)
+    app.connections.append(HttpProtocol(config, ServerState(), {}, loop))
+    return app.connections[-1]
 
 
 async def _settle(turns: int = 20) -> None:
@@ -258,6 +260,37 @@ def test_a_client_that_reads_nothing_is_let_go_and_a_slow_one_is_not(is_closed: 
     run(story)
 
 
+@pytest.mark.parametrize("size", [0, 9], ids=["that comes", "that has begun"])
+def test_a_server_that_ends_waits_for_a_request(size: int) -> None:
+    """Another process listens at the address, and would answer the same request on another connection."""
+
+    async def story(app: Application, protocol: HttpProtocol, wire: UnreadWire, timers: Timers) -> None:
+        app.release.set()
+        await _send(protocol, wire, HELD[:size], 1)
+        protocol.shutdown()
+        timers.advance(1.0)
+        assert not wire.is_closed and not wire.written
+        await _send(protocol, wire, HELD[size:], 1)
+        await _settle()
+        assert wire.written.startswith(ANSWERED) and b"connection: close" in wire.written.lower()
+        assert wire.written.endswith(b"abc") and wire.is_closed
+
+    run(story)
+
+
+@pytest.mark.parametrize("part", [b"", HELD[:9]])
+def test_a_server_that_ends_does_not_wait_long_for_a_request(part: bytes) -> None:
+    async def story(app: Application, protocol: HttpProtocol, wire: UnreadWire, timers: Timers) -> None:
+        protocol.shutdown()
+        timers.advance(1.5)
+        await _send(protocol, wire, part, 1)
+        assert not (wire.is_closed or wire.has_ended)
+        timers.advance(2.0)
+        assert (wire.has_ended and b" 408 " in wire.written) if part else (wire.is_closed and not wire.written)
+
+    run(story)
+
+
 # Half-closed connections, over real ones: whether a client is gone is the system's to say.
 
 
@@ -329,5 +362,20 @@ def test_half_a_request_ends_with_its_clients_side() -> None:
         writer.write(HELD[:30])
         writer.write_eof()
         assert await reader.read() == b""
+
+    over_sockets(story)
+
+
+@pytest.mark.parametrize("has_sent", [True, False])
+def test_a_server_that_ends_answers_what_it_has_not_read_yet_and_closes_idle_connections(has_sent: bool) -> None:
+    async def story(app: Application, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        app.release.set()
+        writer.write(HELD)
+        assert (await reader.readuntil(b"abc")).startswith(ANSWERED)
+        if has_sent:
+            writer.write(HELD)  # at once, and the event loop reads it later
+        app.connections[0].shutdown()
+        answer = await reader.read()
+        assert answer.startswith(ANSWERED) is has_sent and (b"connection: close" in answer.lower()) is has_sent
 
     over_sockets(story)

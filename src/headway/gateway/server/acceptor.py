@@ -65,6 +65,11 @@ class Acceptor:
             log.debug("a connection could not be opened: %s", error)
             accepted.close()
 
+    @property
+    def is_opening(self) -> bool:
+        """Accepted connections are not yet open, as in a TLS handshake."""
+        return bool(self._opening)
+
     def _has_room(self) -> bool:
         return len(self._connections) + len(self._opening) < self._max_clients
 

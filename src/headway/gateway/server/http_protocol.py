@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import socket
 from typing import Any, cast
 from urllib.parse import unquote
@@ -31,6 +32,8 @@ _MAX_HEADERS = 256
 _HEAD_TIMEOUT_S = 30.0
 _IDLE_S = 1.0
 """A connection on which nothing has come for so long is closed for others that wait."""
+_LAST_REQUEST_S = 2.0
+"""A server that ends waits so long for a request that is on its way to it."""
 _SINGLE_HEADERS = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"origin", b"transfer-encoding"))
 """Two of them are refused: a proxy in front may have read the other one."""
 _LINGER_S = 5.0
@@ -95,6 +98,8 @@ class HttpProtocol(asyncio.Protocol):
         """The answer is complete, and the client has not read enough of it for the next request to begin."""
         self._has_ended = False
         """The client sends nothing more."""
+        self._is_ending = False
+        """The server ends: the next request is the last one."""
         # What the parser has found of the present request, for `RequestFraming.agrees`.
         self._is_whole = False
         self._num_body = 0
@@ -190,11 +195,22 @@ class HttpProtocol(asyncio.Protocol):
             self._expect_reads()
 
     def shutdown(self) -> None:
-        """Close the connection, after the present request's response."""
-        if self._cycle is None or self._cycle.is_complete:
-            self._close()
-        else:
+        """Close the connection, after the response to the present request, or to one that is on its way."""
+        self._is_ending = True
+        if self._cycle is not None and not self._cycle.is_complete:
             self._cycle.shut_down()
+        elif self._deadline_s is not None and self._expects_request():
+            self._set_deadline(min(_LAST_REQUEST_S, self._deadline_s - self._loop.time()), is_sooner=True)
+        else:
+            self._close()
+
+    def _expects_request(self) -> bool:
+        """A client connects to send a request. After the first one, whether a part of the next has come."""
+        if self._cycle is None or self._framing.num_outside:
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return bool(poll.poll(0))
 
     def make_room(self) -> None:
         """Others wait for connections: close this one after the present answer, or now if it has been idle a while."""
@@ -271,7 +287,7 @@ class HttpProtocol(asyncio.Protocol):
             self._close()
         elif framing.part == HEAD and not self._is_in_head:
             self._is_in_head = True
-            self._set_deadline(_HEAD_TIMEOUT_S, is_sooner=True)
+            self._set_deadline(_LAST_REQUEST_S if self._is_ending else _HEAD_TIMEOUT_S, is_sooner=True)
 
     # Called by the parser.
 
@@ -317,7 +333,7 @@ class HttpProtocol(asyncio.Protocol):
             "path": unquote(path) if "%" in path else path, "raw_path": url.path, "query_string": url.query or b"",
         }  # fmt: skip
         expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
-        keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive())
+        keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive()) and not self._is_ending
         self._cycle = HttpCycle(
             self, self._transport, self._flow, scope, self._state.default_headers, expects_100_continue, keeps_alive
         )

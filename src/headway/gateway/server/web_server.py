@@ -27,6 +27,8 @@ _GC_THRESHOLDS = 2000, 100, 10
 """Python's own are 700, 10 and 10. Requests leave no reference cycles, so collections find nothing, and pause all
 streams meanwhile: these thresholds make them short, and full ones rare."""
 _FORCE_POLL_S = 0.1
+_OPENING_S = 2.0
+"""A server that ends waits so long for TLS handshakes of connections that it has accepted."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
@@ -193,9 +195,18 @@ def serve(
                 await asyncio.wait({draining}, timeout=_FORCE_POLL_S)
             if draining is not None and not draining.cancel():
                 await draining
+            await self.accept_no_more(min(time.monotonic() + _OPENING_S, start_s + shutdown_s))
             left_s = shutdown_s - (time.monotonic() - start_s)
             self.config.timeout_graceful_shutdown = max(round(left_s), 1)
             await super().shutdown(sockets)
+
+        async def accept_no_more(self, end_s: float) -> None:
+            """Connections that were accepted are opened, until this time at most."""
+            accepting = cast(list[Acceptor], self.servers)
+            for each in accepting:
+                each.close()
+            while any(each.is_opening for each in accepting) and not self.force_exit and time.monotonic() < end_s:
+                await asyncio.sleep(_FORCE_POLL_S)
 
     server = Server(config)
     take_stop(partial(setattr, server, "should_exit", True))
