@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -18,6 +19,7 @@ from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.scheduling import sglang_disaggregation
+from headway.gateway.scheduling.in_flight import PrefillLeg
 from headway.gateway.upstream.errors import EngineError
 from serving import MODEL, Process, all_up, answer_text, chat, closing, emulator, gateway, metric, send, until
 
@@ -380,6 +382,36 @@ def test_the_bootstrap_address_and_a_room_for_each_prompt_are_in_the_body() -> N
 def test_an_error_in_a_prefill_answer_is_raised(answer: bytes, kind: str, what: str) -> None:
     with pytest.raises(EngineError, match=what):
         sglang_disaggregation.check_answer(answer, kind)
+
+
+@pytest.mark.parametrize("message", ["KVTransferError(bootstrap_room=7): broken", "Decode transfer failed for request"])
+def test_a_broken_transfer_is_blamed_on_the_prefill_replica_that_reports_it_later(message: str) -> None:
+    """As one does on a busy machine."""
+
+    class Client:
+        async def request(self, *_: Any) -> None:
+            await asyncio.sleep(5 * sglang_disaggregation._GRACE_S)
+            raise EngineError("the transfer was broken here")
+
+    class Prefill:
+        url, bootstrap_port, client = "http://p:1", 8998, Client()
+
+    class Request:
+        connection = None
+
+    async def decode(*_: Any) -> None:
+        raise EngineError(message)
+
+    async def dispatched() -> None:
+        leg = PrefillLeg(prefill)
+        dispatch = sglang_disaggregation.DualDispatch(request, leg, lambda: False, lambda _: None, lambda: False)
+        await dispatch.send(decode, prefill, "/v1/completions", "", {"prompt": "hi"})
+
+    prefill: Any = Prefill()
+    request: Any = Request()
+    with pytest.raises(sglang_disaggregation.PrefillLegError) as found:
+        asyncio.run(dispatched())
+    assert found.value.replica is prefill and str(found.value) == "the transfer was broken here"
 
 
 # What cannot be served.

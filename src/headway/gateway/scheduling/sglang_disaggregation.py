@@ -26,6 +26,8 @@ from headway.gateway.upstream.errors import EngineError, RefusedError, is_retrya
 _MAX_ANSWER_BYTES = 64 << 20
 _GRACE_S = 0.1
 """When one engine fails, both requests may fail, in any order. After this time it is clear which one was first."""
+_TRANSFER_GRACE_S = 5.0
+"""The decode replica reports each broken KV transfer. If the prefill replica broke it, its own answer soon ends."""
 _ROOMS = SystemRandom()
 Send = Callable[[EngineEndpoint, str, bytes], Awaitable[None]]
 
@@ -91,9 +93,10 @@ class DualDispatch:
         self._task = asyncio.create_task(self._prefill(path, headers, data))
         try:
             await send(replica, path, data)
-        except EngineError:
+        except EngineError as error:
             if not (self.has_failed or self._leg.is_stopped or self._has_begun()):
-                await self.wait_for_prefill(_GRACE_S)  # its failure may be the cause
+                # Its failure may be the cause.
+                await self.wait_for_prefill(_TRANSFER_GRACE_S if "transfer" in str(error).lower() else _GRACE_S)
             if self._rejection is not None:
                 raise PrefillRejectedError(*self._rejection) from None
             if self._error is not None:
