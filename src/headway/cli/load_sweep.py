@@ -55,8 +55,7 @@ async def run(session: Session) -> int:
     if found.open_points and not found.open_points[-1].is_growing:
         notes.append("the waits of no load grow: none was shown to be beyond saturation; send more with --num-requests")
     twin, why = _twin(session, found)
-    if twin is None:
-        notes.append(f"no prediction: {why}")
+    notes += [f"no prediction: {why}"] if twin is None else twin.notes
     predicted = [None] * len(found.points) if twin is None else twin.predicted()
     calibration = None
     if twin is not None and flags["calibrate_to"] is not None and not found.is_stopped:

@@ -27,15 +27,26 @@ Predicted = dict[str, float]
 
 
 class Twin(Struct, frozen=True):
-    """The loads as experiments on the pool that a fleet file describes; None: not comparable."""
+    """The loads as experiments on the pool that a fleet file describes."""
 
     runs: tuple[FoundRun | None, ...]
+    """None: not comparable."""
+    notes: tuple[str, ...]
+    """Why loads are not comparable."""
 
     @staticmethod
     def of(points: Sequence[Point], fleet_text: str, file: Path | None, model: str, is_greedy: bool) -> Twin:
         """`fleet_text` describes the pool, unless there is a `file`. HeadwayError if it cannot be simulated."""
         fleet = MeasuredFleet({} if file is None else {"fleet": file}, fleet_text, Path("fleet.yaml"))
-        return Twin(tuple(_found(fleet, each, model, is_greedy) for each in points))
+        runs: list[FoundRun | None] = []
+        notes = []
+        for point in points:
+            run = _run(point, model, is_greedy)
+            fault = f"fewer than {LEAST_REQUESTS} whole answers" if run is None else run.fault
+            if fault:
+                notes.append(f"{point.name}: no prediction: {fault}")
+            runs.append(None if run is None or fault else fleet.found(Path(point.name), run))
+        return Twin(tuple(runs), tuple(notes))
 
     def predicted(self, coefficients: Coefficients | None = None) -> list[Predicted | None]:
         """Mean latencies of each load in seconds, by the keys of `JUDGED`."""
@@ -62,11 +73,6 @@ class Twin(Struct, frozen=True):
         made = calibrate.calibrate(measured, pool.gpu, pool.engine, source, version, known[0].coefficients)
         calibrate.write(out, made.file)
         return coefficients_in(out, pool.gpu.name, pool.engine.name), list(made.fits)
-
-
-def _found(fleet: MeasuredFleet, point: Point, model: str, is_greedy: bool) -> FoundRun | None:
-    run = _run(point, model, is_greedy)
-    return None if run is None or run.fault else fleet.found(Path(point.name), run)
 
 
 def _run(point: Point, model: str, is_greedy: bool) -> MeasuredRun | None:
