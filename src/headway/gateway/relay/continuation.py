@@ -120,6 +120,13 @@ class PartialResponse:
         self.tokens -= num
         return num
 
+    def forget_end(self, chunk: Chunk) -> None:
+        """Forget what ends the stream in a chunk that the client does not get."""
+        if any(choice.finish_reason is not None for choice in chunk.choices):
+            self.finish_reason = None
+        if chunk.usage is not None:
+            self.has_usage = False
+
     def answer(self) -> str:
         """The answer to score: text and tool calls."""
         return "".join(self.text) + "".join(self.tool_calls)
@@ -187,12 +194,12 @@ class ResumedStream:
     """Rewrites the chunks of the engine that continues an answer: the first engine's head, format and token counts."""
 
     def __init__(self, request: ClientRequest, partial: PartialResponse, path: str, num_repeated: int = 0) -> None:
-        """`num_repeated`: tokens at the start of which the client has the ids."""
+        """`num_repeated`: tokens at the start whose ids the client has."""
         self._is_chat, self._partial = request.is_chat, partial
         self._is_converted = request.is_chat and path == COMPLETIONS
         """The engine completes the chat's rendered prompt, and the client gets chat chunks."""
         self._is_reasoning = self._is_converted and bool(partial.reasoning) and not partial.text
-        self._tokens_before, self._num_repeated = partial.tokens, num_repeated
+        self._tokens_before, self.num_repeated = partial.tokens, num_repeated
         self._held_back = ""
         """The start of what may be the end tag of reasoning."""
         self._deltas: list[dict[str, str]] = []
@@ -216,7 +223,7 @@ class ResumedStream:
         choices = value.get("choices")
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             return True
-        if self._num_repeated:
+        if self.num_repeated:
             for choice in choices:
                 self._leave_out_repeated(choice)
         if self._is_converted:
@@ -232,8 +239,8 @@ class ResumedStream:
     def _leave_out_repeated(self, choice: dict[str, Any]) -> None:
         ids = choice.get("token_ids")
         if isinstance(ids, list):
-            choice["token_ids"] = ids[self._num_repeated :]
-            self._num_repeated = max(self._num_repeated - len(ids), 0)
+            choice["token_ids"] = ids[self.num_repeated :]
+            self.num_repeated = max(self.num_repeated - len(ids), 0)
 
     def _delta(self, text: str, is_last: bool) -> dict[str, str]:
         """Text as reasoning or as the answer. The end tag of reasoning may come in pieces."""

@@ -113,6 +113,8 @@ class EngineStream:
                 if meter.is_beyond_limit:
                     self.is_too_long = True
                     del output[num_before:]
+                    if payload is not None and meter.passthrough is None:
+                        meter.partial.forget_end(sse.read_chunk(payload)[0])
                     break
         finally:  # events before an error have been metered, and are written
             self._itl.observe()

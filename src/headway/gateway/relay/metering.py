@@ -38,6 +38,8 @@ class ResponseMeter:
     _limit: float = inf
     _counted_before = 0
     """`tokens_before` of the last attempt whose start was counted."""
+    _num_forgotten = 0
+    """Tokens that are still counted, and that the next engine generates again."""
     _is_in_think_tags = False
 
     def __init__(
@@ -85,6 +87,20 @@ class ResponseMeter:
         else:
             live.phase = Phase.REASONING
 
+    def forget_silent_tokens(self) -> int:
+        """Begin an attempt: the tokens that another engine generates again. See `PartialResponse.forget_silent_ids`."""
+        num = self.partial.forget_silent_ids()
+        self.tokens_before = self.partial.tokens
+        self._num_forgotten += num
+        return num
+
+    def _count_no_more(self) -> None:
+        """Take back the count of forgotten tokens, once the engine has begun to generate them again."""
+        num, self._num_forgotten = self._num_forgotten, 0
+        self._live.generated_tokens -= num
+        if self._in_flight.reservation is not None:
+            self._in_flight.reservation.count_tokens(-num)
+
     def note_unread(self, what: str) -> None:
         """An answer, or an event of it, is passed on without being read."""
         if what:
@@ -130,6 +146,8 @@ class ResponseMeter:
                 self._live.cached_tokens = max(timings.cache_n, 0)
             self._count_continued(timings.prompt_n, timings.cache_n)
         partial.add(chunk, tokens)
+        if self._num_forgotten and (tokens or usage is not None):
+            self._count_no_more()
         if tokens:
             self._count_tokens(tokens, has_reasoning, has_answer)
         if usage is not None:

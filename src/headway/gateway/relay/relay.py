@@ -325,9 +325,10 @@ class Relay:
         """Path and body for this replica. No body: the answer is complete but for the end of its stream."""
         request, partial, adapter = self._request, self._meter.partial, replica.adapter
         path, body = request.path, dict(request.body)
+        num_repeated = self._meter.forget_silent_tokens()
+        if self._resumed is not None:
+            num_repeated += self._resumed.num_repeated
         self._resumed, self._hidden_fields, self._is_prefill = None, (), False
-        num_repeated = partial.forget_silent_ids()
-        self._meter.tokens_before = partial.tokens
         if partial.tokens:
             limits = replica.max_context_tokens, self._live.prompt_tokens
             if partial.finish_reason is not None or partial.tokens_left(*limits) <= 0:
