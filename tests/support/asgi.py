@@ -19,7 +19,7 @@ WELL = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d
 GOOD_WHOLE = (
     b'{"id":"c","created":1,"model":"m","choices":[{"index":0,"message":{"content":"fine"},"finish_reason":"stop"}]}'
 )
-HANG_S = 10.0
+HANG_S = 60.0
 
 
 def whole(body: bytes = GOOD_WHOLE) -> bytes:

@@ -118,6 +118,7 @@ def test_more_streams_than_slots_all_move(
 
     def stream(i: int) -> str:
         reply = chat(front, prompts[i], **options)
+        assert reply.status == 200, reply.text()
         return _text(_drained(front, reply, 40) if i == 3 else list(reply.events()))
 
     with ThreadPoolExecutor(len(prompts)) as threads:
