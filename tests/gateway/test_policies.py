@@ -209,15 +209,15 @@ def test_one_file_is_simulated_and_served_and_its_records_run_again(tmp_path: Pa
 
 
 def test_a_migration_policy_moves_answers_after_their_reasoning(tmp_path: Path) -> None:
-    """By a policy of the user's own, that moves everything. The answer is long: a gateway may stand still for a while."""
+    """By a policy of the user's own, that moves everything; the gateway may stand still for a while."""
     (tmp_path / "restless.py").write_text(serving.RESTLESS_POLICY)
     engines = [serving.emulator("--reasoning-tokens", "30", "--speed", "2") for _ in range(2)]
     path = serving.fleet_file(tmp_path, [engine.url for engine in engines], policies={"migration": "restless:Restless"})
     front = serving.gateway(path, "--records", str(tmp_path / "records"))
     with serving.closing(*engines, front):
         serving.all_up(front, 2)
-        events = list(chat(front, max_tokens=800, stream=True).events())
-        whole = chat(engines[0], max_tokens=800).json()["choices"][0]["message"]
+        events = list(chat(front, max_tokens=800, ignore_eos=True, stream=True).events())
+        whole = chat(engines[0], max_tokens=800, ignore_eos=True).json()["choices"][0]["message"]
         assert serving.answer_text(events, "reasoning").split() == whole["reasoning"].split()
         assert serving.answer_text(events).split() == whole["content"].split()
         assert metric(front, "headway_requests_in_flight") == 0
