@@ -56,7 +56,7 @@ class Tabular:
         return frame
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The results as a table, which a notebook shows."""
         return f"<pre>{escape(self.table())}</pre>"
 
 

@@ -67,7 +67,7 @@ def document_of(
 
 
 def _key(dotted: str) -> Key:
-    """The key of "fleet.0.replicas"."""
+    """The parts of a dotted key: "fleet.0.replicas" names a list's first entry."""
     return tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
 
 

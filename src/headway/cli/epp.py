@@ -88,7 +88,7 @@ def _run(
     plan: ServingPlan, options: PickerOptions, file: FleetFile, where: str, listener: socket.socket,
     tls: web_server.Tls | None, is_restart: bool,
 ) -> None:  # fmt: skip
-    """Pick until a signal."""
+    """Serve the endpoint picker until a signal ends it."""
     from headway.gateway.picker.server import Picker
     from headway.gateway.server.app import application
 

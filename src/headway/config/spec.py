@@ -353,7 +353,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of the simulation."""
+    """How a run is simulated: its steps, its end, its warm-up and its limits."""
 
     step: Literal["stretch", "exact"] = "stretch"
     """`exact` simulates every iteration on its own: the same results, many times slower."""
@@ -367,7 +367,7 @@ class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A scenario file."""
+    """A scenario file's sections, as they are written."""
 
     workload: WorkloadSpec
     fleet: tuple[PoolSpec, ...] = ()

@@ -148,7 +148,7 @@ class SegmentBlocks:
             self._evict()
 
     def clear(self) -> None:
-        """Forget all segments."""
+        """Forget all segments, as after the engine has cleared its cache."""
         if self.changed is not None:
             self.changed.update(self._blocks)
         self._blocks.clear()
@@ -230,7 +230,7 @@ class CacheIndex:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks on the GPU."""
+        """KV blocks that the index expects on the GPU."""
         return len(self.gpu) or max([len(group.held) for group in self.groups], default=0)
 
     def _reach(self, request: RequestView) -> int:

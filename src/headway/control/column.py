@@ -16,7 +16,7 @@ _WIDENED_ROWS = 1 << 20
 
 
 class Spill(Protocol):
-    """Bytes outside of memory."""
+    """Bytes of columns that are kept in a file, outside of memory."""
 
     def append(self, data: Bytes) -> None:
         """HeadwayError where there is no room."""

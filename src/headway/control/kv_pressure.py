@@ -30,7 +30,7 @@ class KvPressure:
         """By request that is about to leave, its replica."""
 
     def enter(self, live: Live, now: float) -> None:
-        """A request is held."""
+        """Count a request that the queue holds."""
 
     def paused(self, live: Live) -> None:
         """A request has left its replica."""

@@ -86,7 +86,7 @@ class PeerLoads:
 
     @property
     def peers(self) -> Collection[Hashable]:
-        """The schedulers that count."""
+        """The schedulers whose requests count here."""
         return self._seen_s.keys()
 
     def at(self, replica: int) -> Load:
@@ -97,7 +97,7 @@ class PeerLoads:
         return found
 
     def mark_alive(self, peer: Hashable, now: float) -> None:
-        """A scheduler is alive."""
+        """Note that a scheduler reported at `now`."""
         self._seen_s[peer] = now
 
     def update(self, peer: Hashable, loads: Mapping[int, Load], now: float) -> None:
@@ -147,7 +147,7 @@ class GivenElsewhere:
             ordering.given_elsewhere(share, service - before)
 
     def forget(self, peer: Hashable) -> None:
-        """A scheduler starts anew."""
+        """Drop what a scheduler has reported, as it has restarted."""
         self._sums = {key: service for key, service in self._sums.items() if key[0] != peer}
 
 

@@ -348,7 +348,7 @@ NORMAL_P90 = 1.2816
 
 
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
-    """Latencies between regions."""
+    """Latencies of requests and transfers between regions."""
 
     inter_region_s: float = 0.05
     """Latency between two regions, each way. The default is from SageServe, section 7.1."""

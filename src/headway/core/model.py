@@ -108,7 +108,7 @@ class Layers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
-    """One transformer's shape."""
+    """The shape of a transformer: sizes of its layers, heads, experts and vocabulary."""
 
     name: str
     hf_id: str

@@ -29,7 +29,7 @@ Columns = dict[str, "npt.NDArray[np.generic]"]
 
 
 class Outcome(IntEnum):
-    """How a request ended."""
+    """The end of a request, as a run's records tell it."""
 
     FINISHED = 0
     CANCELLED = 1
@@ -54,7 +54,7 @@ class Cause(IntEnum):
 
 
 class MoveOutcome(IntEnum):
-    """How a move ended."""
+    """The end of a move to another replica, as a run's records tell it."""
 
     DONE = 0
     ENDED = 1

@@ -475,7 +475,7 @@ class PoolsView(PolicyView, Protocol):
 
     @property
     def pools(self) -> Sequence[PoolView]:
-        """All pools and combos."""
+        """All pools, and all combos as pools."""
 
     @property
     def arrived(self) -> Mapping[tuple[str, str, int], tuple[int, int]]:

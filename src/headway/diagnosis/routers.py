@@ -24,7 +24,7 @@ NOT_RECORDED = "reads what is not recorded: "
 
 
 class Rehearsed(Struct, frozen=True):
-    """One router's answer."""
+    """The replica that a router would have chosen."""
 
     router: str
     replica: str | None

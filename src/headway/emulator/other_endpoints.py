@@ -272,7 +272,7 @@ class _Response:
         yield self._event("response.completed", response=self.json("completed"))
 
     def json(self, status: str) -> dict[str, Any]:
-        """The response's object."""
+        """The object that the endpoint answers."""
         choice, prompt = self._completion.choices[0], len(self._completion.prompt)
         is_cut = status == "completed" and choice.finish == "length"
         num_reasoning = len("".join(self._reasoning).split())

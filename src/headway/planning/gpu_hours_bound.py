@@ -292,7 +292,7 @@ def least_gpu_hours(
 
 
 def _allowed_misses(works: Mapping[str, DueWork], allowed: float) -> dict[Group, float]:
-    """V_g."""
+    """Requests of each group that may miss their SLO: V_g in the program."""
     misses: dict[Group, float] = {}
     for work in works.values():
         for what, due_s, group in work.dues:

@@ -55,7 +55,7 @@ class Simulator(Protocol):
         """
 
     def policies(self, scenario: Scenario) -> Policies:
-        """The scenario's policies, resolved."""
+        """The policies with which a scenario is rehearsed."""
 
 
 def first_policies(scenario: Scenario) -> str:

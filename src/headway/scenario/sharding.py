@@ -133,7 +133,7 @@ class _Shard:
     num_rows: int
 
     def write(self, workload: Workload, ids: Longs) -> None:
-        """Write the requests."""
+        """Write the shard's requests, their numbers and names to its folder."""
         rows = workload.take(ids)
         prefix: Columns = {}
         if rows.prefix is not None:

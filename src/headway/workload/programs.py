@@ -162,7 +162,7 @@ class TracedCalls:
 
 
 class _Progress:
-    """A program that runs."""
+    """The state of one program between its calls."""
 
     __slots__ = ("fields", "num_left", "segments", "waits")
 

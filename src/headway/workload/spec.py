@@ -25,7 +25,7 @@ from headway.workload.tiers import SloSpec, TierMix, TierSpec, tier_shares
 
 
 class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of requests."""
+    """A file of requests, and the changes to them."""
 
     path: str
     """The file, gzip or not, or the folder of a run's records, relative to the scenario's folder. If `arrivals` is

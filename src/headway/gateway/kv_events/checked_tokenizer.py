@@ -93,7 +93,7 @@ class CheckedTokenizer:
         self._tokenizer, self.is_settled = tokenizer, True
 
     def _log(self, level: int, text: str) -> None:
-        """Log a line once."""
+        """Log a line the first time that it is met."""
         if text not in self._logged:
             self._logged.add(text)
             log.log(level, "tokenizer %s: %s", self.path, text)

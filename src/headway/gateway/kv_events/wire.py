@@ -79,7 +79,7 @@ class BlockRemoved(Struct, tag="BlockRemoved", omit_defaults=True):
 
 
 class AllBlocksCleared(Struct, tag="AllBlocksCleared", omit_defaults=True):
-    """The cache is empty."""
+    """The engine has emptied its prefix cache."""
 
 
 class _StoredArray(BlockStored, tag="BlockStored", omit_defaults=True, array_like=True):

@@ -143,7 +143,7 @@ class Peers:
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._remove_silent())]
 
     def _lease(self) -> Lease:
-        """Who has it scales."""
+        """The lease whose holder runs the scaler."""
         if self._settings.leader == "store":
             return StoreLease(self.store)
         from headway.gateway.fleet.lease import KubernetesLease

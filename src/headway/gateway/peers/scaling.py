@@ -68,7 +68,7 @@ class SharedScaling:
         self._use(replicas)
 
     def forget(self, peer: str, replicas: Mapping[int, LiveReplica]) -> None:
-        """Another gateway is gone."""
+        """Drop what another gateway has reported, as it is gone."""
         if self._states.pop(peer, None) is not None:
             self._use(replicas)
 

@@ -34,7 +34,7 @@ class LiveCascadeStages(CascadeStages):
 
 
 class _Parts(NamedTuple):
-    """One service's policies."""
+    """A service's router, ordering, migrations and admissions."""
 
     router: Router
     ordering: Ordering

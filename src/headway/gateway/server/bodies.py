@@ -38,7 +38,7 @@ class BodyMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Of all bodies."""
+        """Bytes of all bodies that requests hold at present."""
         return sum(self._num_bytes)
 
     def resize(self, before: int, after: int, max_bytes: int, owner: str = "") -> None:

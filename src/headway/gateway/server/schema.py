@@ -172,7 +172,7 @@ class HealthStatus(Struct, forbid_unknown_fields=True):
 
 
 class VersionInfo(Struct, forbid_unknown_fields=True):
-    """Headway's version."""
+    """The answer of GET /version."""
 
     version: str
 

@@ -216,7 +216,7 @@ class PrometheusMetrics:
                 yield f"headway_{name}{_labels({'model': model, label: value})} {num}"
 
     def _tokens(self) -> dict[tuple[str, str], int]:
-        """By model and kind."""
+        """Tokens of ended requests by model and kind, input or output."""
         tokens: dict[tuple[str, str], int] = defaultdict(int)
         for (model, _, _), series in self._series.items():
             if series.num_by_outcome:

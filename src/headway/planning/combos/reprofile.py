@@ -138,7 +138,7 @@ def with_goodputs(text: str, answer: ReprofileAnswer) -> str:
 
 
 def _section(root: yaml.Node | None) -> Iterator[yaml.MappingNode]:
-    """The entries of `combos`."""
+    """The entries of the scenario's section `combos`."""
     assert isinstance(root, yaml.MappingNode)
     for key, value in root.value:
         if key.value == "combos":

@@ -109,7 +109,7 @@ class FleetPoint(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def router(self) -> str:
-        """The router's name."""
+        """The name of the router that the fleet's scenario has."""
         return router_of(self.policies)
 
 

@@ -25,7 +25,7 @@ Edit = tuple[int, str]
 
 
 def text(found: Sequence[FoundPool], file: str) -> str:
-    """The whole file."""
+    """The whole fleet file, with its comments."""
     lines = [HEADER.replace("{file}", file), *(_unknown(each) for each in found), "fleet:\n"]
     lines += [_entry(each, "  ") for each in found]
     if all("gpu" in each.entry for each in found):

@@ -30,7 +30,7 @@ _USAGES_BY_CHUNK = {"stream_options": {"include_usage": True, "continuous_usage_
 
 
 class Options(Struct, frozen=True):
-    """How requests are made."""
+    """The endpoint, sampling and timeout of a load's requests."""
 
     endpoint: Endpoint = "completions"
     temperature: float | None = None

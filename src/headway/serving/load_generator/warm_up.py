@@ -33,7 +33,7 @@ Interval = tuple[float, float]
 
 
 class WarmUp(Struct, frozen=True):
-    """What the warm-up showed."""
+    """Requests and stalls of the warm-up, and the pace of a request alone."""
 
     num_requests: int
     stalls_s: tuple[float, ...]
