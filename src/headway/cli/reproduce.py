@@ -25,13 +25,14 @@ from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
 from headway.report.page import write_page
 from headway.reproduce import SYSTEMS
+from headway.reproduce.claims import REFUTED
 from headway.reproduce.markdown import around_markers, markdown, write_markdown
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
 from headway.reproduce.text import listing, render
 
 FAILED = 1
-"""Exit code with --strict if a claim does not hold."""
+"""Exit code with --strict if a claim is refuted."""
 
 
 @click.command()
@@ -59,7 +60,7 @@ FAILED = 1
     type=PATH,
     help="Write claims and tables as Markdown, into a page that has the marker lines or a new one.",
 )
-@click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim does not hold.")
+@click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim is refuted.")
 @click.option("--cache", type=PATH, help="Folder of cached measurements. Default: the user's cache.")
 @click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds.")
 @no_progress_option
@@ -71,9 +72,9 @@ def command(
     """Reproduce the tables and figures of a paper, and check its claims.
 
     Every claim has a rule: the effect has the paper's direction and, unless the claim gives a reason for another share,
-    half of its size, by a 95% confidence interval over seeds. Measurements are
-    cached, so that an interrupted run continues where it stopped. A claim that does not hold is a result: the exit
-    code is 0, unless --strict.
+    half of its size, by a 95% confidence interval over seeds. It holds, exceeds the paper, is refuted or undecided. The
+    sentences of the paper's abstract come first, with every reading that was run. Measurements are cached, so that an
+    interrupted run continues where it stopped. A refuted claim is a result: the exit code is 0, unless --strict.
     """
     if listed:
         _list(system, ids, as_json)
@@ -98,7 +99,7 @@ def command(
         click.echo(render(reproduced, width=console().width, color=sys.stdout.isatty()), nl=False)
     for note in [*rehearsals.notes, *(f"wrote {path}" for path in (html, markdown_path) if path is not None)]:
         click.echo(note, err=True)
-    return FAILED if strict and any(row.holds is False for row in reproduced.result.claims) else 0
+    return FAILED if strict and reproduced.result.counts[REFUTED] else 0
 
 
 def _list(system: str | None, ids: tuple[str, ...], as_json: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from math import inf, isfinite
 from statistics import fmean
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -22,15 +22,49 @@ Value = float | bool | None
 """The value of one seed; None if the run has none."""
 
 
+Word = Literal["holds", "exceeds", "refuted", "undecided"]
+HOLDS: Word = "holds"
+EXCEEDS: Word = "exceeds"
+"""The whole interval lies beyond the rule's limit, on the side of the paper's effect."""
+REFUTED: Word = "refuted"
+"""The whole interval lies outside, on any other side."""
+UNDECIDED: Word = "undecided"
+VERDICTS = (HOLDS, EXCEEDS, REFUTED, UNDECIDED)
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """The result of judging values by a rule. `holds` is None if undecided."""
+    """The result of judging values by a rule."""
 
     headway: str
     """Such as "61.2% [58%, 64.4%], 5 seeds"."""
-    holds: bool | None
+    word: Word
     reason: str
     """Why the claim does not hold or is undecided, in terms of the rule; empty if it holds."""
+
+    @property
+    def holds(self) -> bool | None:
+        """None if undecided; false if the claim is refuted or exceeded."""
+        return None if self.word == UNDECIDED else self.word == HOLDS
+
+
+class Bounds(NamedTuple):
+    """The values with which a claim holds, and the side on which larger effects lie."""
+
+    low: float
+    high: float
+    right: int
+    """1: an effect above `high` exceeds the paper's; -1: one below `low`; 0: values beyond either refute the claim."""
+
+    def word(self, low: float, high: float) -> Word:
+        """The verdict on an interval [low, high] of the mean."""
+        if self.low <= low and high <= self.high:
+            return HOLDS
+        if high < self.low:
+            return EXCEEDS if self.right < 0 else REFUTED
+        if low > self.high:
+            return EXCEEDS if self.right > 0 else REFUTED
+        return UNDECIDED
 
 
 class Rule(Protocol):
@@ -96,10 +130,14 @@ class AtLeast(_Threshold):
     def __str__(self) -> str:
         return self.text("at least")
 
+    @property
+    def bounds(self) -> Bounds:
+        """From the threshold to the limit."""
+        return Bounds(self.threshold, inf if self.limit is None else self.limit, right=1)
+
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """Refuted if the whole interval is below the threshold, or above the limit."""
-        limit = inf if self.limit is None else self.limit
-        return _judged(values, self.threshold, limit, self.unit, self.exact)
+        """Refuted if the whole interval is below the threshold, exceeded if it is above the limit."""
+        return _judged(values, self.bounds, self.unit, self.exact)
 
 
 class AtMost(_Threshold):
@@ -108,15 +146,23 @@ class AtMost(_Threshold):
     def __str__(self) -> str:
         return self.text("at most")
 
+    @property
+    def bounds(self) -> Bounds:
+        """From the limit to the threshold."""
+        return Bounds(-inf if self.limit is None else self.limit, self.threshold, right=-1)
+
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """Refuted if the whole interval is above the threshold, or below the limit."""
-        limit = -inf if self.limit is None else self.limit
-        return _judged(values, limit, self.threshold, self.unit, self.exact)
+        """Refuted if the whole interval is above the threshold, exceeded if it is below the limit."""
+        return _judged(values, self.bounds, self.unit, self.exact)
 
 
 @dataclass(frozen=True)
 class Between:
-    """Parity: the claim holds if the whole interval is within the bounds."""
+    """Parity or a range: the claim holds if the whole interval is within the bounds.
+
+    Bounds on one side of "no effect" (0 of shares and points, 1 of ratios) are of an effect, which values beyond the
+    farther bound exceed. Seconds and counts have no such side.
+    """
 
     low: float
     high: float
@@ -130,9 +176,16 @@ class Between:
             return f"exactly {with_unit(self.low, self.unit)}"
         return f"between {with_unit(self.low, self.unit)} and {with_unit(self.high, self.unit)}"
 
+    @property
+    def bounds(self) -> Bounds:
+        """From `low` to `high`."""
+        neutral = _NEUTRAL.get(self.unit)
+        right = 0 if neutral is None else (self.low > neutral) - (self.high < neutral)
+        return Bounds(self.low, self.high, right)
+
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """Refuted if the whole interval is on one side of the bounds."""
-        return _judged(values, self.low, self.high, self.unit, self.exact)
+        """Refuted or exceeded if the whole interval is on one side of the bounds."""
+        return _judged(values, self.bounds, self.unit, self.exact)
 
 
 @dataclass(frozen=True)
@@ -149,7 +202,12 @@ class EverySeed:
         num_true = sum(map(bool, values))
         text = f"true for {num_true} of {_seeds(len(values))}"
         holds = num_true == len(values)
-        return Verdict(text, holds, "" if holds else f"False for {_seeds(len(values) - num_true)}.")
+        reason = "" if holds else f"False for {_seeds(len(values) - num_true)}."
+        return Verdict(text, HOLDS if holds else REFUTED, reason)
+
+
+_NEUTRAL = {"%": 0.0, " points": 0.0, "x": 1.0}
+"""By unit: the value without an effect."""
 
 
 def with_unit(value: float, unit: str) -> str:
@@ -157,31 +215,28 @@ def with_unit(value: float, unit: str) -> str:
     return f"{short_number(100 * value)}%" if unit == "%" else f"{short_number(value)}{unit}"
 
 
-def _judged(values: Sequence[Value], low: float, high: float, unit: str, exact: bool) -> Verdict:
-    """The verdict for the mean's interval and the bounds [low, high]."""
+def _judged(values: Sequence[Value], bounds: Bounds, unit: str, exact: bool) -> Verdict:
+    """The verdict for the mean's interval."""
     if missing := _missing(values):
         return missing
     numbers = [float(value) for value in values if value is not None]
     if exact and len(set(numbers)) != 1:
         raise ValueError(f"an exact value differs between seeds: {numbers}")
     mean = numbers[0] if exact else fmean(numbers)
-    ends_of_mean = (mean, mean) if exact else interval(numbers)
-    if ends_of_mean is None:
+    found = (mean, mean) if exact else interval(numbers)
+    if found is None:
         text = f"{with_unit(mean, unit)}, 1 seed"
-        return Verdict(text, None, "One seed has no interval.")
-    ends = f"[{with_unit(ends_of_mean[0], unit)}, {with_unit(ends_of_mean[1], unit)}]"
+        return Verdict(text, UNDECIDED, "One seed has no interval.")
+    ends = f"[{with_unit(found[0], unit)}, {with_unit(found[1], unit)}]"
     text = f"{with_unit(mean, unit)}, exact" if exact else f"{with_unit(mean, unit)} {ends}, {_seeds(len(numbers))}"
-    limit = (
-        with_unit(low if ends_of_mean[0] < low else high, unit)
-        if ends_of_mean[0] < low or ends_of_mean[1] > high
-        else ""
-    )
-    if low <= ends_of_mean[0] and ends_of_mean[1] <= high:
-        return Verdict(text, True, "")
+    word = bounds.word(*found)
+    if word == HOLDS:
+        return Verdict(text, word, "")
     what = "The value" if exact else f"The interval {ends}"
-    if ends_of_mean[1] < low or ends_of_mean[0] > high:
-        return Verdict(text, False, f"{what} lies {'below' if ends_of_mean[1] < low else 'above'} {limit}.")
-    return Verdict(text, None, f"{what} lies on both sides of {limit}; more seeds make it narrower.")
+    missed = with_unit(bounds.low if found[0] < bounds.low else bounds.high, unit)
+    if word == UNDECIDED:
+        return Verdict(text, word, f"{what} lies on both sides of {missed}; more seeds make it narrower.")
+    return Verdict(text, word, f"{what} lies {'below' if found[1] < bounds.low else 'above'} {missed}.")
 
 
 def _missing(values: Sequence[Value]) -> Verdict | None:
@@ -190,7 +245,7 @@ def _missing(values: Sequence[Value]) -> Verdict | None:
     if values and not num:
         return None
     text = f"no value for {num} of {_seeds(len(values))}"
-    return Verdict(text, None, f"There is {text}.")
+    return Verdict(text, UNDECIDED, f"There is {text}.")
 
 
 def _seeds(num: int) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from headway import __version__
 from headway.core.errors import HeadwayError
 from headway.report.table import short_number
+from headway.reproduce.claims import HOLDS, Word
 from headway.reproduce.findings import PaperTable
-from headway.reproduce.reproduction import Reproduced
-from headway.reproduce.text import WORDS, counted
+from headway.reproduce.reproduction import Reproduced, SentenceResult
+from headway.reproduce.text import counted, given
 from headway.workload.atomic_file import write_text
 
 
@@ -24,12 +25,13 @@ BEGIN, END = markers(REPRODUCE)
 
 
 def markdown(reproduced: Reproduced) -> str:
-    """All claims as a table, the reasons of those that do not hold or are undecided, and the paper's tables."""
+    """The abstract's sentences, all claims as a table with their reasons, and the paper's tables."""
     result = reproduced.result
     seeds = f"{result.seeds} seed{'' if result.seeds == 1 else 's'}"
     command = f"headway reproduce {result.system}{' --quick' if result.quick else ''} --markdown"
-    lines = [f"{counted(result.claims)}. Written by `{command}` of Headway {__version__} with {seeds}.", ""]
-    rows = [[f"`{row.id}`", row.claim, str(row.paper), row.headway, _verdict(row.holds)] for row in result.claims]
+    lines = [f"{counted(result.counts)}. Written by `{command}` of Headway {__version__} with {seeds}.", ""]
+    lines += abstract(result.abstract)
+    rows = [[f"`{row.id}`", row.claim, str(row.paper), row.headway, _verdict(row.verdict)] for row in result.claims]
     lines += table(["row", "claim", "paper", "Headway", ""], rows)
     lines += ["", "What lies behind the numbers:", ""]
     lines += [f"- `{row.id}`: {row.why}" for row in result.claims if row.why]
@@ -62,8 +64,23 @@ def write_markdown(path: Path, text: str, command: str = REPRODUCE) -> None:
     write_text(path, f"{before}{first}\n\n{text}\n{last}\n{after}")
 
 
-def _verdict(holds: bool | None) -> str:
-    return f"**{WORDS[holds]}**" if holds is False else WORDS[holds]
+def abstract(sentences: Sequence[SentenceResult]) -> list[str]:
+    """The lines of the abstract's sentences: a table of readings each, and the experiment that would change it."""
+    if not sentences:
+        return []
+    lines = ["**The abstract**, by reading; a reading was chosen before or after a run of it or another was seen.", ""]
+    for sentence in sentences:
+        cells = [
+            [each.reading, each.chosen, str(each.paper), each.headway, _verdict(each.verdict), each.claim]
+            for each in sentence.readings
+        ]
+        lines += [f"*{sentence.says}*", "", *table(["reading", "chosen", "paper", "Headway", "", "row"], cells), ""]
+        lines += [f"{given(sentence)} What would change this: {sentence.experiment}", ""]
+    return [*lines, "**All claims**", ""]
+
+
+def _verdict(word: Word) -> str:
+    return word if word == HOLDS else f"**{word}**"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

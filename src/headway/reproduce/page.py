@@ -8,9 +8,10 @@ from headway import __version__
 from headway.metrics.interval import LEVEL
 from headway.report.page import DRAW, document, facts, literal, table
 from headway.report.table import seconds, short_number
+from headway.reproduce.claims import Word
 from headway.reproduce.findings import Exhibit, Figure
-from headway.reproduce.reproduction import ClaimResult, Reproduced
-from headway.reproduce.text import MARKS, WORDS, counted
+from headway.reproduce.reproduction import ClaimResult, Reproduced, SentenceResult
+from headway.reproduce.text import MARKS, counted, given
 
 CSS = """
 .claims td { vertical-align: top; padding-top: 9px; padding-bottom: 9px; }
@@ -18,17 +19,16 @@ CSS = """
 .claims td.claim { min-width: 230px; }
 .claims td.result { text-align: left; min-width: 130px; white-space: normal; }
 .claims .rule { color: var(--quiet); font-size: 12px; }
-.holds { color: #1d7a46; } .fails { color: #b5423f; } .open { color: #96690c; }
+.holds { color: #1d7a46; } .exceeds { color: #1f6f8b; } .refuted { color: #b5423f; } .undecided { color: #96690c; }
 .mark { display: inline-block; width: 20px; height: 20px; line-height: 20px; border-radius: 50%; text-align: center;
   color: #fff; margin-right: 7px; font-size: 12px; }
-.holds .mark { background: #1d7a46; } .fails .mark { background: #b5423f; } .open .mark { background: #b98415; }
+.holds .mark { background: #1d7a46; } .exceeds .mark { background: #1f6f8b; }
+.refuted .mark { background: #b5423f; } .undecided .mark { background: #b98415; }
 .exhibits { grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 34px 28px; }
 .exhibits figcaption { margin-bottom: 4px; }
 .exhibits .wide { grid-column: 1 / -1; }
 footer h2 { margin-top: 10px; } footer p { margin-top: 8px; }
 """
-
-_CLASSES = {True: "holds", False: "fails", None: "open"}
 
 
 def page(reproduced: Reproduced, command: str) -> str:
@@ -37,6 +37,7 @@ def page(reproduced: Reproduced, command: str) -> str:
     exhibits = f'<section>\n<h2>Figures and tables</h2>\n<div class="grid exhibits">{blocks}</div>\n</section>'
     parts = [
         _header(reproduced),
+        *map(_sentence, reproduced.result.abstract),
         _claims(reproduced),
         exhibits if reproduced.exhibits else "",
         _method(reproduced, command),
@@ -48,7 +49,7 @@ def page(reproduced: Reproduced, command: str) -> str:
 def _header(reproduced: Reproduced) -> str:
     result = reproduced.result
     about = {
-        "Claims": counted(result.claims),
+        "Claims": counted(result.counts),
         "Seeds": str(result.seeds),
         "Took": seconds(result.wall_s),
         "Headway": __version__,
@@ -65,15 +66,30 @@ def _claims(reproduced: Reproduced) -> str:
     return f'<section class="claims">\n<h2>Claims</h2>\n{claims_table}\n</section>'
 
 
+def _sentence(sentence: SentenceResult) -> str:
+    """A sentence of the abstract, with its readings."""
+    rows = [
+        f'{_verdict(each.verdict)}<td class="text claim">{escape(each.reading)}</td><td class="text">{each.chosen}</td>'
+        f'<td class="text">{escape(str(each.paper))}</td><td class="result">{escape(each.headway)}</td>'
+        f'<td class="name"><code>{escape(each.claim)}</code></td>'
+        for each in sentence.readings
+    ]
+    readings = table(["", "reading", "chosen", "paper", "Headway", "id"], 6, rows)
+    after = f"<p>{escape(given(sentence))} What would change this: {escape(sentence.experiment)}</p>"
+    return f'<section class="claims">\n<h2>{escape(sentence.says)}</h2>\n{readings}\n{after}\n</section>'
+
+
 def _row(row: ClaimResult) -> str:
-    kind = _CLASSES[row.holds]
     return (
-        f'<td class="verdict {kind}"><span class="mark" aria-hidden="true">{MARKS[row.holds]}</span>'
-        f'{WORDS[row.holds]}</td><td class="name"><code>{escape(row.id)}</code></td>'
+        f'{_verdict(row.verdict)}<td class="name"><code>{escape(row.id)}</code></td>'
         f'<td class="text claim">{escape(row.claim)}</td><td class="text">{escape(str(row.paper))}</td>'
         f'<td class="result">{escape(row.headway)}<div class="rule">{escape(row.rule)}</div></td>'
         f'<td class="text">{escape(row.why)}</td>'
     )
+
+
+def _verdict(word: Word) -> str:
+    return f'<td class="verdict {word}"><span class="mark" aria-hidden="true">{MARKS[word]}</span>{word}</td>'
 
 
 def _exhibit(i: int, each: Exhibit) -> str:
@@ -100,8 +116,9 @@ def _method(reproduced: Reproduced, command: str) -> str:
 <h2>Method</h2>
 <p>Rules were fixed before the full run. A rule looks at one value a seed, for {seeds}; seeds change arrivals and
 lengths, and systems that are compared see the same ones. In brackets: Student's t interval of the mean at {level}. A
-claim holds where the whole interval meets the threshold, does not hold where the whole interval misses it, and is
-undecided where the interval has parts on both sides, as one seed alone leaves it. Unless a row argues for another
+claim holds where the whole interval meets the rule, is refuted where the whole interval lies on the wrong side of it,
+exceeds the paper where it lies beyond the rule's limit on the paper's side, and is undecided where the interval has
+parts on both sides, as one seed alone leaves it. Unless a row argues for another
 share, the threshold is half of the paper's effect. Error bars are such intervals, too.</p>
 <p>{reproduced.num_measured:,} measurements in {seconds(result.wall_s)}.{again} Headway {__version__}.</p>
 <p class="quiet">Command: <code>{escape(command)}</code></p>

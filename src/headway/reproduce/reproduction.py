@@ -14,7 +14,8 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError, unknown
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
-from headway.reproduce.claims import Claim, Value
+from headway.reproduce.abstract import Sentence
+from headway.reproduce.claims import VERDICTS, Claim, Value, Word
 from headway.reproduce.findings import Exhibit, Finding, Findings
 from headway.reproduce.runner import ReportProgress, Runner
 from headway.scenario.processes import processes
@@ -22,7 +23,7 @@ from headway.scenario.ray_cluster import cluster
 
 
 class System(Protocol):
-    """The names that a module of `SYSTEMS` must have."""
+    """The names that a module of `SYSTEMS` must have. That of a paper has its `ABSTRACT`, too."""
 
     TITLE: str
     """The name of the system and its topic."""
@@ -45,11 +46,38 @@ class ClaimResult(Struct, frozen=True):
     paper: str | float
     headway: str
     rule: str
+    verdict: Word
     holds: bool | None
-    """None: undecided."""
+    """None: undecided. False: refuted or exceeded."""
     why: str
     values: tuple[Value, ...]
     """By seed."""
+
+
+class ReadingResult(Struct, frozen=True):
+    """A reading of a sentence of the abstract, and the verdict of its claim."""
+
+    claim: str
+    reading: str
+    chosen: str
+    """`before` or `after` a run of it or another reading of the sentence had been seen."""
+    paper: str | float
+    headway: str
+    verdict: Word
+
+
+class SentenceResult(Struct, frozen=True):
+    """A sentence of the abstract, with the readings that were run."""
+
+    says: str
+    readings: tuple[ReadingResult, ...]
+    experiment: str
+    """The one experiment that would change the verdict."""
+
+    @property
+    def given_by(self) -> tuple[str, ...]:
+        """The claims with the paper's effect."""
+        return tuple(each.claim for each in self.readings if each.verdict == "holds")
 
 
 class Reproduction(Struct, frozen=True):
@@ -59,6 +87,9 @@ class Reproduction(Struct, frozen=True):
     quick: bool
     seeds: int
     wall_s: float
+    counts: dict[Word, int]
+    """Claims by verdict."""
+    abstract: tuple[SentenceResult, ...]
     claims: tuple[ClaimResult, ...]
 
 
@@ -109,11 +140,38 @@ def reproduce(
     rows = tuple(_row(claim, findings.outcomes[claim.id]) for claim in claims)
     return Reproduced(
         title=system.TITLE,
-        result=Reproduction(name, quick, num_seeds, time.perf_counter() - began, rows),
+        result=Reproduction(
+            name, quick, num_seeds, time.perf_counter() - began, counts(rows), judged(abstract_of(system), rows), rows
+        ),
         exhibits=findings.exhibits,
         num_measured=runner.num_measured,
         num_found=runner.num_found,
     )
+
+
+def abstract_of(system: System) -> tuple[Sentence, ...]:
+    """The sentences of a paper's abstract; none of a system that is no paper."""
+    return getattr(system, "ABSTRACT", ())
+
+
+def counts(rows: Sequence[ClaimResult]) -> dict[Word, int]:
+    """Claims by verdict."""
+    return {word: sum(row.verdict == word for row in rows) for word in VERDICTS}
+
+
+def judged(abstract: Sequence[Sentence], rows: Sequence[ClaimResult]) -> tuple[SentenceResult, ...]:
+    """The sentences with their readings' verdicts. What was not run is left out."""
+    by_id = {row.id: row for row in rows}
+    results = []
+    for sentence in abstract:
+        readings = tuple(
+            ReadingResult(each.claim, each.reading, each.chosen, row.paper, row.headway, row.verdict)
+            for each in sentence.readings
+            if (row := by_id.get(each.claim)) is not None
+        )
+        if readings:
+            results.append(SentenceResult(sentence.says, readings, sentence.experiment))
+    return tuple(results)
 
 
 def _row(claim: Claim, outcome: Finding) -> ClaimResult:
@@ -124,6 +182,7 @@ def _row(claim: Claim, outcome: Finding) -> ClaimResult:
         paper=claim.paper,
         headway=verdict.headway,
         rule=str(claim.rule),
+        verdict=verdict.word,
         holds=verdict.holds,
         why=" ".join(part for part in (verdict.reason, outcome.why) if part),
         values=tuple(outcome.values),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 
 from rich import box
@@ -11,22 +11,23 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.report.table import seconds
-from headway.reproduce.claims import Claim
-from headway.reproduce.reproduction import ClaimResult, Reproduced
+from headway.reproduce.claims import EXCEEDS, HOLDS, REFUTED, UNDECIDED, Claim, Word
+from headway.reproduce.reproduction import Reproduced, SentenceResult
 
-MARKS = {True: "✓", False: "✗", None: "?"}
-WORDS = {True: "holds", False: "does not hold", None: "undecided"}
-_SHORT = {True: "yes", False: "no", None: "undecided"}
-_STYLES = {True: "green", False: "bold red", None: "yellow"}
+MARKS: dict[Word, str] = {HOLDS: "✓", EXCEEDS: "»", REFUTED: "✗", UNDECIDED: "?"}
+_STYLES: dict[Word, str] = {HOLDS: "green", EXCEEDS: "cyan", REFUTED: "bold red", UNDECIDED: "yellow"}
 
 
-def counted(rows: Sequence[ClaimResult]) -> str:
-    """Such as "9 hold, 1 does not, 2 undecided"."""
-    num = {verdict: sum(row.holds is verdict for row in rows) for verdict in (True, False, None)}
-    parts = [f"{num[True]} hold{'s' if num[True] == 1 else ''}"]
-    parts += [f"{num[False]} do{'es' if num[False] == 1 else ''} not"] if num[False] else []
-    parts += [f"{num[None]} undecided"] if num[None] else []
-    return ", ".join(parts)
+def counted(counts: Mapping[Word, int]) -> str:
+    """Such as "9 hold, 1 exceed, 1 refuted, 2 undecided"."""
+    return f"{counts[HOLDS]} hold, {counts[EXCEEDS]} exceed, {counts[REFUTED]} refuted, {counts[UNDECIDED]} undecided"
+
+
+def given(sentence: SentenceResult) -> str:
+    """Which readings give the paper's number."""
+    if sentence.given_by:
+        return f"The paper's number comes with: {', '.join(sentence.given_by)}."
+    return "No reading that was run gives the paper's number."
 
 
 def effort(reproduced: Reproduced) -> str:
@@ -36,16 +37,34 @@ def effort(reproduced: Reproduced) -> str:
 
 
 def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
-    """The claims with their verdicts, and the reasons of those that do not hold."""
-    rows = reproduced.result.claims
-    table = _table("id", "claim", "paper", "headway", "holds")
-    for row in rows:
-        holds = Text(f"{MARKS[row.holds]} {_SHORT[row.holds]}", style=_STYLES[row.holds])
-        table.add_row(*map(Text, (row.id, row.claim, str(row.paper), row.headway)), holds)
-    reasons = [Text(f"{row.id}: asked for {row.rule}. {row.why}") for row in rows if row.holds is not True]
-    quick = " Quick: fewer seeds and requests than the full run." if reproduced.result.quick else ""
-    last = Text(f"{counted(rows)}. {effort(reproduced)}.{quick}")
-    return printed(Group(Text(reproduced.title, style="bold"), table, *reasons, last), width, color)
+    """The abstract's sentences, the claims with their verdicts, and the reasons of those that do not hold."""
+    result = reproduced.result
+    table = _table("id", "claim", "paper", "headway", "verdict")
+    for row in result.claims:
+        table.add_row(*map(Text, (row.id, row.claim, str(row.paper), row.headway)), _marked(row.verdict))
+    reasons = [Text(f"{row.id}: asked for {row.rule}. {row.why}") for row in result.claims if row.verdict != HOLDS]
+    quick = " Quick: fewer seeds and requests than the full run." if result.quick else ""
+    last = Text(f"{counted(result.counts)}. {effort(reproduced)}.{quick}")
+    title = Text(reproduced.title, style="bold")
+    return printed(Group(title, *_abstract(result.abstract), table, *reasons, last), width, color)
+
+
+def _abstract(sentences: Sequence[SentenceResult]) -> Iterator[Text | Table]:
+    """Each sentence with its readings, and the experiment that would change its verdict."""
+    for sentence in sentences:
+        yield Text(f"\n{sentence.says}", style="bold")
+        table = _table("reading", "chosen", "paper", "headway", "verdict", "id")
+        for each in sentence.readings:
+            cells = (each.reading, each.chosen, str(each.paper), each.headway)
+            table.add_row(*map(Text, cells), _marked(each.verdict), Text(each.claim))
+        yield table
+        yield Text(f"{given(sentence)} What would change this: {sentence.experiment}")
+    if sentences:
+        yield Text("\nAll claims", style="bold")
+
+
+def _marked(verdict: Word) -> Text:
+    return Text(f"{MARKS[verdict]} {verdict}", style=_STYLES[verdict])
 
 
 def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = False) -> str:
@@ -59,7 +78,7 @@ def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = Fa
 def _table(*heads: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in heads:
-        table.add_column(head, overflow="fold", no_wrap=head in ("id", "holds"))
+        table.add_column(head, overflow="fold", no_wrap=head in ("id", "verdict"))
     return table
 
 

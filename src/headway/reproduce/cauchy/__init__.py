@@ -14,9 +14,9 @@ TITLE = "Cauchy: GPU combos, tokens per dollar"
 SEEDS, QUICK_SEEDS = 3, 2
 REPEATS = 20
 """As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
-MOVING = ("overall", "in_time", "own_curve", "estimated", "autoscaling", "own_autoscaling")
+MOVING = ("overall", "in_time", "own_curve", "estimated", "for_mean", "autoscaling", "own_autoscaling")
 """Groups of claims on demand that moves."""
-FURTHER = {"-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}}
+FURTHER = {"-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}, "-mean": {"for_mean"}}
 """Those that need a further case."""
 OF_ALL_SIZES = frozenset(
     claim.id for claim in CLAIMS if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))

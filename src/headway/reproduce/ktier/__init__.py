@@ -20,7 +20,7 @@ SEEDS, QUICK_SEEDS = 4, 2
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
-SUSTAINED = ("sustained-tier0", "headroom-tier0")
+SUSTAINED = ("sustained-tier0", "headroom-tier0", "headroom-tier0-rare")
 SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
 OF_FULL_RUNS = frozenset((*SWEEP, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
 """Claims whose values vary with the seed or the length of a burst by as much as the rules allow."""

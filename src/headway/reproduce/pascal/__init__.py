@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from headway.reproduce.claims import read_claims
-from headway.reproduce.findings import Exhibit, Findings
+from headway.reproduce.findings import Exhibit, Finding, Findings
 from headway.reproduce.pascal import figures, outcomes
 from headway.reproduce.pascal.bench import ALPACA, ARENA, Bench
 from headway.reproduce.runner import Runner
@@ -18,10 +18,13 @@ TITLE = "PASCAL: reasoning before answering"
 SEEDS, QUICK_SEEDS = 10, 3
 _GROUPS = read_claims(__package__)
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
-OF_FULL_RUNS = frozenset(claim.id for claim in CLAIMS if re.search(r"-(tail-rr|worse|slo-high)|^trace-", claim.id))
+OF_FULL_RUNS = frozenset(
+    claim.id for claim in CLAIMS if re.search(r"-(tail-rr|worse|slo-high)|-pair$|^trace-", claim.id)
+)
 """Claims that half of the requests do not decide as all do: on the bin in which the other seeds gain or lose most, as
 two other seeds choose another bin than nine; on what is late at high rates, where memory is short for longer in a whole
-run; and on production requests, of which each seed has another part of the day."""
+run; at the rate for the paper's pair of violations, which takes a search; and on production requests, of which each
+seed has another part of the day."""
 
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
@@ -41,6 +44,10 @@ def run(runner: Runner) -> Findings:
     )
     wanted = [part for part in parts if runner.wants(*part[0])]
     findings = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
+    if runner.wants(*_GROUPS["pair"]):
+        none = [None] * len(runner.seeds)
+        of_quick = {claim.id: Finding(none, "") for claim in _GROUPS["pair"]}
+        findings |= of_quick if runner.quick else outcomes.pair(bench)
     if runner.quick:
         why = "A quick run has too few seeds and requests to decide this; a full run does."
         findings |= {name: findings[name].undecided(why) for name in OF_FULL_RUNS & findings.keys()}

@@ -26,6 +26,8 @@ MEASURED = "vllm015_serving_train.csv"
 """Of --data: twelve serving experiments on H100."""
 ERRORS = ("e2e_mean", "ttft_mean", "tpot_mean")
 LEVELS = ("low", "medium", "high")
+PAIR = "pair"
+"""The level with the violations of section V-D."""
 
 
 @dataclass
@@ -69,6 +71,15 @@ class Bench:
             measured = self.runner.run({(key, "rate", *seeds): call for seeds, call in calls.items()})
             self._rates[key] = [measured[key, "rate", *searches[seed]] for seed in self.seeds]
         return self._rates[key]
+
+    def add_pair(self, key: str) -> Measurement:
+        """Adds the level `PAIR` to the rates; returns all rates that were tried, with their violations."""
+        name, num_requests, replicas = self._size(key)
+        arguments = {"name": name, "num_requests": num_requests, "replicas": replicas, "high": self.rate(key, "high")}
+        call = Call(load.pair, {**arguments, "seeds": list(load.SEEDS)})
+        found = self.runner.run({(key, PAIR): call})[key, PAIR]
+        self._rates[key] = [rates | {PAIR: found["rate"]} for rates in self.rates(key)]
+        return found
 
     def rate(self, key: str, level: str) -> float:
         return fmean(rates[level] for rates in self.rates(key))

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from headway.reproduce.claims import Value
 from headway.reproduce.findings import Finding
-from headway.reproduce.pascal.bench import ALPACA, HEAVY, LEVELS, MEASURED, TRACE, Bench
+from headway.reproduce.pascal.bench import ALPACA, HEAVY, LEVELS, MEASURED, PAIR, TRACE, Bench
 from headway.reproduce.pascal.runs import FCFS, NO_MIGRATION, NON_ADAPTIVE, PASCAL, RR, SOONEST
 from headway.reproduce.pascal.tails import Tails
 from headway.reproduce.results import differences, increases
@@ -62,7 +62,12 @@ def phases(bench: Bench) -> Outcomes:
 
 def simulator(bench: Bench) -> Outcomes:
     """V-A: replayed measurements."""
-    ids = {"simulator-e2e": "e2e_mean", "simulator-ttft": "ttft_mean", "simulator-tpot": "tpot_mean"}
+    ids = {
+        "simulator-e2e": "e2e_mean",
+        "simulator-ttft": "ttft_mean",
+        "simulator-tpot": "tpot_mean",
+        "simulator-e2e-dense": "e2e_dense",
+    }
     found = bench.simulator_errors()
     if found is None:
         why = f"No measurements were given: --data names the folder that has {MEASURED}."
@@ -91,12 +96,15 @@ def chat(bench: Bench, key: str) -> Outcomes:
         ),
         f"{key}-throughput-fcfs": _throughput(fcfs, pascal),
         f"{key}-throughput-rr": _throughput(rr, pascal),
+        f"{key}-throughput-fcfs-arriving": _throughput(fcfs, pascal, "arriving_tokens_per_s"),
+        f"{key}-throughput-rr-arriving": _throughput(rr, pascal, "arriving_tokens_per_s"),
         f"{key}-transfer": Finding(_values(pascal, "transfer_p99_s"), f"{_mean(pascal, 'moves'):.0f} moves a run."),
     }
     if key == ALPACA:
         outcomes |= {
             "alpaca-worse-fcfs": _worst(from_fcfs, FCFS),
             "alpaca-worse-rr": _worst(from_rr, RR),
+            "alpaca-slo-high-ttfat": _violations(bench, key, "high", "violations_with_ttfat"),
         }
     for level in LEVELS:
         outcomes[f"{key}-slo-{level}"] = _violations(bench, key, level)
@@ -110,12 +118,12 @@ def _worst(tails: Tails, baseline: str) -> Finding:
     return Finding(tails.worst(), text)
 
 
-def _violations(bench: Bench, key: str, level: str) -> Finding:
+def _violations(bench: Bench, key: str, level: str, name: str = "violations") -> Finding:
     fcfs, rr, pascal = bench.runs(key, level, FCFS, RR, PASCAL)
-    violations = [_values(runs, "violations") for runs in (fcfs, rr, pascal)]
+    violations = [_values(runs, name) for runs in (fcfs, rr, pascal)]
     values = [p - min(a, b) for a, b, p in zip(*violations, strict=True)]
     shares = ", ".join(
-        f"{_mean(runs, 'violations'):.2%} with {name}" for name, runs in ((FCFS, fcfs), (RR, rr), (PASCAL, pascal))
+        f"{_mean(runs, name):.2%} with {system}" for system, runs in ((FCFS, fcfs), (RR, rr), (PASCAL, pascal))
     )
     text = f"{bench.rate(key, level):.3g} requests/s; missed: {shares}."
     why = (
@@ -125,9 +133,36 @@ def _violations(bench: Bench, key: str, level: str) -> Finding:
     return Finding(values, f"{text} {why}" if fmean(values) > 0 else text)
 
 
-def _throughput(baseline: Seeds, pascal: Seeds) -> Finding:
-    text = f"{_mean(baseline, 'tokens_per_s'):,.0f}, {_mean(pascal, 'tokens_per_s'):,.0f} tokens/s till all is served."
-    return Finding(_changes(baseline, pascal, "tokens_per_s"), text)
+def _throughput(baseline: Seeds, pascal: Seeds, name: str = "tokens_per_s") -> Finding:
+    until = "till all is served" if name == "tokens_per_s" else "while requests arrive, prompts included"
+    text = f"{_mean(baseline, name):,.0f}, {_mean(pascal, name):,.0f} tokens/s {until}."
+    return Finding(_changes(baseline, pascal, name), text)
+
+
+def pair(bench: Bench) -> Outcomes:
+    """Sections V-B and V-D at the rate with V-D's violations."""
+    tried = bench.add_pair(ALPACA)["tried"]
+    fcfs, rr, pascal, pinned, moved = bench.runs(ALPACA, PAIR, FCFS, RR, PASCAL, NO_MIGRATION, NON_ADAPTIVE)
+    from_fcfs, from_rr = Tails(fcfs, pascal), Tails(rr, pascal)
+    choices = "; ".join(f"{rate}/s {each[PASCAL]:.2%} and {each[NON_ADAPTIVE]:.2%}" for rate, each in tried.items())
+    rate = (
+        f"{bench.rate(ALPACA, PAIR):.3g} requests/s: {_mean(pascal, 'violations'):.2%} and "
+        f"{_mean(moved, 'violations'):.2%} (paper: 0.69 and 7.45%). Tried on other requests: {choices}."
+    )
+    waits = (
+        f"By seed: {_listed(pinned, 'blocking_p99_s')} s without, {_listed(pascal, 'blocking_p99_s')} s with migration."
+    )
+    missed = f"{_mean(pinned, 'violations'):.2%} without, {_mean(pascal, 'violations'):.2%} with migration."
+    return {
+        "alpaca-tail-fcfs-pair": Finding(from_fcfs.most(), f"{rate} {from_fcfs.summary(FCFS)}"),
+        "alpaca-tail-rr-pair": Finding(from_rr.most(), f"{from_rr.summary(RR)} {BINS}"),
+        "alpaca-slo-pair": _violations(bench, ALPACA, PAIR),
+        "alpaca-throughput-fcfs-pair": _throughput(fcfs, pascal, "arriving_tokens_per_s"),
+        "alpaca-throughput-rr-pair": _throughput(rr, pascal, "arriving_tokens_per_s"),
+        "no-migration-blocking-pair": Finding(_values(pinned, "blocking_p99_s"), waits),
+        "blocking-pair": Finding(_values(pascal, "blocking_p99_s"), waits),
+        "no-migration-slo-pair": Finding(_differences(pascal, pinned, "violations"), missed),
+    }
 
 
 def migration(bench: Bench) -> Outcomes:

@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from headway.core.pacer import Pacer
 from headway.core.record import Columns
+from headway.metrics.arriving import while_arriving
 from headway.metrics.columns import floats, ints
+from headway.metrics.latency import sample
 from headway.metrics.qoe import VIOLATED, Phases, computed_phases, phases
 from headway.report.run import Run
 from headway.reproduce.tasks import Measurement
@@ -103,6 +105,8 @@ def measure(run: Run) -> Measurement:
     ttft_s, e2e_s = floats(ended, "answer_s") - arrival_s, floats(ended, "end_s") - arrival_s
     by_pace = phases(records, ended, TPOT_ONLY)
     answered = ~np.isnan(ttft_s)
+    chosen = sample(records, 0.0, None)
+    arriving = while_arriving(chosen, np.ones(len(chosen.rows), dtype=bool))
     measured: Measurement = {
         "tails": list(tails(reasoning[answered], ttft_s[answered])),
         "reasoning": list(_means(reasoning[answered], (floats(ended, "reasoning_end_s") - arrival_s)[answered])),
@@ -113,6 +117,7 @@ def measure(run: Run) -> Measurement:
         "ttft_mean_s": float(ttft_s[answered].mean()),
         "ttft_p50_s": float(np.percentile(ttft_s[answered], 50)),
         "tokens_per_s": summary.output_tokens_per_s,
+        "arriving_tokens_per_s": arriving.tokens / arriving.seconds,
         "violations": by_pace.violations if by_pace else None,
         "violations_with_ttfat": summary.qoe_violations,
         "blocking_p99_s": summary.blocking_s.p99 if summary.blocking_s else None,
