@@ -44,7 +44,7 @@ Results go to stdout, everything else to stderr. With `--json`, stdout holds JSO
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | the reader of stdout went away; `headway reproduce --strict`: a claim does not hold |
+| 1 | the reader of stdout went away; `headway reproduce --strict`: a claim is refuted |
 | 2 | a mistake in what was given: one line on stderr says what, where, and the nearest valid name |
 | 3 | `headway plan`: no candidate meets the targets, and how near they come; `headway validate`: error over limit |
 | 130 | interrupted (Ctrl-C) |

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.reproduce.reproduction import load
+from headway.reproduce.claims import EXCEEDS, HOLDS, REFUTED, UNDECIDED, VERDICTS, AtLeast, AtMost, Between, Claim, Word
+from headway.reproduce.markdown import abstract
+from headway.reproduce.reproduction import ClaimResult, abstract_of, counts, load
+from headway.reproduce.reproduction import judged as sentences_of
+from headway.reproduce.text import counted
 
 DOCS = Path(__file__).parents[2] / "docs"
 SYSTEMS = {
@@ -20,8 +24,8 @@ SYSTEMS = {
     "SageServe": "sageserve",
 }
 """By heading."""
-WORDS = {"holds": True, "does not hold": False, "undecided": None}
-"""The last column of the pages that `headway reproduce` writes."""
+ROUNDED = 0.006
+"""Of a number on a page, which has three digits."""
 
 
 def findings(heading: str) -> list[tuple[str, list[str]]]:
@@ -44,21 +48,64 @@ def test_every_row_is_in_one_finding(heading: str) -> None:
     assert not unused
 
 
+def rows_of(system: str) -> list[ClaimResult]:
+    """The rows of a page, which `headway reproduce --markdown` writes."""
+    claims = {claim.id: claim for claim in load(system).CLAIMS}
+    rows = []
+    for line in (DOCS / f"{system}-reproduced.md").read_text().splitlines():
+        if cells := re.match(rf"\| `([\w-]+)` \| (.*) \| (.*) \| (.*) \| \**({'|'.join(VERDICTS)})\** \|$", line):
+            id, text, paper, headway, word = cells.groups()
+            verdict: Word = next(each for each in VERDICTS if each == word)
+            rows.append(ClaimResult(id, text, paper, headway, str(claims[id].rule), verdict, None, "", ()))
+    return rows
+
+
+@pytest.mark.parametrize("heading", SYSTEMS)
+def test_a_page_has_every_claim_with_the_verdict_of_its_numbers(heading: str) -> None:
+    claims = {claim.id: claim for claim in load(SYSTEMS[heading]).CLAIMS}
+    rows = rows_of(SYSTEMS[heading])
+    assert [row.id for row in rows] == list(claims)
+    assert not [(row.id, row.headway, row.verdict) for row in rows if row.verdict not in possible(claims[row.id], row)]
+
+
+def possible(claim: Claim, row: ClaimResult) -> set[Word]:
+    """The verdicts that the printed numbers allow."""
+    if truths := re.match(r"true for (\d+) of (\d+) ", row.headway):
+        return {HOLDS if truths[1] == truths[2] else REFUTED}
+    rule = claim.rule
+    ends = re.search(r"\[(.*), (-?[\d.].*)\]", row.headway)
+    if row.headway.startswith("no value") or not (ends or row.headway.endswith("exact")):
+        return {UNDECIDED}
+    assert isinstance(rule, AtLeast | AtMost | Between)
+    low, high = map(number, ends.groups() if ends else [row.headway] * 2)
+    near = [ROUNDED * abs(end) for end in (low, high)]
+    return {rule.bounds.word(low + a * near[0], high + b * near[1]) for a in (-1, 0, 1) for b in (-1, 0, 1)}
+
+
+def number(text: str) -> float:
+    """A number with its unit, such as "1,234 s" or "12.3%"."""
+    value = float(re.match(r"-?[\d.]+", text.replace(",", ""))[0])  # type: ignore[index]
+    return value / 100 if "%" in text else value
+
+
+@pytest.mark.parametrize("heading", SYSTEMS)
+def test_a_page_opens_with_the_abstract_and_counts_its_rows(heading: str) -> None:
+    rows = rows_of(SYSTEMS[heading])
+    text = (DOCS / f"{SYSTEMS[heading]}-reproduced.md").read_text()
+    assert f"\n{counted(counts(rows))}. Written by `headway reproduce {SYSTEMS[heading]} --markdown`" in text
+    assert "\n".join(abstract(sentences_of(abstract_of(load(SYSTEMS[heading])), rows))) in text
+
+
 @pytest.mark.parametrize("heading", SYSTEMS)
 def test_a_finding_has_the_verdict_of_its_rows(heading: str) -> None:
-    system = SYSTEMS[heading]
-    ids, judged = [claim.id for claim in load(system).CLAIMS], dict[str, bool | None]()
-    for line in (DOCS / f"{system}-reproduced.md").read_text().splitlines():
-        if row := re.match(rf"\| `([\w-]+)` \|.*\| \**({'|'.join(WORDS)})\** \|$", line):
-            judged.setdefault(row[1], WORDS[row[2]])
-    assert judged.keys() == set(ids)
+    judged = {row.id: row.verdict for row in rows_of(SYSTEMS[heading])}
     for verdict, patterns in findings(heading):
-        num = Counter(judged.get(id) for id in matching(ids, patterns))
-        holds, fails, is_open = num[True], num[False], num[None]
+        num = Counter(judged[id] for id in matching(list(judged), patterns))
         expected = (
-            "holds" if holds > is_open and not fails
-            else "in part" if holds
-            else "does not hold" if fails
+            "holds" if num[HOLDS] > num[EXCEEDS] + num[UNDECIDED] and not num[REFUTED]
+            else "in part" if num[HOLDS]
+            else "refuted" if num[REFUTED]
+            else "exceeds" if num[EXCEEDS] > num[UNDECIDED]
             else "open"
         )  # fmt: skip
         assert verdict == expected, patterns
@@ -68,7 +115,7 @@ def test_findings_are_counted_as_they_are() -> None:
     text = (DOCS / "findings.md").read_text()
     num = Counter(verdict for heading in SYSTEMS for verdict, _ in findings(heading))
     sentence = (
-        f"Of {num.total()} findings {num['holds']} hold, {num['in part']} hold in part, {num['does not hold']} do not "
-        f"hold, and {num['open']} are open."
+        f"Of {num.total()} findings {num['holds']} hold, {num['in part']} hold in part, {num['exceeds']} exceed the "
+        f"paper, {num['refuted']} are refuted, and {num['open']} are open."
     )
     assert sentence in re.sub(r"\s+", " ", text)

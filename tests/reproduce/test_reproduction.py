@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +27,7 @@ from headway.planning.rehearsals import RehearsalCache
 from headway.report.page import library_name
 from headway.reproduce import SYSTEMS
 from headway.reproduce import tasks as tasks_module
-from headway.reproduce.claims import AtLeast, AtMost, Between, EverySeed, Rule, Value
+from headway.reproduce.claims import VERDICTS, AtLeast, AtMost, Between, EverySeed, Rule, Value
 from headway.reproduce.markdown import BEGIN, END
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
@@ -34,7 +35,7 @@ from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, SimulationTask, cache_key
 from headway.scenario.processes import processes
 
-KEYS = ["id", "claim", "paper", "headway", "rule", "holds", "why", "values"]
+KEYS = ["id", "claim", "paper", "headway", "rule", "verdict", "holds", "why", "values"]
 
 
 @pytest.fixture
@@ -298,7 +299,9 @@ def test_json_has_its_stable_keys(tiny: str, capsys: pytest.CaptureFixture[str])
     out, err = run_cli(capsys, tiny, "--jobs", 1, "--json")
     printed = json.loads(out)
     assert err == ""
-    assert list(printed) == ["system", "quick", "seeds", "wall_s", "claims"]
+    assert list(printed) == ["system", "quick", "seeds", "wall_s", "counts", "abstract", "claims"]
+    verdicts = Counter(row["verdict"] for row in printed["claims"])
+    assert printed["counts"] == {word: verdicts[word] for word in VERDICTS} and printed["counts"]["refuted"] == 2
     assert (printed["system"], printed["quick"], printed["seeds"]) == ("tiny", False, 4)
     assert [list(row) for row in printed["claims"]] == [KEYS] * len(reproduced.CLAIMS)
     rows = {row["id"]: row for row in printed["claims"]}
@@ -308,6 +311,36 @@ def test_json_has_its_stable_keys(tiny: str, capsys: pytest.CaptureFixture[str])
     assert len(rows["ttft"]["values"]) == 4 and rows["plan"]["paper"] == 12
     low, high = interval(rows["ttft"]["values"]) or (0.0, 0.0)
     assert f"[{100 * low:.1f}%, {100 * high:.1f}%]" in rows["ttft"]["headway"]
+
+
+def test_the_abstract_comes_first_with_the_verdicts_of_its_readings(
+    tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    printed = json.loads(run_cli(capsys, tiny, "--jobs", 1, "--json")[0])
+    rows = {row["id"]: row for row in printed["claims"]}
+    said = [(each["says"], each["experiment"]) for each in printed["abstract"]]
+    assert said == [(each.says, each.experiment) for each in reproduced.ABSTRACT]
+    readings = [each for sentence in printed["abstract"] for each in sentence["readings"]]
+    assert [(each["claim"], each["chosen"]) for each in readings] == [
+        ("speed-up", "before"), ("tpot", "after"), ("plan", "before")
+    ]  # fmt: skip
+    for each in readings:
+        assert {key: each[key] for key in ("paper", "headway", "verdict")} == {
+            key: rows[each["claim"]][key] for key in ("paper", "headway", "verdict")
+        }
+    file = tmp_path / "tiny.md"
+    out, _ = run_cli(capsys, tiny, "--jobs", 1, "--markdown", file)
+    for text in (out, file.read_text()):
+        places = [text.index(each) for each in (
+            "Twice the replicas halve", "It holds with no reading that was run.", "What would change this: A load",
+            "It costs 12 GPUs.", "It holds with plan. What", "All claims",
+            reproduced.CLAIMS[0].claim,
+        )]  # fmt: skip
+        assert places == sorted(places)
+    one, _ = run_cli(capsys, tiny, "--jobs", 1, "--claim", "tpot")
+    assert "Twice the replicas halve" in one and "mean E2E" not in one and "12 GPUs" not in one
+    none, _ = run_cli(capsys, tiny, "--jobs", 1, "--claim", "order")
+    assert "All claims" not in none
 
 
 def test_quick_keeps_every_claim_and_seeds_are_as_many_as_asked(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,12 +356,13 @@ def test_quick_keeps_every_claim_and_seeds_are_as_many_as_asked(tiny: str, capsy
 def test_the_table_and_the_exit_code(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = run_cli(capsys, tiny, "--jobs", 1)
     assert all(f" {claim.id} " in out and claim.claim in out for claim in reproduced.CLAIMS)
-    assert re.search(r"✗ no\n", out) and "speed-up: asked for at least 2x" in out
+    assert re.search(r"✗ refuted\n", out) and "speed-up: asked for at least 2x" in out
     assert "9 measurements" in out
     again, _ = run_cli(capsys, tiny, "--jobs", 1, "--strict", code=1)
     assert "0 measurements, 9 more from the cache" in again
     anew, _ = run_cli(capsys, tiny, "--jobs", 1, "--fresh", "--claim", "order", "--claim", "plan", "--strict")
-    assert "9 measurements." in anew and "speed-up" not in anew and "2 hold." in anew
+    assert "9 measurements." in anew and "speed-up" not in anew
+    assert "2 hold, 0 exceed, 0 refuted, 0 undecided." in anew
 
 
 def test_listing_runs_nothing(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -359,7 +393,13 @@ def test_the_page_shows_every_claim_and_exhibit(tiny: str, capsys: pytest.Captur
     assert not re.search(r"https?://|@import|url\(", own)
     for claim in reproduced.CLAIMS:
         assert f"<code>{claim.id}</code>" in own and claim.claim in own
-    assert own.count("does not hold</td>") == 2 and own.count("holds</td>") == 4
+    assert own.count("refuted</td>") == 4 and own.count("holds</td>") == 5
+    assert (
+        own.index("Twice the replicas")
+        < own.index("time per &lt;token&gt;")
+        < own.index("It costs 12")
+        < own.index("Claims</h2>")
+    )
     assert own.index('class="claims"') < own.index("Figure 1: TTFT &lt;/script&gt;") < own.index("Method")
     assert "Tiny: &lt;Twice&gt; the Replicas &amp; Half the Wait" in own and "<Twice>" not in own
     charts = json.loads(re.search(r"const charts = (.*);\n", own)[1])  # type: ignore[index]
@@ -377,7 +417,7 @@ def test_markdown_goes_between_the_marker_lines_of_a_page(
     written = file.read_text()
     rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == [f"| `{claim.id}`" for claim in reproduced.CLAIMS]
-    assert [row[-1] for row in rows].count("**does not hold** |") == 2
+    assert [row[-1] for row in rows].count("**refuted** |") == 2
     assert "- `ttft`: " in written and "**Table 1: GPUs.** What was planned." in written and "`tokens`: " not in written
     assert f"`headway reproduce {tiny} --markdown`" in written and str(tmp_path) not in written
     file.write_text(f"# Tiny\n\n{BEGIN}\nold\n{END}\n\nLast words.\n")
@@ -398,7 +438,7 @@ def test_a_page_without_marker_lines_is_refused_before_anything_runs(
 
 def test_the_page_says_undecided(tiny: str) -> None:
     text = page(reproduce(tiny, seeds=1), "headway reproduce tiny --seeds 1")
-    assert text.count("undecided</td>") == 4 and "for 1 seed (0);" in text
+    assert text.count("undecided</td>") == 6 and "for 1 seed (0);" in text
 
 
 # The systems that are there.

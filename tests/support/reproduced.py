@@ -11,6 +11,7 @@ import numpy as np
 from headway.core.errors import HeadwayError
 from headway.report.run import Run
 from headway.reproduce import charts
+from headway.reproduce.abstract import Reading, Sentence
 from headway.reproduce.claims import AtLeast, AtMost, Between, Claim, EverySeed
 from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
 from headway.reproduce.runner import Runner
@@ -26,6 +27,17 @@ CLAIMS = (
     Claim("tokens", "Both generate the same tokens.", "equal", Between(-0.03, 0.03, unit="%")),
     Claim("order", "Two replicas are never slower.", "always", EverySeed()),
     Claim("plan", "The plan takes 12 GPUs.", 12, Between(12, 12, exact=True)),
+)
+ABSTRACT = (
+    Sentence(
+        "Twice the replicas halve the wait.",
+        (
+            Reading("speed-up", "mean E2E", "before"),
+            Reading("tpot", "time per <token>", "after"),
+        ),
+        "A load at which requests wait.",
+    ),
+    Sentence("It costs 12 GPUs.", (Reading("plan", "the plan", "before"),), "A larger demand."),
 )
 
 

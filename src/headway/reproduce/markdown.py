@@ -8,7 +8,7 @@ from pathlib import Path
 from headway import __version__
 from headway.core.errors import HeadwayError
 from headway.report.table import short_number
-from headway.reproduce.claims import HOLDS, Word
+from headway.reproduce.claims import EXCEEDS, REFUTED, Word
 from headway.reproduce.findings import PaperTable
 from headway.reproduce.reproduction import Reproduced, SentenceResult
 from headway.reproduce.text import counted, given
@@ -80,7 +80,7 @@ def abstract(sentences: Sequence[SentenceResult]) -> list[str]:
 
 
 def _verdict(word: Word) -> str:
-    return word if word == HOLDS else f"**{word}**"
+    return f"**{word}**" if word in (EXCEEDS, REFUTED) else word
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

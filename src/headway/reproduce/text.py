@@ -24,10 +24,8 @@ def counted(counts: Mapping[Word, int]) -> str:
 
 
 def given(sentence: SentenceResult) -> str:
-    """Which readings give the paper's number."""
-    if sentence.given_by:
-        return f"The paper's number comes with: {', '.join(sentence.given_by)}."
-    return "No reading that was run gives the paper's number."
+    """The readings with the paper's effect."""
+    return f"It holds with {', '.join(sentence.given_by) or 'no reading that was run'}."
 
 
 def effort(reproduced: Reproduced) -> str:

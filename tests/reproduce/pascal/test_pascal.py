@@ -276,6 +276,7 @@ def canned(pressed: Run, **arguments: Any) -> Canned:
         if isinstance(task, Call):
             known: dict[Any, Measurement] = {
                 load.levels: {"low": 1.0, "medium": 2.0, "high": 3.0},
+                load.pair: {"rate": 2.5, "tried": {"2.5": load.PAIR}},
                 load.unpressed: {"rate": 1.5},
                 replay_errors: {
                     "e2e_mean": 0.03,
@@ -328,7 +329,9 @@ PARITY = {
     *(f"{key}-slo-{level}" for key in ("alpaca", "arena") for level in ("low", "medium", "high")), "trace-slo",
     *(f"{key}-throughput-{system}" for key in ("alpaca", "arena") for system in ("fcfs", "rr")), "trace-throughput",
     *(f"{key}-worse-{system}" for key in ("alpaca", "heavy") for system in ("fcfs", "rr")),
-    *(f"simulator-{kind}" for kind in ("e2e", "ttft", "tpot")),
+    *(f"{key}-throughput-{system}-arriving" for key in ("alpaca", "arena") for system in ("fcfs", "rr")),
+    *(f"simulator-{kind}" for kind in ("e2e", "e2e-dense", "ttft", "tpot")), "alpaca-slo-high-ttfat",
+    "alpaca-slo-pair", "alpaca-throughput-fcfs-pair", "alpaca-throughput-rr-pair", "blocking-pair",
 }  # fmt: skip
 """Claims that things are alike, or below a limit."""
 
@@ -347,7 +350,11 @@ def test_nothing_is_faster_or_lower_where_systems_are_equal_or_swapped(
     hold = {id for id in cut if verdict(id, findings[id].values)}
     assert not hold
     if factor == 1.0:
-        assert not {id for id in ("no-migration-tail", "no-migration-slo") if verdict(id, findings[id].values)}
+        assert not {
+            id
+            for id in ("no-migration-tail", "no-migration-slo", "no-migration-slo-pair")
+            if verdict(id, findings[id].values)
+        }
 
 
 def test_a_claim_of_parity_fails_where_systems_differ() -> None:

@@ -6,6 +6,7 @@ Claims are in `claims.yaml`, measurements in `runs`, `judges`, `parts` and `drif
 
 from __future__ import annotations
 
+from headway.reproduce.abstract import read_abstract
 from headway.reproduce.cascadia import outcomes
 from headway.reproduce.cascadia.claims import CLAIMS
 from headway.reproduce.findings import Findings
@@ -13,7 +14,8 @@ from headway.reproduce.runner import Runner
 
 TITLE = "Cascadia: cascades of models, deployed and routed together"
 SEEDS, QUICK_SEEDS = 3, 2
-__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+ABSTRACT = read_abstract(__package__)
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.reproduce.abstract import read_abstract
 from headway.reproduce.cauchy import beyond, demand, model, scheduling
 from headway.reproduce.cauchy import objectives as cauchy_objectives
 from headway.reproduce.cauchy import overall as cauchy_overall
@@ -14,9 +15,9 @@ TITLE = "Cauchy: GPU combos, tokens per dollar"
 SEEDS, QUICK_SEEDS = 3, 2
 REPEATS = 20
 """As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
-MOVING = ("overall", "in_time", "own_curve", "estimated", "for_mean", "autoscaling", "own_autoscaling")
+MOVING = ("overall", "in_time", "own_curve", "estimated", "autoscaling", "own_autoscaling")
 """Groups of claims on demand that moves."""
-FURTHER = {"-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}, "-mean": {"for_mean"}}
+FURTHER = {"-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}}
 """Those that need a further case."""
 OF_ALL_SIZES = frozenset(
     claim.id for claim in CLAIMS if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))
@@ -24,7 +25,8 @@ OF_ALL_SIZES = frozenset(
 )  # fmt: skip
 """Claims on plans for ShareGPT and LongWriter, which take sizes of combos that a quick run leaves out, on tails of
 an hour that it shortens, and on what scaling alone saves in it."""
-__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+ABSTRACT = read_abstract(__package__)
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:

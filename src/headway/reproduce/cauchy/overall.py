@@ -2,7 +2,7 @@
 
 The Azure hour drives the paper's rows, a curve of our own a second row for each, and the candidates of the step-time
 estimate in place of Eq. 15's a third one for Figure 7. Each system has the size at which nine of ten requests are in
-time: see `sizing`. In the fourth case all have plans for the mean demand, as with the paper's equal rates.
+time: see `sizing`.
 """
 
 from __future__ import annotations
@@ -52,25 +52,19 @@ class Case(Struct, frozen=True):
     ranking: Ranking = "closed-form"
     shortened: float = 1.0
     """Factor on the seconds of the hour, and on all that shrinks with it."""
-    for_mean: bool = False
-    """All systems have the smallest size, however late they are."""
 
     def sized(self, market: Market, system: System, k: float) -> dict[str, Any]:
         return sized(market, self.demand, system, k, PACE[market.workload] * self.shortened)
 
     @property
     def systems(self) -> tuple[System, ...]:
-        if self.for_mean:
-            return COMPARED
         return (*COMPARED, "static") if self.ranking == "closed-form" else ("cauchy",)
 
 
 def cases(azure: Demand | None, quick: bool) -> tuple[Case, ...]:
     """Quick: the first of them, in half of the time."""
     own = Case(OWN.key, OWN)
-    every = (own,) if azure is None else (
-        Case("", azure), own, Case("-estimate", azure, "estimate"), Case("-mean", azure, for_mean=True)
-    )  # fmt: skip
+    every = (own,) if azure is None else (Case("", azure), own, Case("-estimate", azure, "estimate"))
     return (structs.replace(every[0], shortened=0.5),) if quick else every
 
 
@@ -96,7 +90,6 @@ def sizes(markets: Markets, some: Sequence[Case]) -> dict[Key, Call]:
             first_in_time, {"documents": _by_size(markets, workload, case, system), "seed": CHOOSING_SEED}
         )
         for case in some
-        if not case.for_mean
         for workload in WORKLOADS
         for system in case.systems
         if system != "static"
@@ -105,8 +98,6 @@ def sizes(markets: Markets, some: Sequence[Case]) -> dict[Key, Call]:
 
 def size_of(results: Results, workload: str, case: Case, system: System) -> float:
     """k; without autoscaling it is Cauchy's, so that both begin with one plan."""
-    if case.for_mean:
-        return SIZES[0]
     return float(results["size", workload, case.key, "cauchy" if system == "static" else system]["k"])
 
 
@@ -153,9 +144,7 @@ class OverallRuns(SeedResults):
             for case in self.cases:
                 findings |= self._efficiency(workload, case)
                 if case.ranking == "closed-form":
-                    findings |= self._latencies(workload, case)
-                if "static" in case.systems:
-                    findings |= self._autoscaling(workload, case)
+                    findings |= self._latencies(workload, case) | self._autoscaling(workload, case)
             if self.cases[0].key == "":
                 least = [
                     min(each) for each in zip(*(
@@ -167,8 +156,6 @@ class OverallRuns(SeedResults):
 
     def _judged(self, workload: str, case: Case, values: Sequence[Value], *systems: System) -> Sequence[Value]:
         """The values; none where a system is late at any size, as dollars for less are no comparison."""
-        if case.for_mean:
-            return values
         late = [s for s in systems if self.mean(workload, case, s, "attainment") < IN_TIME]
         return [None] * len(values) if late else values
 
@@ -211,8 +198,8 @@ class OverallRuns(SeedResults):
             usd = [self.mean(workload, case, system, "usd_per_hour") for system in ("melange", "cauchy")]
             why = (
                 f"Melange {fmean(theirs) * 1e3:.0f} ms at ${usd[0]:.2f} an hour, Cauchy {fmean(ours) * 1e3:.0f} ms at "
-                f"${usd[1]:.2f}. {'' if case.for_mean else ' '.join(self._experiments(workload, case, name))}"
-            ).rstrip()
+                f"${usd[1]:.2f}. {' '.join(self._experiments(workload, case, name))}"
+            )
             values = self._judged(workload, case, reductions(ours, theirs), "cauchy", "melange")
             findings[f"fig6-{key}-{workload}{case.key}"] = Finding(values, why)
         return findings
@@ -271,7 +258,7 @@ class OverallRuns(SeedResults):
 
     def _tried(self) -> PaperTable:
         rows: list[Row] = []
-        for case in (each for each in self.cases if not each.for_mean):
+        for case in self.cases:
             for workload, system in ((w, s) for w in WORKLOADS for s in case.systems if s != "static"):
                 tried = self.results["size", workload, case.key, system]["tried"]
                 for k, each in sorted(tried.items(), key=lambda item: float(item[0])):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.reproduce.abstract import read_abstract
 from headway.reproduce.findings import Exhibit, Findings
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
@@ -17,10 +18,11 @@ from headway.reproduce.runner import Runner
 
 TITLE = "K-tier Llumnix: more than two priorities"
 SEEDS, QUICK_SEEDS = 4, 2
-__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+ABSTRACT = read_abstract(__package__)
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
-SUSTAINED = ("sustained-tier0", "headroom-tier0", "headroom-tier0-rare")
+SUSTAINED = ("sustained-tier0", "headroom-tier0")
 SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
 OF_FULL_RUNS = frozenset((*SWEEP, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
 """Claims whose values vary with the seed or the length of a burst by as much as the rules allow."""

@@ -37,18 +37,14 @@ AT_ONCE = "K-tier, each request placed at once"
 FEW = f"INFaaS + vLLM, {PUBLIC_SEATS} seats"
 ALL_IN = "K-tier, seats and memory for all"
 ALL_SEATED = "K-tier, seats for all"
-INFAAS_ALL_IN = "INFaaS, seats and memory for all"
 PARTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "INFaaS, mixed batches": (INFAAS, LLUMLET),
     "+ one queue by tier": (ktier_runs.queue_only(4), LLUMLET),
     ALL_SEATED: (ktier_policies(4, seats=8192), ktier_runs.ALL_SEATS),
     ALL_IN: (ktier_policies(4, seats=8192), UNBOUNDED),
-    INFAAS_ALL_IN: (INFAAS, UNBOUNDED),
     FEW: (INFAAS, VLLM | {"max_num_seqs": PUBLIC_SEATS}),
 }
 """Ablations: (policies, engine), four uniform tiers, 10,000 requests."""
-SEATED_TIERS = (1, 3)
-"""K of further runs with seats and memory for all."""
 
 
 SEEDS_AT_ONCE = 2
@@ -83,10 +79,6 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
         for name, (policies, engine) in PARTS.items():
             document = scenario(policies, engine, SCALES["10k"], num_tiers=4, quick=quick)
             tasks["part", name, seed] = SimulationTask(document, seed, ktier_runs.measure)
-        for k in SEATED_TIERS:
-            policies = ktier_policies(k, seats=8192)
-            document = scenario(policies, UNBOUNDED, SCALES["10k"], num_tiers=k, quick=quick)
-            tasks["seats", k, seed] = SimulationTask(document, seed, ktier_runs.measure)
     for mix, scale, k in _settings("-at-once"):
         document = scenario(ktier_runs.at_once(k), LLUMLET, SCALES[scale], mix=mix, num_tiers=k, quick=quick)
         for seed in seeds[:SEEDS_AT_ONCE]:
@@ -255,21 +247,14 @@ class BurstRuns(SeedResults):
 
     def _seats(self) -> dict[str, Finding]:
         """K-tier with seats for all, and with uncounted memory, against INFaaS and vLLM with few seats."""
-        few = f"Against {PUBLIC_SEATS} seats: the batches that decode are larger, so that each token takes longer."
+        slow = self.part(FEW)
+        sizes = f"Against {PUBLIC_SEATS} seats: the batches that decode are larger, so that each token takes longer."
         findings = {}
-        for name, slow, fast, sizes in (
-            ("seats", self.part(FEW), self.part(ALL_IN), few),
-            ("seats-counted", self.part(FEW), self.part(ALL_SEATED), few),
-            ("seats-same", self.part(INFAAS_ALL_IN), self.part(ALL_IN), "The same seats and memory on both sides."),
-        ):
+        for name, fast in (("seats", self.part(ALL_IN)), ("seats-counted", self.part(ALL_SEATED))):
             for what in ("prefill", "e2e"):
                 values = [a[what]["mean"] / b[what]["mean"] for a, b in zip(slow, fast, strict=True)]
                 means = [fmean(run[what]["mean"] for run in runs) for runs in (slow, fast)]
                 findings[f"{name}-{what}-mean"] = Finding(values, f"{means[0]:.1f} s, {means[1]:.1f} s. {sizes}")
-        findings["seats-k1-median"] = Finding(self.values(("seats", 1), "e2e", "p50"), "")
-        for tier in (0, 2):
-            median_s = self.values(("seats", 3), "tiers", str(tier), "prefill", "p50")
-            findings[f"seats-k3-tier{tier}"] = Finding(median_s, "")
         return findings
 
     # Figures and tables.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from headway.reproduce.abstract import read_abstract
 from headway.reproduce.claims import read_claims
 from headway.reproduce.findings import Exhibit, Finding, Findings
 from headway.reproduce.pascal import figures, outcomes
@@ -16,6 +17,7 @@ from headway.reproduce.runner import Runner
 
 TITLE = "PASCAL: reasoning before answering"
 SEEDS, QUICK_SEEDS = 10, 3
+ABSTRACT = read_abstract(__package__)
 _GROUPS = read_claims(__package__)
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
 OF_FULL_RUNS = frozenset(
@@ -26,7 +28,7 @@ two other seeds choose another bin than nine; on what is late at high rates, whe
 run; at the rate for the paper's pair of violations, which takes a search; and on production requests, of which each
 seed has another part of the day."""
 
-__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:

@@ -106,7 +106,7 @@ def measure(run: Run) -> Measurement:
     by_pace = phases(records, ended, TPOT_ONLY)
     answered = ~np.isnan(ttft_s)
     chosen = sample(records, 0.0, None)
-    arriving = while_arriving(chosen, np.ones(len(chosen.rows), dtype=bool))
+    arriving = while_arriving(chosen, np.ones(len(chosen), dtype=bool))
     measured: Measurement = {
         "tails": list(tails(reasoning[answered], ttft_s[answered])),
         "reasoning": list(_means(reasoning[answered], (floats(ended, "reasoning_end_s") - arrival_s)[answered])),

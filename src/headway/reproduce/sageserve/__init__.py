@@ -6,6 +6,7 @@ Claims are in `claims.yaml`; fleets, workloads and strategies in `scenes`; runs 
 
 from __future__ import annotations
 
+from headway.reproduce.abstract import read_abstract
 from headway.reproduce.findings import Finding, Findings
 from headway.reproduce.runner import Runner
 from headway.reproduce.sageserve import runs
@@ -16,7 +17,8 @@ from headway.reproduce.sageserve.table import SageServeRuns
 
 TITLE = "SageServe: forecast-aware scaling over regions"
 SEEDS, QUICK_SEEDS = 3, 2
-__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+ABSTRACT = read_abstract(__package__)
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
