@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from headway.control import observe
 from headway.control.changes import Changes, KeptValues
@@ -33,18 +35,35 @@ def read(field: str) -> Callable[[Any], Any]:
     return key
 
 
+RANKS = (
+    ("kv_blocks_used", "num_in_flight"),
+    ("num_waiting",),
+    ("prefill_tokens_left", "output_tokens_left"),
+    ("role",),
+)
+
+
+def rank(*fields: str) -> Callable[[Any], Any]:
+    """The key of several fields in turn."""
+    return lambda replica: tuple([getattr(replica, field) for field in fields])
+
+
 class Comparing:
-    """Round robin that compares what is kept of each field with the replicas, at each request."""
+    """Round robin that compares what is kept of each field, and its least, with the replicas, at each request."""
 
     oracle = True
 
     def __init__(self) -> None:
         self.keys = {field: read(field) for field in FIELDS}
+        self.ranks = [rank(*fields) for fields in RANKS]
         self.turn = 0
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         for field, key in self.keys.items():
             assert [*view.map(key)] == [key(replica) for replica in view.replicas], field
+        for key in self.ranks:
+            found = view.find_least(key)
+            assert found is None or found is min(view.replicas, key=key)
         self.turn += 1
         return Placement(view.replicas[self.turn % len(view.replicas)].id)
 
@@ -95,6 +114,51 @@ def test_only_what_has_changed_is_read() -> None:
     assert kept.values(replicas, 1.0) == [1, 0, 1]
     clock.now = 1.5
     assert kept.values(replicas, 1.5) == [1, 1, 1]
+
+
+class Valued:
+    """A replica whose value changes when it is told to, and once by itself."""
+
+    def __init__(self, id: int, clock: SimpleNamespace) -> None:
+        self.id, self._clock = id, clock
+        self.before = self.after = 0
+        self.until_s = self.holds_until_s = inf
+
+    @property
+    def value(self) -> int:
+        if self._clock.now >= self.until_s:
+            return self.after
+        self.holds_until_s = min(self.holds_until_s, self.until_s)
+        return self.before
+
+
+UPDATES = st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 3), st.sampled_from([1.0, 2.0, inf]))
+STEPS = st.tuples(st.lists(UPDATES, max_size=3), st.integers(0, 1), st.sampled_from(["", "", "", "", "list", "limit"]))
+
+
+@settings(max_examples=num_examples(100), derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ, deadline=None)
+@given(st.lists(STEPS, min_size=3, max_size=30))
+def test_the_least_is_that_of_a_scan(steps: list[tuple[list[tuple[int, int, int, float]], int, str]]) -> None:
+    """Of values that change at any time, alone and by themselves, in lists that are replaced; ties too."""
+    clock, changes = SimpleNamespace(now=0.0), Changes()
+    everyone: Any = [Valued(id, clock) for id in range(5)]
+    kept = KeptValues(lambda replica: (replica.value, 0), changes)
+    replicas, last = everyone, None
+    for updates, passed_s, event in steps:
+        clock.now += passed_s
+        for id, before, after, lasts_s in updates:
+            one = everyone[id]
+            one.before, one.after, one.until_s = before, after, clock.now + lasts_s
+            changes.ids.append(id)
+        if event == "limit":
+            changes.ids.extend([0] * 20_000)
+            changes.limit()
+        if event == "list":
+            replicas = everyone[len(updates) :]
+        at = kept.first_least(replicas, clock.now)
+        values = [replica.value for replica in replicas]
+        assert at == (values.index(min(values)) if replicas is last else -1)
+        last = replicas
 
 
 def test_many_notes_are_discarded_and_all_is_read_anew() -> None:

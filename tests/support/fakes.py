@@ -127,6 +127,9 @@ class FakeFleet:
     def map(self, key: Callable[[Any], Any]) -> Sequence[Any]:
         return [key(replica) for replica in self.replicas]
 
+    def find_least(self, key: Callable[[Any], Any]) -> None:
+        """None: nothing is kept between calls."""
+
 
 @dataclass
 class FakePool:

@@ -8,7 +8,7 @@ changes as time passes, such as KV blocks in use, holds until a time that the re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Final, Protocol
 
@@ -17,6 +17,8 @@ from headway.core.view import ReplicaView
 KEPT_FROM: Final = 24
 """With fewer replicas than this, reading all of them is faster."""
 _MOST_NOTES: Final = 1 << 14
+_MOST_EARLIER: Final = 8
+"""With so many entries for each value in their heap, it is built anew."""
 
 
 class Changes:
@@ -49,7 +51,8 @@ class KeptValues:
     """`key(replica)` of each replica, of which only those of replicas that may have changed are computed."""
 
     __slots__ = (
-        "_changes", "_cursor", "_ends", "_ends_s", "_generation", "_key", "_positions", "_replicas", "_values",
+        "_changes", "_cursor", "_ends", "_ends_s", "_generation", "_key", "_order", "_positions", "_replicas",
+        "_values",
     )  # fmt: skip
 
     def __init__(self, key: Callable[[Any], Any], changes: Changes) -> None:
@@ -62,6 +65,8 @@ class KeptValues:
         """By position: the time until which the value holds if the replica does not change."""
         self._ends: list[tuple[float, int]] = []
         """Heap of (such a time, position); may contain earlier ones of `_ends_s`."""
+        self._order: list[tuple[Any, int]] = []
+        """Heap of (value, position), if the least value is asked for; may contain earlier values."""
         self._generation = -1
         self._cursor = 0
 
@@ -71,10 +76,31 @@ class KeptValues:
             self._replicas, self._generation = replicas, -1
             key = self._key
             return [key(replica) for replica in replicas]
+        self._update(now)
+        return self._values
+
+    def first_least(self, replicas: Sequence[ReplicaView], now: float) -> int:
+        """The position of the least value at `now`, the first of equals; -1 for replicas that are not kept yet."""
+        if replicas is not self._replicas:
+            self._replicas, self._generation = replicas, -1
+            return -1
+        self._update(now)
+        order, values = self._order, self._values
+        if not order or len(order) > _MOST_EARLIER * len(values):
+            self._order = order = [(value, position) for position, value in enumerate(values)]
+            heapify(order)
+        while True:
+            value, position = order[0]
+            if values[position] is value:
+                return position
+            heappop(order)
+
+    def _update(self, now: float) -> None:
+        """Compute the values of replicas that may have changed."""
         changes = self._changes
         if self._generation != changes.generation:
             self._fill()
-            return self._values
+            return
         stale = set(changes.ids[self._cursor :])
         self._cursor = len(changes.ids)
         for replica in stale:
@@ -86,7 +112,6 @@ class KeptValues:
             end_s, position = heappop(ends)
             if self._ends_s[position] == end_s:
                 self._compute(position)
-        return self._values
 
     def _fill(self) -> None:
         changes, replicas = self._changes, self._replicas
@@ -94,13 +119,16 @@ class KeptValues:
         self._generation, self._cursor = changes.generation, len(changes.ids)
         self._positions = {replica.id: position for position, replica in enumerate(replicas)}
         self._values, self._ends_s, self._ends = [None] * len(replicas), [inf] * len(replicas), []
+        self._order = []
         for position in range(len(replicas)):
             self._compute(position)
 
     def _compute(self, position: int) -> None:
         replica: Any = self._replicas[position]
         replica.holds_until_s = inf
-        self._values[position] = self._key(replica)
+        self._values[position] = value = self._key(replica)
+        if self._order:
+            heappush(self._order, (value, position))
         self._ends_s[position] = end_s = replica.holds_until_s
         if end_s != inf:
             heappush(self._ends, (end_s, position))

@@ -126,12 +126,22 @@ class MutableFleetView:
         replicas = self.replicas
         if self.changes is None or len(replicas) < KEPT_FROM:
             return [key(replica) for replica in replicas]
+        return self._kept_by(key, self.changes).values(replicas, self.now)
+
+    def find_least(self, key: Callable[[ReplicaView], Any]) -> ReplicaView | None:
+        replicas = self.replicas
+        if self.changes is None or len(replicas) < KEPT_FROM:
+            return None
+        position = self._kept_by(key, self.changes).first_least(replicas, self.now)
+        return None if position < 0 else replicas[position]
+
+    def _kept_by(self, key: Callable[[ReplicaView], Any], changes: Changes) -> KeptValues:
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= _MOST_KEYS:
                 self._kept.clear()  # keys that a policy defines anew in each call
-            kept = self._kept[key] = KeptValues(key, self.changes)
-        return kept.values(replicas, self.now)
+            kept = self._kept[key] = KeptValues(key, changes)
+        return kept
 
 
 class MutablePoolsView:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from headway.core.fleet import Role
 from headway.core.request import Phase, Segment
@@ -353,6 +353,12 @@ class FleetView(PolicyView, Protocol):
 
         A driver may keep values, and call `key` for the replicas that have changed since the last call with the same
         `key`: a function of one replica's fields, without state of its own.
+        """
+
+    def find_least(self, key: Callable[[ReplicaView], Any]) -> ReplicaView | None:
+        """`min(replicas, key=key)`, if the driver knows it without reading all replicas; else None.
+
+        `key` is a function as that of `map`. Among equals, the first in `replicas` is found.
         """
 
 

@@ -66,6 +66,9 @@ class _Fleet:
     def map(self, key: Callable[[Any], T]) -> Sequence[T]:
         return [key(replica) for replica in self.replicas]
 
+    def find_least(self, key: Callable[[Any], Any]) -> None:
+        """None: nothing is kept between calls."""
+
 
 def rehearsed(
     decision: Decision,

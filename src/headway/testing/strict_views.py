@@ -125,7 +125,7 @@ _SHOWN = {
     "request": _attributes(OracleRequestView),
     "placed": _attributes(PlacedRequestView) | _ORACLE_REQUEST,
     "replica": _attributes(OracleReplicaView) | _METHODS,
-    "view": _attributes(MigrationView) | {"map", "num_reasoning"},
+    "view": _attributes(MigrationView) | {"find_least", "map", "num_reasoning"},
     "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),
     "admission": _attributes(AdmissionView),
@@ -147,11 +147,14 @@ def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: Pol
     def map(key: Callable[[StrictView], object]) -> Sequence[object]:
         return tuple(key(view) for view in views)
 
+    def find_least(key: Callable[[StrictView], Any]) -> StrictView:
+        return min(views, key=key)
+
     def num_reasoning(replica: StrictView, /) -> int:
         return int(replica.queue_lengths[0])
 
     values = {"now": now, "random": random, "replicas": views, "wants_scores": True, "map": map}
-    values["num_reasoning"] = num_reasoning
+    values |= {"num_reasoning": num_reasoning, "find_least": find_least}
     return cast(MigrationView, call.view("view", values))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headway.core.decision import Move
 from headway.core.view import MigrationView, PlacedRequestView, ReplicaView, RequestView
@@ -50,6 +50,9 @@ class _Alike:
 
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
         return [key(replica) for replica in self.replicas]
+
+    def find_least(self, key: Callable[[ReplicaView], Any]) -> None:
+        """None: nothing is kept between calls."""
 
 
 class _Relief(LlumnixMigration):

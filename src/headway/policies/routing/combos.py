@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from random import Random
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headway.core.view import ReplicaView
 from headway.policies.endpoints import grouped
@@ -28,6 +28,9 @@ class NarrowedView:
 
     def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
         return [key(replica) for replica in self.replicas]
+
+    def find_least(self, key: Callable[[ReplicaView], Any]) -> None:
+        """None: nothing is kept between calls."""
 
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:

@@ -60,6 +60,9 @@ class JsqTokensOracleRouter:
     oracle = True
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
+        found = view.find_least(_tokens_left)
+        if found is not None:
+            return Placement(found.id)
         replicas = cast("Sequence[OracleReplicaView]", view.replicas)
         chosen = replicas[0].id
         least = inf
@@ -71,3 +74,7 @@ class JsqTokensOracleRouter:
                     least = left
                     chosen = replica.id
         return Placement(chosen)
+
+
+def _tokens_left(replica: ReplicaView) -> int:
+    return replica.prefill_tokens_left + cast("OracleReplicaView", replica).output_tokens_left

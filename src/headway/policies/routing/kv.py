@@ -22,12 +22,19 @@ class LeastKvRouter:
         self._blocks_per_token = 1.0 / block_size_tokens
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        shares = view.map(self._share)
-        replicas, least = view.replicas, min(shares)
+        found = view.find_least(self._rank)
+        if found is not None:
+            return Placement(found.id)
+        replicas = view.replicas
+        shares = [self._share(replica) for replica in replicas]
+        least = min(shares)
         if shares.count(least) == 1:
             return Placement(replicas[shares.index(least)].id)
         equals = [replica for replica, share in zip(replicas, shares, strict=True) if share == least]
         return Placement(min(equals, key=attrgetter("num_in_flight")).id)
+
+    def _rank(self, replica: ReplicaView) -> tuple[float, int]:
+        return self._share(replica), replica.num_in_flight
 
     def _share(self, replica: ReplicaView) -> float:
         total = replica.kv_blocks_total or 1
@@ -43,9 +50,14 @@ class LeastFootprintRouter:
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        footprints = view.map(footprint)
-        least = min(footprints)
-        return Placement(min(i.id for i, held in zip(view.replicas, footprints, strict=True) if held == least))
+        found = view.find_least(_footprint_and_id)
+        if found is None:
+            found = min(view.replicas, key=_footprint_and_id)
+        return Placement(found.id)
+
+
+def _footprint_and_id(replica: ReplicaView) -> tuple[int, int]:
+    return footprint(replica), replica.id
 
 
 class PascalRouter:
@@ -58,5 +70,5 @@ class PascalRouter:
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         eligible = [i for i in view.replicas if i.answers_on_pace] or view.replicas
-        selected = min(eligible, key=lambda i: (footprint(i), i.id))
+        selected = min(eligible, key=_footprint_and_id)
         return Placement(selected.id)

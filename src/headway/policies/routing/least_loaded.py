@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
+
+_MANY: Final = 128
+"""With fewer replicas, reading one count of most of them is faster than keeping values of all."""
 
 
 class LeastLoadedRouter:
@@ -16,7 +20,16 @@ class LeastLoadedRouter:
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        return Placement(least_loaded(view.replicas))
+        replicas = view.replicas
+        if len(replicas) >= _MANY:
+            found = view.find_least(_load)
+            if found is not None:
+                return Placement(found.id)
+        return Placement(least_loaded(replicas))
+
+
+def _load(replica: ReplicaView) -> int:
+    return max(replica.num_in_flight, replica.num_waiting + replica.num_running)
 
 
 def least_loaded(replicas: Sequence[ReplicaView]) -> int:
