@@ -63,9 +63,12 @@ class Batch:
         """Entries of the queue that wait for a slot of their adapter, while those behind them are admitted."""
         self.rank = ordering.rank
         self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
-        self.moving_ordering = ordering if isinstance(ordering, MovingOrdering) else None
-        self.stepped_ordering = ordering if isinstance(ordering, SteppedOrdering) else None
-        self.queued_ordering = ordering if isinstance(ordering, QueuedOrdering) else None
+        # Checks of protocols take 30 us in all, and few orderings have these attributes.
+        moves, steps = hasattr(ordering, "next_change"), hasattr(ordering, "next_change_tokens")
+        self.moving_ordering = ordering if moves and isinstance(ordering, MovingOrdering) else None
+        self.stepped_ordering = ordering if steps and isinstance(ordering, SteppedOrdering) else None
+        has_queues = hasattr(ordering, "num_queues")
+        self.queued_ordering = ordering if has_queues and isinstance(ordering, QueuedOrdering) else None
         self.stalls: StallTracker | None = None
         self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
         self._drafts = recorder.drafts

@@ -32,6 +32,7 @@ from headway.perf.copies import NETWORK
 from headway.perf.engine_times import PoolTimes
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.sim.fabric import Fabric
+from headway.sim.host_memory import HostMemory
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.kv_store import KvStore, StoreClient
@@ -39,7 +40,7 @@ from headway.sim.lifetime import Lifetime
 from headway.sim.limits import SimulatedLimits
 from headway.sim.provisioning import InstanceSources
 from headway.sim.replica import OrderReceived, Replica
-from headway.sim.replica_resources import adapter_slots, calibrated_line, host_memory, kv_blocks
+from headway.sim.replica_resources import adapter_slots, calibrated_line, host_memories, kv_blocks
 from headway.sim.row_order import RowOrder
 from headway.sim.schedulers import Schedulers, SharedControl
 from headway.sim.spill import SpillFile
@@ -125,6 +126,8 @@ class Cluster:
         self._ordering = _replicas_ordering(policies)
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
         self._times = {pool.name: PoolTimes(pool, self._lines[pool.name]) for pool in fleet.all_pools}
+        self._memories: dict[str, tuple[int, Callable[[], HostMemory]]] = {}
+        """KV blocks and host memory of the replicas, by pool; not of pools that have none, whose model may not fit."""
         self._pacer, self._exact = pacer, step == "exact"
         notify = source.reactive or limits is not None
         config = scrape.schedulers
@@ -170,8 +173,11 @@ class Cluster:
 
     def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
         """Add a replica, paid for from now on."""
+        if pool.name not in self._memories:
+            self._memories[pool.name] = kv_blocks(pool), host_memories(pool)
+        num_blocks, host = self._memories[pool.name]
         replica = Replica(
-            len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), host_memory(pool), self._ordering(),
+            len(self._replicas), pool, self._lines[pool.name], num_blocks, host(), self._ordering(),
             self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
             self._seed, adapter_slots(pool), self._times[pool.name], self._network,
         )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from headway.catalog.costs import costs
 from headway.core.fleet import LoraAdapter, Pool
 from headway.perf import copies, lora, memory
@@ -62,11 +65,17 @@ def adapter_times(pool: Pool, adapter: LoraAdapter) -> LoadTimes:
 
 
 def host_memory(pool: Pool) -> HostMemory:
-    """Host memory for preempted and cached KV; none of a hosted pool's is known."""
+    """Host memory of one replica for preempted and cached KV; none of a hosted pool's is known."""
+    return host_memories(pool)()
+
+
+def host_memories(pool: Pool) -> Callable[[], HostMemory]:
+    """Returns the empty host memory of another replica at each call: its size is computed once."""
     if pool.hosted is not None:
-        return HostMemory(0, lambda tokens: 0.0)
+        return partial(HostMemory, 0, lambda tokens: 0.0)
     per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
-    return HostMemory(
+    return partial(
+        HostMemory,
         int(pool.engine.host_memory_bytes / per_token),
         lambda tokens: copies.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus),
         int(pool.engine.kv_offload_bytes / per_token),
