@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.metrics.gaps import Gaps, gap_runs
-from headway.metrics.itl import itl_distributions
+from headway.metrics.itl import itl_by_replica, itl_distributions
 from headway.metrics.latency import gap_distribution
 from headway.metrics.tokens import inter_token_gaps, token_times
 from oracle_records import Run
@@ -63,7 +63,7 @@ def test_gaps_by_group_are_those_of_its_requests(run: Run) -> None:
 def test_gaps_by_replica_add_up_without_resumptions() -> None:
     def total(run: Run) -> int:
         everyone = np.ones(len(run.jobs), dtype=bool)
-        return sum(each.count for each in itl_distributions(run.records, everyone, []).replicas.values() if each)
+        return sum(each.count for each in itl_by_replica(run.records, everyone).values() if each)
 
     run, troubled = Run(seed=3, trouble=0.0), Run(seed=3, trouble=0.1)
     assert total(run) == len(run.gaps())
@@ -76,7 +76,7 @@ def test_two_passes_match_one_pass(run: Run) -> None:
     """Of several groupings at once, what is left out by some included; to the bit, but for sums in another order."""
     tier = run.records.workload["tier"].astype(int)
     groupings = [np.where(tier == 2, -1, tier), np.zeros_like(tier), np.arange(len(tier)) % 3]
-    found = itl_distributions(run.records, tier >= 0, groupings).groups
+    found = itl_distributions(run.records, tier >= 0, groupings)
     for which, group in enumerate(groupings):
         expected = {one: gap_distribution(gaps) for one, gaps in inter_token_gaps(run.records, group).items()}
         got = {one: each for (grouping, one), each in found.items() if grouping == which}

@@ -50,7 +50,8 @@ def command(
         runs = compare(chosen, jobs, report, pool, with_bound=True)
         num_requests = max(len(each.records.requests["request"]) for each in runs)
         num_seeds = seeds or (DEFAULT_SEEDS if num_requests <= FEW_REQUESTS else 1)
-        seeded = None if num_seeds == 1 else replicate(chosen, runs, num_seeds, jobs, report, pool)
+        by_replica = outputs.as_json or outputs.out is not None
+        seeded = None if num_seeds == 1 else replicate(chosen, runs, num_seeds, jobs, report, pool, by_replica)
     if clairvoyant:
         runs = with_clairvoyant(runs, chosen)
     deliver(runs, chosen, outputs, seeded)

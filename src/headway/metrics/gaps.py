@@ -56,7 +56,8 @@ class GapHistogram:
         for each in parts:
             self.count(each)
 
-    def count(self, runs: GapRuns) -> None:
+    def count(self, runs: GapRuns, part: npt.NDArray[np.generic] | None = None) -> None:
+        """`part`: a code for each run. The runs of one code follow each other, and count as if they came alone."""
         first, step, count, weight = runs
         if not len(first):
             return
@@ -64,7 +65,11 @@ class GapHistogram:
         size = count.astype(np.int64) * weight
         self.total += int(size.sum())
         # No dot product: its rounding may depend on the number of threads.
-        self._sums_s.append(float(((first + last) / 2 * size).sum()))
+        sums_s = (first + last) / 2 * size
+        if part is None or part[0] == part[-1]:
+            self._sums_s.append(float(sums_s.sum()))
+        else:
+            self._sums_s += _sums_by_part(sums_s, part)
         self._wait([runs])
 
     def _wait(self, parts: Sequence[GapRuns]) -> None:
@@ -310,6 +315,17 @@ def single_gaps(values: Floats, weight: Ints | None = None) -> GapRuns:
     else:
         weights = np.broadcast_to(np.int32(1), len(values))
     return values, np.broadcast_to(0.0, len(values)), np.broadcast_to(np.int32(1), len(values)), weights
+
+
+def _sums_by_part(values: Floats, part: npt.NDArray[np.generic]) -> list[float]:
+    """The sum of the values of each code, rounded as that of an array of its own (so without `np.add.reduceat`)."""
+    starts = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
+    lengths = np.diff(np.append(starts, len(part)))
+    sums: list[float] = []
+    for length in np.unique(lengths).tolist():
+        rows = starts[lengths == length]
+        sums += values[rows[:, None] + np.arange(length)].sum(axis=1).tolist()
+    return sums
 
 
 def _bins(values: Floats) -> Ints:

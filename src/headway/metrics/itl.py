@@ -7,8 +7,7 @@ ticks of a replica are computed twice, whatever the number of sets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from headway.core.record import Records
 from headway.metrics.columns import Mask, Rows, rows_by_code
 from headway.metrics.gaps import GapHistogram, GapRuns, Gaps, QuantileReader, Window, merged, single_gaps
 from headway.metrics.latency import QUANTILES, Distribution, gap_distribution
-from headway.metrics.tokens import SegmentEnds, TokenSegments, clocks, segment_parts
+from headway.metrics.tokens import SegmentEnds, TokenSegments, clocks, joint_clocks, rows_of, segment_parts, tick_span
 
 Codes = npt.NDArray[np.integer]
 """Set number by request id; negative: in no set."""
@@ -27,39 +26,25 @@ _MOST_KEPT = 1 << 18
 """Runs of gaps that are kept from the first pass for the second, 24 bytes each."""
 
 
-@dataclass(frozen=True, slots=True)
-class ItlDistributions:
-    """Inter-token latencies by set of requests and by replica."""
-
-    groups: dict[Key, Distribution]
-    replicas: dict[int, Distribution | None]
-    """Gaps within segments only; gaps over preemptions and crashes are excluded."""
-
-
-def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]) -> ItlDistributions:
-    """Distributions for the requests in the mask `wanted`, by replica and by the sets of each grouping."""
-    segments = TokenSegments(records.segments, wanted)
+def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]) -> dict[Key, Distribution]:
+    """Distributions for the requests in the mask `wanted`, by the sets of each grouping."""
+    span = tick_span(records)
+    segments = TokenSegments(records.segments, wanted, span)
     ends = SegmentEnds(segments)
     histograms: dict[Key, GapHistogram] = {}
     kept = _KeptRuns()
-    replicas: dict[int, Distribution | None] = {}
-    for replica, clock in clocks(records.stretches):
-        rows = segments.by_replica.get(replica)
-        if rows is None:
+    for replicas, clock in joint_clocks(records.stretches, span):
+        rows = rows_of(segments.by_replica, replicas)
+        if not len(rows):
             continue
-        ends.add(clock, replica)
-        here = Gaps(segment_parts(clock, segments, rows))
-        replicas[replica] = gap_distribution(here)
-        for key, set_rows in _rows_by_set(segments, rows, groupings).items():
-            histogram = histograms.setdefault(key, GapHistogram())
-            if set_rows is None:
-                histogram.add(here.histogram)
-                kept.add(key, here.parts)
-            else:
-                parts = segment_parts(clock, segments, set_rows)
-                for each in parts:
-                    histogram.count(each)
-                kept.add(key, parts)
+        ends.add(clock, replicas)
+        for set_rows, keys in _rows_by_set(segments, rows, groupings):
+            here, parts = GapHistogram(), segment_parts(clock, segments, set_rows)
+            for runs, replica in parts:
+                here.count(runs, replica)
+            for key in keys:
+                histograms.setdefault(key, GapHistogram()).add(here)
+                kept.add(key, [runs for runs, _ in parts if len(runs[0])])
     over = _resumed(ends, groupings)
     for key, each in over.items():
         histograms.setdefault(key, GapHistogram()).count(each)
@@ -67,14 +52,24 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
     if kept.is_whole:
         kept.read(quantiles)
     else:
-        _read_near(records, segments, groupings, quantiles)
+        _read_near(records, segments, groupings, quantiles, span)
     for key in quantiles.keys() & over.keys():
         quantiles[key].read(over[key])
-    groups = {
+    return {
         key: Distribution(histograms[key].total, histograms[key].mean_s, *reader.values_s().tolist())
         for key, reader in quantiles.items()
     }
-    return ItlDistributions(groups, replicas)
+
+
+def itl_by_replica(records: Records, wanted: Mask) -> dict[int, Distribution | None]:
+    """Distributions for the requests in the mask `wanted`, by replica: of gaps within segments only, so without those
+    over preemptions and crashes."""
+    segments = TokenSegments(records.segments, wanted)
+    return {
+        replica: gap_distribution(Gaps(runs for runs, _ in segment_parts(clock, segments, rows)))
+        for replica, clock in clocks(records.stretches)
+        if (rows := segments.by_replica.get(replica)) is not None
+    }
 
 
 class _KeptRuns:
@@ -100,18 +95,21 @@ class _KeptRuns:
                     quantiles[key].read(each)
 
 
-def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]) -> dict[Key, Rows | None]:
-    """The rows of a replica's segments by set; None: all rows."""
+def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]) -> Iterator[tuple[Rows, list[Key]]]:
+    """The rows, of some replicas' segments, of each set; the sets that have all of them together."""
     request = segments.table["request"][rows]
-    by_set: dict[Key, Rows | None] = {}
+    whole: list[Key] = []
     for which, group in enumerate(groupings):
         code = group[request]
-        is_one = len(code) > 0 and code.min() == code.max()
-        codes = code[:1].tolist() if is_one else np.unique(code).tolist()
-        for one in codes:
+        if code.min() == code.max():
+            if code[0] >= 0:
+                whole.append((which, int(code[0])))
+            continue
+        for one in np.unique(code).tolist():
             if one >= 0:
-                by_set[which, one] = None if len(codes) == 1 else rows[code == one]
-    return by_set
+                yield rows[code == one], [(which, one)]
+    if whole:
+        yield rows, whole
 
 
 def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns]:
@@ -125,18 +123,20 @@ def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns
 
 
 def _read_near(
-    records: Records, segments: TokenSegments, groupings: Sequence[Codes], quantiles: dict[Key, QuantileReader]
-) -> None:
+    records: Records, segments: TokenSegments, groupings: Sequence[Codes], quantiles: dict[Key, QuantileReader],
+    span: int,
+) -> None:  # fmt: skip
     """The second pass: read the gaps near the quantiles of each set."""
-    for replica, clock in clocks(records.stretches):
-        rows = segments.by_replica.get(replica)
-        if rows is None:
+    for replicas, clock in joint_clocks(records.stretches, span):
+        rows = rows_of(segments.by_replica, replicas)
+        if not len(rows):
             continue
-        sets = {key: set_rows for key, set_rows in _rows_by_set(segments, rows, groupings).items() if key in quantiles}
-        near = clock.near(_disjoint([window for key in sets for window in quantiles[key].windows.values()]))
-        for key, set_rows in sets.items():
-            for each in merged(segment_parts(clock, segments, rows if set_rows is None else set_rows, near)):
-                quantiles[key].read(each)
+        for set_rows, keys in _rows_by_set(segments, rows, groupings):
+            known = [key for key in keys if key in quantiles]
+            near = clock.near(_disjoint([window for key in known for window in quantiles[key].windows.values()]))
+            for each in merged(runs for runs, _ in segment_parts(clock, segments, set_rows, near)):
+                for key in known:
+                    quantiles[key].read(each)
 
 
 def _disjoint(windows: Sequence[Window]) -> list[Window]:

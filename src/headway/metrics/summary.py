@@ -6,7 +6,8 @@ without data is None, not 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from headway.core.pacer import Pacer
 from headway.core.record import FALLBACK, FALLBACK_REASONS, REFUSAL_REASONS, MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answer_metrics
 from headway.metrics.columns import Mask, Rows, floats, rows_by_code
-from headway.metrics.itl import ItlDistributions, itl_distributions
+from headway.metrics.itl import itl_by_replica, itl_distributions
 from headway.metrics.latency import ComputedSample, DefaultSlo, Distribution, Sample, distribution, sample
 from headway.metrics.programs import ProgramMetrics, program_metrics
 from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning_metrics, usage
@@ -100,8 +101,28 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     tenants: dict[str, RequestMetrics]
     fallbacks: dict[str, RequestMetrics]
     """Of the requests that the model of a fallback answered, by the reason."""
-    replicas: dict[str, ReplicaMetrics]
+    replicas: Mapping[str, ReplicaMetrics]
     """By the last replica of a request. Requests that were never placed are not included."""
+
+
+class MetricsByReplica(Mapping[str, ReplicaMetrics]):
+    """`Summary.replicas`, computed when the first is read: few readers want those of thousands of replicas."""
+
+    def __init__(self, names: Sequence[str], compute: Callable[[], dict[str, ReplicaMetrics]]) -> None:
+        self._names, self._compute = names, compute
+
+    @cached_property
+    def _found(self) -> dict[str, ReplicaMetrics]:
+        return self._compute()
+
+    def __getitem__(self, name: str) -> ReplicaMetrics:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def summarize(
@@ -122,10 +143,10 @@ def summarize(
         _fallbacks(chosen),
     ]
     itl = _itl(records, chosen, breakdowns)
-    overall = _request_metrics(chosen, itl.groups.get((ALL_REQUESTS, 0)), window_s)
+    overall = _request_metrics(chosen, itl.get((ALL_REQUESTS, 0)), window_s)
     tiers, models, regions, tenants, fallbacks = (
         {
-            name: _request_metrics(chosen.subset(rows), itl.groups.get((which, position)), window_s)
+            name: _request_metrics(chosen.subset(rows), itl.get((which, position)), window_s)
             for position, (name, rows) in enumerate(groups.items())
         }
         for which, groups in enumerate(breakdowns)
@@ -152,7 +173,9 @@ def summarize(
         regions=regions,
         tenants=tenants,
         fallbacks=fallbacks,
-        replicas=_replicas(records, chosen, itl, used, window_s),
+        replicas=MetricsByReplica(
+            [str(each.id) for each in records.replicas], partial(_replicas, records, chosen, used, window_s)
+        ),
         programs=program_metrics(records, warmup_s, None if slo is None else slo.program_s),
     )
 
@@ -235,15 +258,19 @@ def _transfer_s(records: Records, chosen: Sample) -> Distribution | None:
     return distribution(floats(table, "end_s", done) - floats(table, "start_s", done))
 
 
-def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> ItlDistributions:
-    """Inter-token latencies by replica, by (number of the breakdown, position in it), and of all requests."""
-    wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
-    wanted[chosen.id] = True
+def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> dict[tuple[int, int], Distribution]:
+    """Inter-token latencies by (number of the breakdown, position in it), and of all requests."""
+    wanted = _wanted(records, chosen)
     codes = [_codes(chosen, groups, len(wanted)) for groups in breakdowns]
     found = itl_distributions(records, wanted, [*codes, np.zeros(len(wanted), dtype=np.int8)])
-    return ItlDistributions(
-        {(w if w < len(codes) else ALL_REQUESTS, c): each for (w, c), each in found.groups.items()}, found.replicas
-    )
+    return {(w if w < len(codes) else ALL_REQUESTS, c): each for (w, c), each in found.items()}
+
+
+def _wanted(records: Records, chosen: Sample) -> Mask:
+    """Whether a request is in the sample, by its id."""
+    wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
+    wanted[chosen.id] = True
+    return wanted
 
 
 def _codes(chosen: Sample, groups: Groups, num_requests: int) -> npt.NDArray[np.int16]:
@@ -297,14 +324,12 @@ def _several(groups: Groups) -> Groups:
     return groups if len(groups) > 1 else {}
 
 
-def _replicas(
-    records: Records, chosen: Sample, itl: ItlDistributions, used: ReplicaUsage, window_s: float
-) -> dict[str, ReplicaMetrics]:
-    rows = rows_by_code(chosen.column("replica"))
+def _replicas(records: Records, chosen: Sample, used: ReplicaUsage, window_s: float) -> dict[str, ReplicaMetrics]:
+    itl, rows = itl_by_replica(records, _wanted(records, chosen)), rows_by_code(chosen.column("replica"))
     ids = [replica.id for replica in records.replicas]
     result = {}
     for position, (id, own) in enumerate(zip(ids, _parts(chosen, [rows.get(id, _NO_ROWS) for id in ids]), strict=True)):
-        found = _request_metrics(own, itl.replicas.get(id), window_s)
+        found = _request_metrics(own, itl.get(id), window_s)
         result[str(id)] = ReplicaMetrics(**_replica_metrics(found, used, [position]))
     return result
 
@@ -339,16 +364,21 @@ BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "tenants"
 """A summary's field -> the first word of its flat keys."""
 
 
-def flatten(summary: RequestMetrics) -> dict[str, float | int | None]:
+def flatten(summary: RequestMetrics, replicas: bool = True) -> dict[str, float | int | None]:
     """Flat keys, as in `ttft_s.p99` or `tier.0.ttft_s.p99`; None where there is no data.
 
-    `report.describe` defines each of them.
+    `report.describe` defines each of them. `replicas`: with those of each replica, which take time where there are
+    thousands.
     """
-    return dict(_flat(summary))
+    return dict(_flat(summary, () if replicas else ("replicas",)))
 
 
-def _flat(summary: RequestMetrics | ProgramMetrics | Refusals) -> Iterator[tuple[str, float | int | None]]:
+def _flat(
+    summary: RequestMetrics | ProgramMetrics | Refusals, omitted: Collection[str] = ()
+) -> Iterator[tuple[str, float | int | None]]:
     for name in summary.__struct_fields__:
+        if name in omitted:
+            continue
         value = getattr(summary, name)
         if name in BREAKDOWNS:
             for key, metrics in value.items():

@@ -7,7 +7,7 @@ the gap from a request's first token to its first tick, and gaps over preemption
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -17,13 +17,19 @@ from headway.core.record import Columns, Records
 from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, ranges, rows_by_code
 from headway.metrics.gaps import GapRuns, Gaps, Window, gap_runs, single_gaps
 
+Codes = npt.NDArray[np.generic]
+"""A code for each element, such as its replica."""
 NearRows = tuple[Rows, Rows]
 """Positions of stretches, as returned by `TickClock.near`."""
 
 
 class TickClock:
-    def __init__(self, stretches: Columns, rows: Rows) -> None:
+    """Times of the ticks of one replica, or of several with a `span` (see `tick_span`)."""
+
+    def __init__(self, stretches: Columns, rows: Rows, span: int = 0) -> None:
         tick = ints(stretches, "tick", rows)
+        if span:
+            tick = tick + span * ints(stretches, "replica", rows)
         if len(tick) > 1 and (np.diff(tick) < 0).any():
             order = np.argsort(tick, kind="stable")
             tick, rows = tick[order], rows[order]
@@ -32,6 +38,7 @@ class TickClock:
         self.a_s: Floats = floats(stretches, "a_s", rows)
         self.b_s: Floats = floats(stretches, "b_s", rows)
         self.iterations: Ints = ints(stretches, "iterations", rows)
+        self.replica = stretches["replica"][rows]
 
     def at_s(self, ticks: Ints) -> Floats:
         index = np.searchsorted(self.tick, ticks) - 1
@@ -58,12 +65,13 @@ class TickClock:
 
     @cached_property
     def entry_gaps_s(self) -> Floats:
-        """Gap from the last tick before each stretch to its first tick; NaN for the first stretch."""
+        """Gap from the last tick before each stretch to its first tick; NaN for a replica's first stretch."""
         n = self.iterations
         end_s = self.start_s + n * self.a_s + self.b_s * (n * (n - 1) // 2)
         gaps = self.start_s + self.a_s
         gaps[1:] -= end_s[:-1]
         gaps[:1] = np.nan
+        gaps[1:][self.replica[1:] != self.replica[:-1]] = np.nan
         return gaps
 
     def near(self, windows: Sequence[Window]) -> NearRows:
@@ -79,20 +87,20 @@ class TickClock:
         inside = np.searchsorted(low_s, most, side="right") > np.searchsorted(high_s, least, side="right")
         return np.flatnonzero(at_entry), np.flatnonzero(inside & (self.iterations > 1))
 
-    def parts(self, joined: Ints, left: Ints, near: NearRows | None = None) -> Iterator[GapRuns]:
+    def parts(self, joined: Ints, left: Ints, near: NearRows | None = None) -> Iterator[tuple[GapRuns, Codes]]:
         """Gaps between ticks seen by the segments that began at tick `joined` and ended with tick `left`.
 
-        `near` restricts the stretches to those returned by `near()`.
+        `near` restricts the stretches to those returned by `near()`. With each run, its replica.
         """
         joined, left = np.sort(joined), np.sort(left)
         at_entry, inside = near or (slice(None), slice(None))
         tick = self.tick[at_entry]
         at_both = np.searchsorted(joined, tick) - np.searchsorted(left, tick, side="right")
-        yield single_gaps(self.entry_gaps_s[at_entry], at_both)
+        yield single_gaps(self.entry_gaps_s[at_entry], at_both), self.replica[at_entry][at_both > 0]
         tick = self.tick[inside]
         seen = np.searchsorted(joined, tick, side="right") - np.searchsorted(left, tick, side="right")
-        a_s, b_s = self.a_s[inside], self.b_s[inside]
-        yield gap_runs(a_s + b_s, b_s, self.iterations[inside] - 1, seen)
+        a_s, b_s, count = self.a_s[inside], self.b_s[inside], self.iterations[inside] - 1
+        yield gap_runs(a_s + b_s, b_s, count, seen), self.replica[inside][(seen > 0) & (count > 0)]
 
 
 class AcceptedTokens:
@@ -125,10 +133,14 @@ class AcceptedTokens:
 
 
 class TokenSegments:
-    """The segments, of the requests in the mask `wanted`, in which at least one token came."""
+    """The segments, of the requests in the mask `wanted`, in which at least one token came.
 
-    def __init__(self, segments: Columns, wanted: Mask) -> None:
+    With a `span`, ticks are those of a clock of several replicas.
+    """
+
+    def __init__(self, segments: Columns, wanted: Mask, span: int = 0) -> None:
         self.table = segments
+        self._span = span
         self._some: Mask = segments["left_tick"] != segments["joined_tick"]
         self._some |= ~np.isnan(floats(segments, "prefill_end_s"))
         self._some &= wanted[segments["request"]]
@@ -143,11 +155,15 @@ class TokenSegments:
 
     def joined(self, rows: Rows) -> Ints:
         """The tick before the first one that generated a token of the segment."""
-        return ints(self.table, "joined_tick", rows)
+        return self._ticks("joined_tick", rows)
 
     def left(self, rows: Rows) -> Ints:
         """The last tick that generated a token of the segment."""
-        return ints(self.table, "left_tick", rows)
+        return self._ticks("left_tick", rows)
+
+    def _ticks(self, name: str, rows: Rows) -> Ints:
+        ticks = ints(self.table, name, rows)
+        return ticks + self._span * ints(self.table, "replica", rows) if self._span else ticks
 
     def prefill_end_s(self, rows: Rows) -> Floats:
         """Time of the token that the prefill generated, NaN if there is none."""
@@ -178,6 +194,34 @@ def clocks(stretches: Columns) -> Iterator[tuple[int, TickClock]]:
         yield replica, TickClock(stretches, rows)
 
 
+def tick_span(records: Records) -> int:
+    """More than any number of a tick. With it, a tick of a replica has a number among those of all replicas:
+    `span * replica` is added, so that many small replicas are read at once."""
+    stretches = records.stretches
+    last = int(stretches["tick"].max(initial=0)) + int(stretches["iterations"].max(initial=0))
+    return 2 + max(last, int(records.segments["left_tick"].max(initial=0)))
+
+
+def joint_clocks(stretches: Columns, span: int) -> Iterator[tuple[list[int], TickClock]]:
+    """Yield the ids and the common clock of some replicas: of many that have few stretches."""
+    ticking = (stretches["advances"] != 0) & (stretches["iterations"] != 0)
+    by_replica = rows_by_code(stretches["replica"], ticking)
+    replicas: list[int] = []
+    num = 0
+    for replica, rows in by_replica.items():
+        if replicas and num + len(rows) > _JOINT_ROWS:
+            yield replicas, TickClock(stretches, np.concatenate([by_replica[each] for each in replicas]), span)
+            replicas, num = [], 0
+        replicas.append(replica)
+        num += len(rows)
+    if replicas:
+        yield replicas, TickClock(stretches, np.concatenate([by_replica[each] for each in replicas]), span)
+
+
+_JOINT_ROWS = 1 << 16
+"""Stretches that are read at once, of several replicas."""
+
+
 def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[int, Gaps]:
     """Inter-token latencies by group; `group` is a code per request id, negative = excluded."""
     segments = TokenSegments(records.segments, group >= 0)
@@ -186,20 +230,26 @@ def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[i
     for replica, clock in clocks(records.stretches):
         rows = segments.by_replica.get(replica, _NO_ROWS)
         for one, positions in rows_by_code(group[segments.request(rows)]).items():
-            parts.setdefault(one, []).extend(segment_parts(clock, segments, rows[positions]))
-        ends.add(clock, replica)
+            parts.setdefault(one, []).extend(runs for runs, _ in segment_parts(clock, segments, rows[positions]))
+        ends.add(clock, [replica])
     gaps_s, requests = ends.resumptions()
     for one, positions in rows_by_code(group[requests]).items():
         parts.setdefault(one, []).append(single_gaps(gaps_s[positions]))
     return {one: Gaps(group_parts) for one, group_parts in parts.items()}
 
 
-def segment_parts(clock: TickClock, segments: TokenSegments, rows: Rows, near: NearRows | None = None) -> list[GapRuns]:
-    """Gaps within segments: from a prefill's token to the first tick, and between ticks (see `TickClock.parts`)."""
+def segment_parts(
+    clock: TickClock, segments: TokenSegments, rows: Rows, near: NearRows | None = None
+) -> list[tuple[GapRuns, Codes]]:
+    """Gaps within segments: from a prefill's token to the first tick, and between ticks (see `TickClock.parts`).
+
+    With each run, its replica. The runs of a replica follow each other if its `rows` do.
+    """
     rows = segments.decoded(rows)
     begun = segments.prefilled(rows)
     to_first_tick_s = clock.at_s(segments.joined(begun) + 1) - segments.prefill_end_s(begun)
-    return [*clock.parts(segments.joined(rows), segments.left(rows), near), single_gaps(to_first_tick_s)]
+    to_first = single_gaps(to_first_tick_s), segments.table["replica"][begun]
+    return [*clock.parts(segments.joined(rows), segments.left(rows), near), to_first]
 
 
 class SegmentEnds:
@@ -212,9 +262,9 @@ class SegmentEnds:
         self.first_s, self.last_s = segments.prefill_end_s(self.rows), segments.prefill_end_s(self.rows)
         self.by_replica = rows_by_code(segments.table["replica"][self.rows])
 
-    def add(self, clock: TickClock, replica: int) -> None:
-        """Fill in the times of segments on this replica."""
-        index = self.by_replica.get(replica, _NO_ROWS)
+    def add(self, clock: TickClock, replicas: Sequence[int]) -> None:
+        """Fill in the times of segments on these replicas."""
+        index = rows_of(self.by_replica, replicas)
         joined, left = self.segments.joined(self.rows[index]), self.segments.left(self.rows[index])
         ticked = left > joined
         index, joined, left = index[ticked], joined[ticked], left[ticked]
@@ -230,6 +280,12 @@ class SegmentEnds:
 
 
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
+
+
+def rows_of(by_code: Mapping[int, Rows], codes: Sequence[int]) -> Rows:
+    """The rows of several codes, one code after the other."""
+    found = [by_code[code] for code in codes if code in by_code]
+    return np.concatenate(found) if found else _NO_ROWS
 
 
 def token_times(records: Records, request_ids: Sequence[int]) -> dict[int, Floats]:

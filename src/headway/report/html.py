@@ -57,7 +57,9 @@ def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | No
     title = _title(runs)
     runs = named_by_policies(runs)
     several = (
-        SeededMetrics((provenance.seed,), tuple((flatten(run.summary),) for run in runs)) if seeded is None else seeded
+        SeededMetrics((provenance.seed,), tuple((flatten(run.summary, replicas=False),) for run in runs))
+        if seeded is None
+        else seeded
     )
     figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs) | charts.pools(runs)
     if len(runs) > 1:
@@ -250,7 +252,7 @@ _BREAKDOWN_KEYS = (
 
 
 def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
-    present = {key for run in runs for key in flatten(run.summary)}
+    present = {key for run in runs for key in flatten(run.summary, replicas=False)}
     columns = [column for column in COLUMNS if column.key in _BREAKDOWN_KEYS and column.key in present]
     rows = []
     for group in groups:

@@ -173,7 +173,7 @@ def compare(
     With `seeded`, values are means over seeds with the halves of their 95% intervals, and marks are those of
     differences that hold.
     """
-    flat = [flatten(run.summary) for run in runs]
+    flat = [flatten(run.summary, replicas=False) for run in runs]
     columns = tuple(column for column in columns if _has_data(column.key, flat, only_if_nonzero))
     if seeded is not None and seeded.varies:
         by_column = [_seeded_cells(column, seeded, len(runs)) for column in columns]

@@ -176,16 +176,18 @@ def _jobs_for(expected_s: float) -> int:
 
 def replicate(
     scenario: Scenario, runs: Sequence[Run], num_seeds: int, jobs: int | None = 1, progress: Progress | None = None,
-    pool: Executor | None = None,
+    pool: Executor | None = None, by_replica: bool = True,
 ) -> SeededMetrics:  # fmt: skip
     """The metrics of `compare`'s runs and of the same variants with the following seeds, `num_seeds` in all.
 
+    Without `by_replica`, those of single replicas are left out where the others differ between two seeds.
     A variant whose second seed changes nothing (a trace, and policies that draw no random numbers) is not run again.
     No `jobs`: one process for each core where the runs take long enough.
     """
     chosen, first = variants(scenario), scenario.spec.seed
     seeds = tuple(range(first, first + num_seeds))
-    flat: list[list[dict[str, float | int | None]]] = [[flatten(each.summary)] for each in runs]
+    flat: list[list[dict[str, float | int | None]]] = [[flatten(each.summary, by_replica)] for each in runs]
+    whole = [by_replica] * len(runs)
     num_done, expected = 0, len(chosen) * (num_seeds - 1)
     if pool is None and jobs is None:
         jobs = _jobs_for(sum(each.total_s for each in runs) * (num_seeds - 1))
@@ -194,8 +196,13 @@ def replicate(
         work = map if workers is None else workers.map
         for batch in (seeds[1:2], seeds[2:]):
             varying = [i for i, values in enumerate(flat) if len(values) == 1 or values[1] != values[0]]
-            tasks = [(i, with_seed(chosen[i], seed)) for seed in batch for i in varying]
-            for (i, _), metrics in zip(tasks, work(metrics_of, [each for _, each in tasks]), strict=True):
+            order = [(i, seed) for seed in batch for i in varying]
+            tasks = [with_seed(chosen[i], seed) for i, seed in order]
+            unlike = [None if whole[i] or len(flat[i]) > 1 else flat[i][0] for i, _ in order]
+            found = work(metrics_of, tasks, [whole[i] for i, _ in order], unlike)
+            for (i, _), metrics in zip(order, found, strict=True):
+                if not whole[i] and "replica.0.num_requests" in metrics:
+                    whole[i], flat[i] = True, [flatten(runs[i].summary)]
                 flat[i].append(metrics)
                 num_done += 1
                 if progress:
@@ -204,8 +211,13 @@ def replicate(
     return SeededMetrics(seeds, tuple(map(tuple, same)))
 
 
-def metrics_of(scenario: Scenario) -> dict[str, float | int | None]:
-    return flatten(run(scenario).summary)
+def metrics_of(
+    scenario: Scenario, by_replica: bool = True, unlike: dict[str, float | int | None] | None = None
+) -> dict[str, float | int | None]:
+    """The metrics of a run. Those of single replicas only with `by_replica`, or if the others equal `unlike`."""
+    summary = run(scenario).summary
+    flat = flatten(summary, by_replica)
+    return flatten(summary) if flat == unlike else flat
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
