@@ -8,7 +8,7 @@ changes as time passes, such as KV blocks in use, holds until a time that the re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Any, Final, Protocol
 
@@ -17,8 +17,8 @@ from headway.core.view import ReplicaView
 KEPT_FROM: Final = 24
 """With fewer replicas than this, reading all of them is faster."""
 _MOST_NOTES: Final = 1 << 14
-_MOST_EARLIER: Final = 8
-"""With so many entries for each value in their heap, it is built anew."""
+_MOST_ENTRIES: Final = 8
+"""With so many entries for each value, a heap is built anew."""
 
 
 class Changes:
@@ -51,8 +51,8 @@ class KeptValues:
     """`key(replica)` of each replica, of which only those of replicas that may have changed are computed."""
 
     __slots__ = (
-        "_changes", "_cursor", "_ends", "_ends_s", "_generation", "_key", "_order", "_positions", "_replicas",
-        "_values",
+        "_changes", "_cursor", "_ends", "_ends_s", "_entered", "_generation", "_key", "_order", "_positions",
+        "_replicas", "_values",
     )  # fmt: skip
 
     def __init__(self, key: Callable[[Any], Any], changes: Changes) -> None:
@@ -66,7 +66,10 @@ class KeptValues:
         self._ends: list[tuple[float, int]] = []
         """Heap of (such a time, position); may contain earlier ones of `_ends_s`."""
         self._order: list[tuple[Any, int]] = []
-        """Heap of (value, position), if the least value is asked for; may contain earlier values."""
+        """Heap of (value, position), if the least value is asked for. Values that have grown are corrected at the top,
+        so that few updates touch the heap."""
+        self._entered: list[Any] = []
+        """By position: its value in the heap, the least if there are several; at most the present value."""
         self._generation = -1
         self._cursor = 0
 
@@ -86,14 +89,20 @@ class KeptValues:
             return -1
         self._update(now)
         order, values = self._order, self._values
-        if not order or len(order) > _MOST_EARLIER * len(values):
+        if not order or len(order) > _MOST_ENTRIES * len(values):
             self._order = order = [(value, position) for position, value in enumerate(values)]
+            self._entered = values.copy()
             heapify(order)
+        entered = self._entered
         while True:
             value, position = order[0]
-            if values[position] is value:
+            if entered[position] is not value:
+                heappop(order)
+            elif values[position] is value:
                 return position
-            heappop(order)
+            else:
+                entered[position] = values[position]
+                heapreplace(order, (values[position], position))
 
     def _update(self, now: float) -> None:
         """Compute the values of replicas that may have changed."""
@@ -127,7 +136,8 @@ class KeptValues:
         replica: Any = self._replicas[position]
         replica.holds_until_s = inf
         self._values[position] = value = self._key(replica)
-        if self._order:
+        if self._order and value < self._entered[position]:
+            self._entered[position] = value
             heappush(self._order, (value, position))
         self._ends_s[position] = end_s = replica.holds_until_s
         if end_s != inf:

@@ -34,7 +34,9 @@ class LeastKvRouter:
         return Placement(min(equals, key=attrgetter("num_in_flight")).id)
 
     def _rank(self, replica: ReplicaView) -> tuple[float, int]:
-        return self._share(replica), replica.num_in_flight
+        total = replica.kv_blocks_total or 1
+        share = replica.prefill_tokens_left * self._blocks_per_token / total + replica.kv_blocks_used / total
+        return share, replica.num_in_flight
 
     def _share(self, replica: ReplicaView) -> float:
         total = replica.kv_blocks_total or 1
