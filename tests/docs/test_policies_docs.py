@@ -70,7 +70,7 @@ def test_the_tutorial_s_own_test_passes(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("verb", "name", "check"),
     [
-        ("free_blocks", "MostFreeBlocks", check_router),
+        ("taken_blocks", "MostFreeBlocks", check_router),
         ("rank", "ShortPromptsFirst", check_ordering),
         ("at_phase", "AnswerWhereFewest", check_migration),
         ("release", "BatchWhenIdle", check_admission),

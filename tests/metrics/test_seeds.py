@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import stdev
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
+from headway.metrics.interval import deviation
 from headway.metrics.seeds import SeededMetrics
 
 SEEDS = tuple(range(8))
@@ -21,6 +26,16 @@ def test_the_interval_is_students() -> None:
     found = _made(list(values)).estimate(0, "x")
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((np.mean(values), low, high))
+
+
+LIKE = st.integers(-3, 3).map(lambda steps: 0.1 + steps * 2.0**-56)
+"""Numbers next to each other, whose deviation is lost where sums are rounded."""
+METRICS = st.floats(-1e100, 1e100) | st.integers(-(10**20), 10**20) | LIKE
+
+
+@given(st.lists(METRICS, min_size=2, max_size=7) | st.lists(LIKE, min_size=2, max_size=7))
+def test_deviations_are_those_of_the_standard_library(values: list[float]) -> None:
+    assert deviation(values) == stdev(values)
 
 
 def test_common_seeds_tell_small_differences_from_large_spreads() -> None:

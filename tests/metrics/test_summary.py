@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from importlib import import_module
 
 import numpy as np
@@ -14,7 +15,7 @@ from msgspec import structs
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
 from headway.metrics.latency import QUANTILES, DefaultSlo, distribution
-from headway.metrics.summary import Summary, flatten, summarize
+from headway.metrics.summary import MetricsByReplica, Summary, flatten, summarize
 from oracle_records import Run
 
 
@@ -186,6 +187,18 @@ def test_invalid_warm_up_is_an_error(warmup_s: float) -> None:
         summarize(Run(seed=0, num_requests=2).records, warmup_s=warmup_s)
 
 
+def test_metrics_of_replicas_are_computed_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary, again = summarize(Run(seed=8).records), summarize(Run(seed=8).records)
+    flat = flatten(summary)
+    by_replica = {key for key in flat if key.startswith("replica.")}
+    assert len(by_replica) > 100 and flat == flatten(pickle.loads(pickle.dumps(again)))
+    assert summary == again and summary != structs.replace(again, replicas={})
+    monkeypatch.setattr(MetricsByReplica, "__getitem__", None)
+    assert flatten(summarize(Run(seed=8).records), replicas=False) == {
+        key: flat[key] for key in flat if key not in by_replica
+    }
+
+
 def test_flat_keys() -> None:
     summary = summarize(Run(seed=8).records)
     flat = flatten(summary)
@@ -202,6 +215,7 @@ WAYS = {
     "gaps.SHORT_ROWS": 1,
     "itl._MOST_KEPT": 0,
     "summary._BLOCK_ROWS": 1,
+    "tokens._JOINT_ROWS": 1,
 }
 """Sizes between ways that take less time for few values, and for many; by module."""
 

@@ -121,6 +121,31 @@ def test_processes_do_not_change_the_result() -> None:
     assert [each.policies for each in alone] == [each.policies for each in spread]
 
 
+def test_seeds_without_metrics_of_replicas() -> None:
+    """They are left out where other metrics tell the seeds apart."""
+    chosen = scenario(policies={"routing": ["random", "least-loaded"]})
+    runs = compare(chosen)
+    whole, found = replicate(chosen, runs, 3), replicate(chosen, runs, 3, by_replica=False)
+    for all_of_them, few in zip(whole.flat, found.flat, strict=True):
+        expected = [{key: one[key] for key in one if not key.startswith("replica.")} for one in all_of_them]
+        assert [*few] == expected
+    assert whole.varies and found.varies
+
+
+@pytest.mark.parametrize(("routing", "varies"), [("random", True), ("round-robin", False)])
+def test_seeds_that_change_replicas_alone(routing: str, varies: bool, tmp_path: Path) -> None:
+    """Each of two prompts is alone wherever it comes, so that only the replicas' metrics tell random places apart."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,300,1\n64,300,1\n")
+    chosen = scenario(workload={"trace": str(trace)}, policies={"routing": routing})
+    runs = compare(chosen)
+    whole, found = replicate(chosen, runs, 4), replicate(chosen, runs, 4, by_replica=False)
+    assert whole.varies == found.varies == varies
+    assert found == whole
+    overall = [{key: one[key] for key in one if not key.startswith("replica.")} for one in whole.flat[0]]
+    assert all(each == overall[0] for each in overall)
+
+
 @pytest.mark.ci
 def test_long_comparisons_take_one_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
