@@ -177,8 +177,8 @@ def write(x: np.ndarray, error_pct: float) -> None:
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def main() -> None:
-    experiments, _ = read(DATA)
+def fit(experiments: Sequence[ServingExperiment]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The numbers from all experiments, and those without a model, by its name."""
     owner = np.concatenate([[e.model.name] * 2 * len(e.stages) for e in experiments])
     weight = np.concatenate([[len(e.stages) ** -0.5] * 2 * len(e.stages) for e in experiments])
     x = START
@@ -187,15 +187,20 @@ def main() -> None:
         slope, left = linearised(at, experiments)
         x = solve(slope, left, at, weight)
         print(rounded(x), flush=True)
+    return x, {name: solve(slope, left, at, weight * (owner != name)) for name in dict.fromkeys(owner)}
+
+
+def main() -> None:
+    experiments, _ = read(DATA)
+    x, without = fit(experiments)
     overall = report("in sample", experiments, simulated(x, experiments))
     if "--write" in sys.argv:
         write(x, overall["e2e_mean"])
     unseen: dict[str, ReplayResult] = {}
-    for name in dict.fromkeys(owner):
+    for name, numbers in without.items():
         own = [e for e in experiments if e.model.name == name]
-        without = solve(slope, left, at, weight * (owner != name))
-        unseen |= {e.id: r for e, r in zip(own, simulated(without, own), strict=True)}
-        print(f"without {name}:", rounded(without))
+        unseen |= {e.id: r for e, r in zip(own, simulated(numbers, own), strict=True)}
+        print(f"without {name}:", rounded(numbers))
     report("models left out", experiments, [unseen[e.id] for e in experiments])
 
 

@@ -37,6 +37,7 @@ LINES = {
     "reproduce": "reproduce --list",
     "catalog coefficients": "catalog coefficients --gpu h100",
     "catalog engines": "catalog engines",
+    "catalog errors": "catalog errors",
     "catalog gpus": "catalog gpus h100",
     "catalog memory": "catalog memory --model llama-3.1-8b --gpu h100",
     "catalog models": "catalog models",

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from msgspec.structs import replace as with_fields
 from plotly.offline import get_plotlyjs
 
 from browser import chromium
+from headway.catalog.errors import Band, ErrorClass
 from headway.core.errors import HeadwayError
 from headway.core.record import FALLBACK, REFUSED
 from headway.metrics.latency import DefaultSlo
@@ -48,7 +50,32 @@ def runs() -> list[Run]:
     return [make(i) for i in range(3)]
 
 
+def with_bands(run: Run) -> Run:
+    basis, flat = ErrorClass("GPU", "16 bit", "low"), flatten(run.summary)
+    keys = ("ttft_s.p99", "e2e_s.mean")
+    return replace(run, bands={key: Band(flat[key] / 2, flat[key] * 2, 0.9, basis, 12, 4, 12) for key in keys})
+
+
 # The table.
+
+
+def test_bands_are_below_the_table_and_drawn() -> None:
+    run = with_bands(make(0))
+    band = run.bands["ttft_s.p99"]
+    (note,) = table.error_notes([run])
+    assert f"TTFT p99 {table.seconds(band.low)} to {table.seconds(band.high)}, E2E mean" in note
+    assert "GPU measured, 16 bit weights, low load" in note and "TPOT" not in note
+    (of_both,) = table.error_notes([run, with_bands(make(1))])
+    assert "likely: TTFT p99 ±100%, E2E mean ±100% (runs with GPU measured" in of_both
+    assert table.error_notes([make(0)]) == [] and charts.model_error([make(0)]) == {}
+    (points,) = charts.model_error([run])["model-error"]["data"]
+    middle = flatten(run.summary)["ttft_s.p99"]
+    assert points["y"] == ["TTFT p99", "E2E mean"] and points["x"][0] == pytest.approx(middle, rel=1e-4)
+    assert points["error_x"]["array"][0] == pytest.approx(middle, rel=1e-4)
+    assert points["error_x"]["arrayminus"][0] == pytest.approx(middle / 2, rel=1e-4)
+    shown = html.page([run], PROVENANCE)
+    assert "How sure these latencies are" in shown and note in unescape(shown)
+    assert "How sure" not in html.page([make(0)], PROVENANCE)
 
 
 def test_the_note_names_the_pools_and_what_is_missing() -> None:

@@ -341,6 +341,18 @@ def test_uncalibrated_pools_are_named() -> None:
     assert note.startswith("small (l4: kernels of l40s, generic overhead of vllm-v1)")
 
 
+def test_latencies_have_bands_of_the_least_known_pool() -> None:
+    known, other = pool(name="known", gpu="h100", engine="vllm-v1"), pool(name="small", gpu="l4", engine="vllm-v1")
+    measured, mixed = (run(scenario(fleet=fleet)) for fleet in (known, [*known, *other]))
+    flat = flatten(measured.summary)
+    assert {"ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "e2e_s.mean"} <= measured.bands.keys()
+    assert not any(key.startswith(("itl_s.p", "ttft_s.max", "usd")) for key in measured.bands)
+    assert all(band.low < flat[key] < band.high for key, band in measured.bands.items())
+    assert {band.basis.known for band in measured.bands.values()} == {"GPU and version"}
+    for key, band in mixed.bands.items():
+        assert band.high / band.low >= measured.bands[key].high / measured.bands[key].low * (1 - 1e-9)
+
+
 def test_windowed_layers_keep_a_part_of_long_sequences() -> None:
     """Half of the layers of gpt-oss keep 128 tokens, so that a replica holds nearly twice as many of long sequences."""
 

@@ -17,6 +17,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Parallel, Pool
 from headway.core.record import Outcome
+from headway.metrics.usage import fullness, usage
 from headway.perf.speculation import step_model
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
@@ -57,6 +58,10 @@ class ReplayResult(Struct, frozen=True):
     num_unfinished: int
     warm: SimulatedLatencies | None = None
     """Without the first requests (`FIRST`), whose prompts are not cached yet; None: there are no others."""
+    fullness: float = 0.0
+    """Of the fullest replica, the mean over seeds (`metrics.usage.fullness`)."""
+    waiting_share: float = 0.0
+    """Of the requests' time, until they are admitted to a batch."""
 
 
 def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet:
@@ -145,13 +150,19 @@ def replay(
     line: Callable[[Pool], Line] | None = None
     if coefficients is not None:
         line = lambda pool: step_model(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line  # noqa: E731
-    parts: list[tuple[Floats, Floats, Floats, Floats, Floats]] = []
-    unfinished = 0
+    parts: list[tuple[Floats, Floats, Floats, Floats, Floats, Floats]] = []
+    unfinished, full = 0, []
     for seed in seeds:
         table = workload(experiment, seed)
         policies = Policies(router("least-loaded"), ordering("fcfs"))
         source = _source(experiment, table)
         records = simulate(pools, source, policies, seed=seed, line=line)
+        used = usage(records, 0.0)
+        rows = range(len(records.replicas))
+        full.append(max(
+            fullness(used.batch_size([i]), used.kv_use([i]), used.busy_share([i]), records.replicas[i].max_num_seqs)
+            for i in rows
+        ))  # fmt: skip
         requests, table = records.requests, source.table()
         done = requests["outcome"] == Outcome.FINISHED
         unfinished += int(np.count_nonzero(~done))
@@ -160,14 +171,16 @@ def replay(
         ttft_s, e2e_s = (requests[name][done] - arrival_s for name in ("first_token_s", "end_s"))
         gaps = table.output_tokens[numbers] - 1.0
         ttft_ms, e2e_ms = np.asarray(ttft_s, "f8") * 1e3, np.asarray(e2e_s, "f8") * 1e3
-        parts.append((arrival_s, ttft_ms, e2e_ms, gaps, numbers.astype("f8")))
-    arrival_s, ttft_ms, e2e_ms, gaps, number = (np.concatenate(column) for column in zip(*parts, strict=True))
+        waited_ms = np.asarray(requests["admitted_s"][done] - arrival_s, "f8") * 1e3
+        parts.append((arrival_s, ttft_ms, e2e_ms, gaps, numbers.astype("f8"), waited_ms))
+    arrival_s, ttft_ms, e2e_ms, gaps, number, waited_ms = map(np.concatenate, zip(*parts, strict=True))
     overall = _latencies(experiment, ttft_ms, e2e_ms, gaps)
     masks = [(arrival_s >= low) & (arrival_s < high) for low, high in pairwise(bounds)]
     stages = tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m], gaps[m]) for m in masks)
     late = number >= FIRST
+    waiting = float(waited_ms.sum() / e2e_ms.sum()) if len(e2e_ms) else 0.0
     warm = _latencies(experiment, ttft_ms[late], e2e_ms[late], gaps[late]) if late.any() else None
-    return ReplayResult(overall, stages, unfinished, warm)
+    return ReplayResult(overall, stages, unfinished, warm, sum(full) / len(full), waiting)
 
 
 def _source(experiment: ServingExperiment, table: Workload) -> RequestSource:

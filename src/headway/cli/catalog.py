@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from headway import catalog
+from headway.catalog.errors import LEVEL, METRICS, coverage, error_file
 from headway.cli.flags import assume_option
 from headway.cli.output import ABOVE_0, PATH, POSITIVE, SubCommands, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
@@ -134,6 +135,32 @@ def coefficients(gpu: str, engine: str, version: str | None, as_json: bool) -> N
         print_json(rows)
     else:
         print_table(("key", "value"), rows.items())
+
+
+@command.command("errors")
+@json_option
+def errors(as_json: bool) -> None:
+    """Say how far measured runs were from predictions, and how often within their bands.
+
+    By what was measured of the GPU and the engine's version, by weights and by load. A band is from the errors of the
+    runs of other models; 90% of the runs should be within. Classes with fewer than 9 runs, or fewer than 3 models, take
+    the band of a wider one.
+    """
+    file = error_file()
+    found = coverage(file.runs)
+    if as_json:
+        print_json({"level": LEVEL, "coverage": found, **msgspec.to_builtins(file)})
+        return
+    rows = [
+        [
+            each.of.label, each.num_runs, each.num_models, "own" if each.has_own_band else "wider",
+            *(f"{each.covered[m]:.0%} of ±{each.width[m]:.0%}" if m in each.covered else "-" for m in METRICS),
+        ]
+        for each in found
+    ]  # fmt: skip
+    title = f"Measured runs within bands of a nominal {LEVEL:.0%}, from runs of other models; and the bands"
+    print_table(["class", "runs", "models", "band", *METRICS], rows, title)
+    click.echo(file.source)
 
 
 @command.command("memory")

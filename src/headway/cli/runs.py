@@ -13,6 +13,7 @@ import click
 from msgspec import Struct, json, structs
 
 from headway.catalog.coefficients import PoolCalibration
+from headway.catalog.errors import Band
 from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
 from headway.cli.output import PATH, as_json_option, console, no_progress_option, print_json
 from headway.cli.own_policies import broken_rules
@@ -104,6 +105,8 @@ class RunResult(Struct, frozen=True, omit_defaults=True):
     """Of metrics over several seeds."""
     verdicts: dict[str, Verdict] = {}
     """Of metrics over several seeds, against the best run."""
+    bands: dict[str, Band] = {}
+    """Of latencies: where the error of the step times leaves them."""
 
 
 class RunResults(Struct, frozen=True, omit_defaults=True):
@@ -140,6 +143,7 @@ def results(runs: Sequence[Run], scenario: Scenario, seeded: SeededMetrics | Non
                 metrics=flatten(run.summary),
                 intervals=intervals[i],
                 verdicts=verdicts[i],
+                bands=run.bands,
             )
             for i, run in enumerate(runs)
         ],

@@ -56,6 +56,12 @@ class ReplicaUsage:
         return float(self.busy_s[rows].sum() / up_s) if up_s > 0 else None
 
 
+def fullness(batch: MeanPeak | None, kv: MeanPeak | None, busy_share: float | None, max_num_seqs: int) -> float:
+    """Mean share of a replica's sequences, or of its KV cache, in use while a batch runs: the larger of the two."""
+    seqs = batch.mean / max_num_seqs if batch is not None and max_num_seqs else 0.0
+    return max(seqs, kv.mean / busy_share if kv is not None and busy_share else 0.0)
+
+
 def usage(records: Records, warmup_s: float) -> ReplicaUsage:
     """Usage from `warmup_s` to the end of the run. A stretch that starts in that window counts in full."""
     replicas = records.replicas

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from headway.metrics.latency import sample
 from headway.metrics.series import ReplicaTimelines, bin_middles_s, cdf, fleet_load, itl_gaps, replica_timelines
+from headway.report.model_error import SHOWN
 from headway.report.page import COLORS, INK, QUIET, RULE
 from headway.report.run import Run
 
@@ -106,6 +107,33 @@ def _ticks(low: float, high: float) -> list[float]:
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     leading = (1, 2, 5) if len(decades) <= 3 else (1, 3) if len(decades) <= 5 else (1,)
     return [float(f"{digit}e{decade}") for decade in decades for digit in leading]
+
+
+def model_error(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Each run's latencies with the error of the step times as bars; empty without bands."""
+    data: list[dict[str, Any]] = []
+    for index, run in enumerate(runs):
+        found = [(key, band) for key in SHOWN if (band := run.bands.get(key)) is not None]
+        if not found:
+            continue
+        predicted_s = np.array([(band.low * band.high) ** 0.5 for _, band in found])
+        names = [f"{key.split('_s.')[0].upper()} {key.rpartition('.')[2]}" for key, _ in found]
+        ends = [f"{1000 * band.low:,.4g} to {1000 * band.high:,.4g} ms" for _, band in found]
+        data.append({
+            "type": "scatter", "mode": "markers", "name": run.name, "meta": index, "x": numbers(predicted_s),
+            "y": names, "marker": {"color": COLORS[index % len(COLORS)], "size": 9}, "customdata": ends,
+            "error_x": {
+                "type": "data", "symmetric": False, "thickness": 1.8, "width": 4,
+                "array": numbers(np.array([band.high for _, band in found]) - predicted_s),
+                "arrayminus": numbers(predicted_s - np.array([band.low for _, band in found])),
+            },
+            "hovertemplate": f"%{{x:.4g}} s, %{{customdata}}<extra>{run.name}</extra>",
+        })  # fmt: skip
+    if not data:
+        return {}
+    rows = {"type": "category", "autorange": "reversed", "title": {"text": ""}}
+    shape = layout("s", "", 90 + 34 * len(SHOWN), xaxis={"type": "log"}, yaxis=rows)
+    return {"model-error": {"data": data, "layout": shape}}
 
 
 def over_time(runs: Sequence[Run]) -> dict[str, Figure]:

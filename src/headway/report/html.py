@@ -13,7 +13,16 @@ from headway.report import charts, dots
 from headway.report.describe import DEFINITIONS
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table, write_page
 from headway.report.run import Provenance, Run, named_by_policies
-from headway.report.table import COLUMNS, Cell, compare, seconds, seeds_note, short_number, uncalibrated_note
+from headway.report.table import (
+    COLUMNS,
+    Cell,
+    compare,
+    error_notes,
+    seconds,
+    seeds_note,
+    short_number,
+    uncalibrated_note,
+)
 
 JS = """
 const hidden = new Set();
@@ -61,7 +70,13 @@ def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | No
         if seeded is None
         else seeded
     )
-    figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs) | charts.pools(runs)
+    figures = (
+        charts.model_error(runs)
+        | charts.distributions(runs)
+        | charts.over_time(runs)
+        | charts.tiers(runs)
+        | charts.pools(runs)
+    )
     if len(runs) > 1:
         figures["decision"] = dots.figure([run.name for run in runs], several)
     timelines = charts.replica_heatmaps(runs)
@@ -72,6 +87,7 @@ def page(runs: Sequence[Run], provenance: Provenance, seeded: SeededMetrics | No
             _comparison(runs, seeded),
             _chips(runs),
             _latency(figures),
+            _model_error(runs, figures),
             _load(figures),
             _pools(figures),
             _replicas(runs),
@@ -204,6 +220,16 @@ def _decision(runs: Sequence[Run], seeded: SeededMetrics) -> str:
     caption = f"Further left is better.{bars}"
     picture = chart("decision", "Tail and cost", caption)
     return f'<section>\n<p class="verdict">{escape(sentence)}</p>\n{picture}\n</section>'
+
+
+def _model_error(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
+    if "model-error" not in figures:
+        return ""
+    notes = "".join(f'<p class="quiet">{escape(line)}</p>' for line in error_notes(runs))
+    picture = chart(
+        "model-error", "Latencies and the error of the step times", "Bars: 9 of 10 measured runs, by class."
+    )
+    return f"<section>\n<h2>How sure these latencies are</h2>\n{notes}\n{picture}\n</section>"
 
 
 def _pools(figures: dict[str, charts.Figure]) -> str:

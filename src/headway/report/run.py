@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headway.catalog.coefficients import PoolCalibration
+from headway.catalog.errors import Band
 from headway.core.record import Records
 from headway.metrics.latency import DefaultSlo
 from headway.metrics.summary import Summary
@@ -31,6 +32,8 @@ class Run:
     """Which pools have such measurements."""
     slo: DefaultSlo | None = None
     """SLOs of requests without their own."""
+    bands: dict[str, Band] = field(default_factory=dict)
+    """Of predicted latencies, by key of the summary: where they would be measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headway.catalog.errors import Band
 from headway.metrics.latency import sample, slo_ranges
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
+from headway.report.model_error import SHOWN
 from headway.report.run import Run
 
 
@@ -347,6 +349,28 @@ def _of_group(runs: Sequence[Run], prefix: str, seeded: SeededMetrics | None) ->
     return compare(runs, seeded, columns, ONLY_IF_NONZERO | keys)
 
 
+def error_notes(runs: Sequence[Run]) -> list[str]:
+    """Where the latencies would be measured, of one run; of several, by how much they would differ."""
+    found: dict[str, None] = {}
+    for run in runs:
+        shown = [(column, band) for column in COLUMNS if column.key in SHOWN and (band := run.bands.get(column.key))]
+        if not shown:
+            continue
+        parts = ", ".join(
+            f"{column.title} {column.show(band.low)} to {column.show(band.high)}" if len(runs) == 1
+            else f"{column.title} ±{percent_of(band)}%"
+            for column, band in shown
+        )  # fmt: skip
+        classes = dict.fromkeys(band.basis.label for _, band in shown)
+        found[f"With the error of the step times, 9 of 10 likely: {parts} (runs with {'; '.join(classes)})."] = None
+    return list(found)
+
+
+def percent_of(band: Band) -> str:
+    """Half the width of a band around its prediction, which is the geometric mean of its ends."""
+    return f"{100 * ((band.high / band.low) ** 0.5 - 1):.0f}" if band.low > 0 else "0"
+
+
 def seeds_note(seeded: SeededMetrics) -> str:
     """What the numbers of several seeds are."""
     num = len(seeded.seeds)
@@ -366,6 +390,7 @@ def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics
     notes += [f"{kind}: {text}" for kind, text in hidden.items()]
     if (uncalibrated := uncalibrated_note(runs)) is not None:
         notes.append(uncalibrated)
+    notes += error_notes(runs)
     if seeded is not None:
         notes.append(seeds_note(seeded))
     marked = [cell for row in compared.cells for cell in row]

@@ -15,6 +15,7 @@ import yaml
 from msgspec.structs import replace
 
 from headway import __version__
+from headway.catalog.errors import Band
 from headway.config import scenario as config
 from headway.config.fleet import fleet_of
 from headway.config.limits import check_tenants, limits_of
@@ -31,6 +32,7 @@ from headway.metrics.latency import nothing_measured, sample
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import Summary, flatten, summarize
 from headway.metrics.usage import usage
+from headway.report import model_error
 from headway.report.run import Provenance, Run
 from headway.scenario.policies import check, knows_future, labels, policies_of, scaler_of
 from headway.scenario.policy_errors import as_policy_errors
@@ -129,6 +131,7 @@ def run(
             if each.uncalibrated
         ),
         pools=step_times.pools,
+        bands=_bands(chosen, records, summary, step_times),
         slo=spec.slo,
         notes=(
             *source.table().notes,
@@ -139,6 +142,15 @@ def run(
             *without_bound,
         ),
     )
+
+
+def _bands(chosen: Scenario, records: Records, summary: Summary, step_times: StepTimes) -> dict[str, Band]:
+    """None with hosted pools, whose latencies are given and not predicted."""
+    pools = chosen.fleet.all_pools
+    if any(pool.hosted is not None for pool in pools):
+        return {}
+    return model_error.bands([(each.model, step_times.coefficients[each.name]) for each in pools], records.replicas,
+                             summary)  # fmt: skip
 
 
 def compare(

@@ -25,10 +25,18 @@ from headway.planning.capacity import plan as capacity
 from headway.planning.capacity.bounds import ArrivingRequests, lower_bounds
 from headway.planning.capacity.page import page
 from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
-from headway.planning.capacity.problem import CapacityCandidate, CapacityPlan, Situation, Targets, misses
+from headway.planning.capacity.problem import (
+    LATENCY_SLOS,
+    CapacityCandidate,
+    CapacityPlan,
+    Situation,
+    Targets,
+    misses,
+)
 from headway.planning.capacity.rehearsal import CapacityRehearsal, CapacityTask, fleet_document
 from headway.planning.capacity.text import LEGEND, render
 from headway.report.page import library_name, write_page
+from headway.report.table import seconds
 from headway.scenario.processes import processes
 
 MOST = 6
@@ -411,6 +419,11 @@ def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
         shown = page(found, "a <plan>", "headway plan capacity")
         assert "a &lt;plan&gt;" in shown and shown.count('class="chart"') == num_charts
     text = render(good, width=160)
+    for each in good.likely:
+        assert each.band.low < each.predicted_s < each.band.high
+        assert f"is {int(10 * each.chance)} of 10 likely: predicted {seconds(each.predicted_s)}" in text
+    asked = [name for name in LATENCY_SLOS if getattr(good.targets, name) is not None]
+    assert [each.slo for each in good.likely] == asked and asked and not bad.likely
     assert LEGEND in text and LEGEND in page(good, "small", "headway plan capacity")
     assert "load x3" in text and "1 replica lost" in text and "the plan" in text
 

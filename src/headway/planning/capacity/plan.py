@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from headway import catalog
+from headway.catalog.errors import prediction_errors
 from headway.config import strict_yaml
 from headway.config.fleet import own_of
 from headway.config.scenario import StepTimes, listed, variants, with_absolute_paths
@@ -23,10 +24,12 @@ from headway.core.fleet import Parallel
 from headway.metrics.latency import nothing_measured
 from headway.planning.capacity.bounds import ArrivingRequests, Mask, lower_bounds
 from headway.planning.capacity.problem import (
+    LATENCY_SLOS,
     CandidateBounds,
     CapacityCandidate,
     CapacityPlan,
     CapacityProblem,
+    LikelyTarget,
     LongerRun,
     Situation,
     Targets,
@@ -36,6 +39,7 @@ from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_documen
 from headway.planning.capacity.search import Progress, cheapest_fleet
 from headway.planning.rehearsals import RehearsalCache, Simulator
 from headway.planning.together import together_in
+from headway.report.model_error import error_class
 from headway.workload.generate import generate
 from headway.workload.spec import resolved
 
@@ -112,7 +116,28 @@ def plan(
     if best.choice is not None and not (best.measured and best.measured.calibrated):
         what = f"step times of {best.choice.candidate.gpu} are not calibrated ({', '.join(best.choice.uncalibrated)})"
         notes.append(f"{what}: trust the order, not the numbers")
-    return structs.replace(best, notes=tuple(notes)), rehearsal
+    return structs.replace(best, notes=tuple(notes), likely=_likely(best, rehearsal)), rehearsal
+
+
+def _likely(best: CapacityPlan, rehearsal: CapacityRehearsal) -> tuple[LikelyTarget, ...]:
+    """The chances that the plan's targets are met, as measured; by the longer rehearsal if there is one."""
+    measured = best.measured if best.longer is None else best.longer.measured
+    if best.choice is None or best.choice.replicas is None or measured is None:
+        return ()
+    chosen = rehearsal.scenario(best.choice.candidate, best.choice.replicas, Situation())
+    used = StepTimes(chosen).coefficients
+    pools = [(pool.model, used[pool.name]) for pool in chosen.fleet.all_pools]
+    wanted, found, errors = structs.replace(error_class(pools, 0.0, 0.0), load=measured.load), [], prediction_errors()
+    for slo in LATENCY_SLOS:
+        target_s, predicted_s = getattr(best.targets, slo), getattr(measured, slo)
+        if target_s is None or not predicted_s:
+            continue
+        metric = slo.removesuffix("_s")
+        band = errors.band(predicted_s, metric, wanted)
+        chance = errors.chance(predicted_s, target_s, metric, wanted)
+        if band is not None and chance is not None:
+            found.append(LikelyTarget(slo, target_s, predicted_s, band, chance))
+    return tuple(found)
 
 
 def _lasting(

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
+from headway.catalog.errors import Band, Load
 from headway.core.fleet import Parallel
 
 SLO_NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "attainment"}
@@ -86,6 +87,8 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     calibrated: bool
     wait_growth: float | None = None
     """Mean TTFT of the last third of the requests over that of the middle third; None: a third has none finished."""
+    load: Load | None = None
+    """Of the fullest replica, as in `catalog.errors.load_of`; None: not known."""
 
 
 class CapacityEvaluator(Protocol):
@@ -179,6 +182,17 @@ class BestReached(Struct, frozen=True, forbid_unknown_fields=True):
     where: str
 
 
+class LikelyTarget(Struct, frozen=True, forbid_unknown_fields=True):
+    """A target of the plan, by the errors of predictions for measured runs."""
+
+    slo: str
+    target_s: float
+    predicted_s: float
+    band: Band
+    chance: float
+    """Least chance that a measured run meets the target."""
+
+
 class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["optimal", "infeasible"]
     """`optimal`: the cheapest of the candidates, provided that more replicas are never worse (see `num_assumed`)."""
@@ -206,6 +220,8 @@ class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
     num_rehearsals: int = 0
     longer: LongerRun | None = None
     """None: the workload has no more requests, as a trace."""
+    likely: tuple[LikelyTarget, ...] = ()
+    """The plan's targets of latencies; empty without a plan."""
     notes: tuple[str, ...] = ()
 
 

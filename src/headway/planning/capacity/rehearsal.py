@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from headway import catalog
+from headway.catalog.errors import Load, load_of
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.metrics.columns import Floats
-from headway.metrics.latency import SLO_KINDS, slo_masks
-from headway.metrics.usage import usage
+from headway.metrics.latency import SLO_KINDS, Sample, slo_masks
+from headway.metrics.usage import ReplicaUsage, fullness, usage
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
 from headway.planning.rehearsals import RehearsalCache, Simulator, content_key, counted, model_keys, scenario_key
 from headway.planning.verdicts import TargetMissedError, watched
@@ -149,6 +150,7 @@ def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
     tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
     has, good = slo_masks(measured)["all"]
     window_s = records.end_s - warmup_s
+    used = usage(records, warmup_s)
     num_good = int((good if has.any() else measured.finished).sum())
     return RehearsalMetrics(
         ttft_p99_s=_p99(np.where(measured.finished, measured.ttft_s, inf)),
@@ -156,12 +158,23 @@ def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
         e2e_p99_s=_p99(np.where(measured.finished, measured.e2e_s, inf)),
         attainment=float(good.sum() / has.sum()) if has.any() else None,
         goodput_rps=num_good / window_s if window_s > 0 else None,
-        busy_share=usage(records, warmup_s).busy_share(list(range(len(records.replicas)))),
+        busy_share=used.busy_share(list(range(len(records.replicas)))),
         num_requests=len(measured),
         num_completed=int(measured.finished.sum()),
         calibrated=all(each.calibrated for each in StepTimes(chosen).pools),
         wait_growth=_growth(np.where(measured.finished, measured.ttft_s, inf)),
+        load=_load(records, used, measured),
     )
+
+
+def _load(records: Records, used: ReplicaUsage, measured: Sample) -> Load:
+    """Of the fullest replica."""
+    full = max(
+        fullness(used.batch_size([i]), used.kv_use([i]), used.busy_share([i]), each.max_num_seqs)
+        for i, each in enumerate(records.replicas)
+    )
+    waited_s, e2e_s = (each[measured.finished].sum() for each in (measured.queueing_s, measured.e2e_s))
+    return load_of(full, float(waited_s / e2e_s) if e2e_s > 0 else 0.0)
 
 
 def fleet_document(

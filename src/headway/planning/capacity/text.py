@@ -15,6 +15,7 @@ from headway.planning.capacity.problem import (
     SLOS,
     CandidateResult,
     CapacityPlan,
+    LikelyTarget,
     PolicyResult,
     RehearsalMetrics,
     Targets,
@@ -70,6 +71,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             yield f"With one replica less it misses: {', '.join(missed)}."
         else:
             yield "It is the smallest number allowed, so nothing binds."
+        yield from map(_likely, plan.likely)
         yield from _policies(plan)
         if plan.longer is not None and not plan.longer.misses:
             yield f"It also meets them over {plan.longer.measured.num_requests:,} requests."
@@ -77,6 +79,17 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             verdicts = _verdicts(plan.choice)
             yield f"More replicas did not always do better, so all cheaper numbers were rehearsed ({verdicts})."
     yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes)
+
+
+def _likely(each: LikelyTarget) -> str:
+    """As in "TPOT p99 ≤ 50 ms is 9 of 10 likely: predicted 41 ms, with the error of 13 measured runs 36 to 47 ms."."""
+    tenths = int(10 * each.chance + 1e-9)
+    chance = f"{tenths} of 10" if tenths else "less than 1 of 10"
+    band = f"{seconds(each.band.low)} to {seconds(each.band.high)}"
+    return (
+        f"{NAMES[each.slo]} ≤ {seconds(each.target_s)} is {chance} likely: predicted {seconds(each.predicted_s)}, with"
+        f" the error of {each.band.num_runs} measured runs {band}."
+    )
 
 
 def _bound(plan: CapacityPlan) -> str:

@@ -1,0 +1,278 @@
+"""Errors of predictions against measured runs, and the bands around new predictions that follow from them.
+
+Split conformal prediction (Vovk, Gammerman and Shafer 2005; Lei et al. 2018): of n runs like the new one, the
+ceil(0.9 (n + 1))-th smallest error covers it with a chance of at least 90%, whatever the errors' distribution. An error
+is the absolute logarithm of measured over predicted, so a band is a factor to both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from math import ceil, exp, inf, log
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway.catalog.coefficients import Coefficients
+from headway.core.fleet import Model
+
+Known = Literal["GPU and version", "GPU", "neither"]
+Weights = Literal["16 bit", "8 bit", "4 bit", "experts"]
+Load = Literal["low", "medium", "high"]
+
+KNOWN: tuple[Known, ...] = ("GPU and version", "GPU", "neither")
+"""What the step times were measured on, the best known first: the GPU's kernels and the engine's version, the kernels
+only, or neither."""
+LOADS: tuple[tuple[float, Load], ...] = ((0.25, "low"), (0.75, "medium"), (inf, "high"))
+"""(up to this, the fullest replica's `metrics.usage.fullness`, name)."""
+MOST_WAITING = 0.1
+"""A larger share of requests' time until admission is a high load, at any fullness: prompts wait for prompts."""
+LEVEL = 0.9
+LEAST_RUNS, LEAST_MODELS = 9, 3
+"""Fewer runs, or runs of fewer models, are too few for a band: 9 is the least n with a rank for 90%, the largest."""
+METRICS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_mean", "e2e_mean", "e2e_p99")
+"""Latencies whose errors are known."""
+_STATISTICS = {"mean": "mean", "p50": "mean", "p90": "p99", "p95": "p99", "p99": "p99"}
+"""Which error stands for a statistic of a distribution."""
+
+
+class ErrorClass(Struct, frozen=True, forbid_unknown_fields=True):
+    """Predictions that err alike. None: any."""
+
+    known: Known
+    weights: Weights | None = None
+    load: Load | None = None
+
+    @property
+    def label(self) -> str:
+        """As in "GPU and version measured, experts, low load"."""
+        known = "GPU and version not measured" if self.known == "neither" else f"{self.known} measured"
+        parts = [f"{self.weights} weights" if self.weights and self.weights != "experts" else self.weights]
+        return ", ".join(filter(None, [known, *parts, f"{self.load} load" if self.load else None]))
+
+
+class RunErrors(Struct, frozen=True, forbid_unknown_fields=True):
+    """Errors of the predictions for one measured run, by step times that were fitted without its model."""
+
+    run: str
+    model: str
+    engine: str
+    gpu: str
+    known: Known
+    weights: Weights
+    fullness: float
+    """As in `load_of`, by the prediction."""
+    waiting_share: float
+    errors: dict[str, float]
+    """Logarithm of measured over predicted, by `METRICS`. Above 0: measured slower than predicted."""
+
+    @property
+    def load(self) -> Load:
+        return load_of(self.fullness, self.waiting_share)
+
+    def is_in(self, wanted: ErrorClass) -> bool:
+        return (
+            self.known == wanted.known
+            and wanted.weights in (None, self.weights)
+            and wanted.load in (None, self.load)
+        )  # fmt: skip
+
+
+class ErrorFile(Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    runs: tuple[RunErrors, ...]
+
+
+class Band(Struct, frozen=True, omit_defaults=True):
+    """Where a latency is measured with a chance of at least `level`, in seconds."""
+
+    low: float
+    high: float
+    level: float
+    basis: ErrorClass
+    """The class whose runs the band is from: that of the prediction, or a wider one if it has too few."""
+    num_runs: int
+    num_models: int
+    num_own_runs: int
+    """Of the prediction's own class."""
+
+
+class PredictionErrors:
+    """Bands and chances from measured runs."""
+
+    def __init__(self, runs: Sequence[RunErrors], least_models: int = LEAST_MODELS) -> None:
+        self._runs, self._least_models = tuple(runs), least_models
+
+    def band(self, predicted_s: float, metric: str, wanted: ErrorClass, level: float = LEVEL) -> Band | None:
+        """Of one of `METRICS`. None: no class has enough runs with this metric.
+
+        What is less well known never has a narrower band, nor has a class with too few runs for a band of its own one
+        that would leave out a run of it.
+        """
+        found = [each for each in self._sets(metric, wanted) if each.factor(level) is not None]
+        if not found:
+            return None
+        widest = max(found, key=lambda each: each.factor(level) or 0.0)
+        factor = exp(widest.factor(level) or 0.0)
+        return Band(
+            low=predicted_s / factor,
+            high=predicted_s * factor,
+            level=level,
+            basis=widest.basis,
+            num_runs=len(widest.errors),
+            num_models=widest.num_models,
+            num_own_runs=len(self._of(metric, wanted)),
+        )
+
+    def chance(self, predicted_s: float, target_s: float, metric: str, wanted: ErrorClass) -> float | None:
+        """Least chance that at most `target_s` is measured; None as for `band`."""
+        found = [each for each in self._sets(metric, wanted) if each.factor(LEVEL) is not None]
+        if not found or not predicted_s > 0:
+            return None
+        room = log(target_s / predicted_s) if target_s > 0 else -inf
+        return min(each.chance(room) for each in found)
+
+    def _of(self, metric: str, wanted: ErrorClass) -> list[RunErrors]:
+        return [run for run in self._runs if metric in run.errors and run.is_in(wanted)]
+
+    def _sets(self, metric: str, wanted: ErrorClass) -> Iterator[_ErrorSet]:
+        """The set of runs for this class, and those for the same class where more is known."""
+        for known in KNOWN[: KNOWN.index(wanted.known) + 1]:
+            own = replace(wanted, known=known)
+            seen = self._of(metric, own)
+            for basis in (own, replace(own, weights=None), ErrorClass(known)):
+                runs = self._of(metric, basis)
+                models = {run.model for run in runs}
+                if len(runs) >= LEAST_RUNS and len(models) >= self._least_models:
+                    beside = () if basis == own else tuple(run.errors[metric] for run in seen)
+                    yield _ErrorSet(basis, tuple(run.errors[metric] for run in runs), len(models), beside)
+                    break
+
+
+class _ErrorSet(Struct, frozen=True):
+    """Errors of one metric over the runs of a class."""
+
+    basis: ErrorClass
+    errors: tuple[float, ...]
+    num_models: int
+    beside: tuple[float, ...]
+    """Errors of the runs of a narrower class that has too few of them."""
+
+    def factor(self, level: float) -> float | None:
+        """Half the band's width in logarithms; None: too few runs for the level."""
+        half = quantile([abs(each) for each in self.errors], level)
+        return None if half is None else max([half, *map(abs, self.beside)])
+
+    def chance(self, room: float) -> float:
+        """Least chance of an error of at most `room`. A narrower class's runs lower it, and do not raise it."""
+        found = share_below(self.errors, room)
+        if self.beside:
+            found = min(found, (sum(each <= room for each in self.beside) + 1) / (len(self.beside) + 1))
+        return found
+
+
+def quantile(scores: Sequence[float], level: float) -> float | None:
+    """The ceil(level (n + 1))-th smallest score: the next one is at most that with a chance of `level` or more, if all
+    orders of the scores are equally likely. None: there are too few scores, and no bound."""
+    rank = ceil(level * (len(scores) + 1) - 1e-9)
+    return sorted(scores)[rank - 1] if 1 <= rank <= len(scores) else None
+
+
+def share_below(scores: Sequence[float], most: float) -> float:
+    """Least chance that the next score is at most `most`."""
+    return sum(each <= most for each in scores) / (len(scores) + 1)
+
+
+class Coverage(Struct, frozen=True):
+    """How often measured values were in bands from runs of other models."""
+
+    of: ErrorClass
+    num_runs: int
+    num_models: int
+    has_own_band: bool
+    """Whether the class has enough runs for a band of its own."""
+    covered: dict[str, float]
+    """By metric: share of its runs that were within their bands."""
+    width: dict[str, float]
+    """By metric: half the width of the class's band from all runs, as a factor minus 1."""
+
+
+def coverage(runs: Sequence[RunErrors], level: float = LEVEL) -> list[Coverage]:
+    """Coverage by what is known: of all runs, by weights, and by load.
+
+    The bands of a model's runs are from those of the other models (leave one model out), which may be one fewer.
+    """
+    others = {
+        model: PredictionErrors([run for run in runs if run.model != model], LEAST_MODELS - 1)
+        for model in {run.model for run in runs}
+    }
+    every = PredictionErrors(runs)
+    classes = {ErrorClass(r.known, *parts) for r in runs for parts in ((), (r.weights,), (None, r.load))}
+    order = [*KNOWN, None, "16 bit", "8 bit", "4 bit", "experts", "low", "medium", "high"]
+    found = []
+    for wanted in sorted(classes, key=lambda c: [order.index(each) for each in (c.known, c.weights, c.load)]):
+        own = [run for run in runs if run.is_in(wanted)]
+        covered, width = {}, {}
+        for metric in METRICS:
+            inside = [each for run in own if (each := _is_inside(others[run.model], run, metric, level)) is not None]
+            band = every.band(1.0, metric, wanted, level)
+            if inside and band is not None:
+                covered[metric], width[metric] = sum(inside) / len(inside), band.high - 1
+        models = {run.model for run in own}
+        has_own = len(own) >= LEAST_RUNS and len(models) >= LEAST_MODELS
+        found.append(Coverage(wanted, len(own), len(models), has_own, covered, width))
+    return found
+
+
+def _is_inside(others: PredictionErrors, run: RunErrors, metric: str, level: float) -> bool | None:
+    """None: the run has no such error, or the others give no band."""
+    if metric not in run.errors:
+        return None
+    band = others.band(1.0, metric, ErrorClass(run.known, run.weights, run.load), level)
+    return None if band is None else band.low <= exp(run.errors[metric]) <= band.high
+
+
+def metric_of(key: str) -> str | None:
+    """The one of `METRICS` whose errors stand for a key of a summary such as "ttft_s.p95"; None: none does."""
+    name, _, statistic = key.partition(".")
+    metric = f"{name.removesuffix('_s')}_{_STATISTICS.get(statistic, '')}"
+    is_median_gap = key == "itl_s.p50"  # iterations with prompts are in the mean, and not in the median
+    return metric if metric in METRICS and not is_median_gap else None
+
+
+def known_of(used: Coefficients) -> Known:
+    """What these step times were measured on."""
+    if used.calibrated:
+        return "GPU and version"
+    return "neither" if any("kernels" in each for each in used.estimated) else "GPU"
+
+
+def weights_of(model: Model) -> Weights:
+    """Of experts in any precision, else of dense weights by their bits."""
+    if model.moe is not None:
+        return "experts"
+    return "4 bit" if "4" in model.dtype else "8 bit" if "8" in model.dtype else "16 bit"
+
+
+def load_of(fullness: float, waiting_share: float) -> Load:
+    """Of a run, by the fullest replica's `metrics.usage.fullness`, and the share of requests' time until admission."""
+    if waiting_share > MOST_WAITING:
+        return "high"
+    return next(name for most, name in LOADS if fullness <= most)
+
+
+@cache
+def prediction_errors() -> PredictionErrors:
+    """From the catalog's runs."""
+    return PredictionErrors(error_file().runs)
+
+
+@cache
+def error_file() -> ErrorFile:
+    """The errors that `scripts/fit_errors.py` found."""
+    data = files("headway.catalog") / "data" / "errors.json"
+    return msgspec.json.decode(data.read_bytes(), type=ErrorFile)

@@ -1,0 +1,155 @@
+"""Bands around predictions, from errors of measured runs."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from math import exp, log
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from headway import catalog
+from headway.catalog.errors import (
+    KNOWN,
+    METRICS,
+    ErrorClass,
+    PredictionErrors,
+    RunErrors,
+    coverage,
+    error_file,
+    known_of,
+    metric_of,
+    prediction_errors,
+    quantile,
+    weights_of,
+)
+
+CLASSES = [
+    ErrorClass(*each)
+    for each in product(KNOWN, (None, "16 bit", "8 bit", "4 bit", "experts"), (None, "low", "medium", "high"))
+]
+
+
+def run(error: float, model: str = "m", known: str = KNOWN[0], weights: str = "16 bit", full: float = 0.1) -> RunErrors:
+    return RunErrors("a run", model, "vLLM", "h100", known, weights, full, 0.0, {"e2e_mean": error})
+
+
+def spread(num: int, size: float, **more: object) -> list[RunErrors]:
+    """Errors from -size to size, of three models."""
+    return [run(size * (2 * i / (num - 1) - 1), model=f"m{i % 3}", **more) for i in range(num)]
+
+
+def test_the_quantile_is_the_rank_of_split_conformal_prediction() -> None:
+    scores = [float(i) for i in range(1, 20)]
+    assert quantile(scores, 0.9) == 18.0  # ceil(0.9 x 20)
+    assert quantile(scores[:9], 0.9) == 9.0  # the largest of the fewest that have a rank
+    assert quantile(scores[:8], 0.9) is None
+
+
+@given(st.integers(9, 60), st.integers(0, 10**6))
+def test_in_exchangeable_scores_the_share_left_out_is_at_most_a_tenth(num: int, seed: int) -> None:
+    """Each of n + 1 scores in turn is the new one: at most a tenth of them are above the quantile of the others."""
+    scores = [abs(random.Random(seed + i).gauss(0, 1)) for i in range(num + 1)]
+    outside = 0
+    for i, new in enumerate(scores):
+        bound = quantile(scores[:i] + scores[i + 1 :], 0.9)
+        assert bound is not None
+        outside += new > bound
+    assert outside <= 0.1 * len(scores)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_band_contains_its_prediction_and_is_a_factor(metric: str) -> None:
+    for wanted in CLASSES:
+        band, twice = (prediction_errors().band(at, metric, wanted) for at in (0.2, 0.4))
+        assert band is not None and twice is not None
+        assert band.low < 0.2 < band.high
+        assert twice.low == pytest.approx(2 * band.low) and twice.high == pytest.approx(2 * band.high)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_what_is_less_well_known_never_has_a_narrower_band_or_a_better_chance(metric: str) -> None:
+    for wanted in CLASSES:
+        errors = prediction_errors()
+        wide = [errors.band(1.0, metric, replace(wanted, known=known)).high for known in KNOWN]
+        assert wide == sorted(wide)
+        for target in (0.8, 1.0, 1.2, 2.0):
+            chances = [errors.chance(1.0, target, metric, replace(wanted, known=known)) for known in KNOWN]
+            assert chances == sorted(chances, reverse=True)
+
+
+def test_a_class_with_too_few_runs_takes_the_wider_band_and_leaves_out_none_of_its_own_runs() -> None:
+    few = [run(0.5, model="x", weights="experts"), run(-0.1, model="y", weights="experts")]
+    errors = PredictionErrors(spread(19, 0.1) + few)
+    wanted = ErrorClass(KNOWN[0], "experts", "low")
+    band = errors.band(1.0, "e2e_mean", wanted)
+    assert band.basis == replace(wanted, weights=None)
+    assert (band.num_runs, band.num_models, band.num_own_runs) == (21, 5, 2)
+    assert band.high == pytest.approx(exp(0.5))
+    assert errors.chance(1.0, exp(0.4), "e2e_mean", wanted) == pytest.approx(2 / 3)
+    enough = errors.band(1.0, "e2e_mean", ErrorClass(KNOWN[0], "16 bit", "low"))
+    assert enough.basis.weights == "16 bit" and enough.high == pytest.approx(exp(0.1))
+
+
+def test_runs_of_too_few_models_are_no_class_of_their_own() -> None:
+    alike = [run(0.0, model="one", weights="8 bit") for _ in range(30)]
+    errors = PredictionErrors(alike)
+    assert errors.band(1.0, "e2e_mean", ErrorClass(KNOWN[0], "8 bit")) is None
+    assert errors.chance(1.0, 2.0, "e2e_mean", ErrorClass(KNOWN[0], "8 bit")) is None
+    assert errors.band(1.0, "ttft_mean", ErrorClass(KNOWN[0])) is None
+
+
+@given(st.floats(0.01, 10), st.floats(0.01, 10), st.floats(1, 3))
+def test_a_looser_target_is_never_less_likely(predicted_s: float, target_s: float, more: float) -> None:
+    errors, wanted = prediction_errors(), ErrorClass("GPU", "16 bit", "low")
+    chance = errors.chance(predicted_s, target_s, "tpot_mean", wanted)
+    assert 0 <= chance <= errors.chance(predicted_s, target_s * more, "tpot_mean", wanted) < 1
+
+
+def test_a_chance_is_the_share_of_runs_that_would_have_met_the_target() -> None:
+    errors = PredictionErrors([run(log(1 + i / 100), model=f"m{i % 3}") for i in range(19)])
+    assert errors.chance(1.0, 1.0951, "e2e_mean", ErrorClass(KNOWN[0])) == pytest.approx(10 / 20)
+    assert errors.chance(1.0, 9.0, "e2e_mean", ErrorClass(KNOWN[0])) == pytest.approx(19 / 20)
+    assert errors.chance(1.0, 0.5, "e2e_mean", ErrorClass(KNOWN[0])) == 0
+
+
+def test_coverage_is_of_models_that_the_bands_have_not_seen() -> None:
+    """One model that errs more than all others is never covered, although its runs are among the catalog's."""
+    usual = [run(0.01 * i, model=f"m{i}") for i in range(9)]
+    found = coverage([*usual, run(1.0, model="odd"), run(1.1, model="odd")])
+    assert found[0].of == ErrorClass(KNOWN[0])
+    assert found[0].covered == {"e2e_mean": pytest.approx(9 / 11)}
+    assert found[0].width["e2e_mean"] == pytest.approx(exp(1.1) - 1)
+
+
+def test_of_all_catalogued_runs_nine_of_ten_are_within_the_bands_from_other_models() -> None:
+    found = {each.of: each for each in coverage(error_file().runs)}
+    for known in KNOWN:
+        every = found[ErrorClass(known)]
+        assert every.num_runs == 30 and every.num_models == 9
+        assert set(every.covered) == set(METRICS)
+        assert all(share >= 0.85 for share in every.covered.values()), every.covered
+
+
+def test_classes_of_predictions() -> None:
+    assert known_of(catalog.coefficients("h100-80gb-sxm", "vllm-v1")) == "GPU and version"
+    assert known_of(catalog.coefficients("h100-80gb-sxm", "vllm-v1", "0.17")) == "GPU"
+    assert known_of(catalog.coefficients("l40s", "vllm-v1")) == "GPU"
+    assert known_of(catalog.coefficients("h20-96gb", "vllm-v1")) == "neither"
+    assert known_of(catalog.coefficients("b200-180gb-sxm", "sglang")) == "neither"
+    model = catalog.model("llama-3.1-8b")
+    kinds = [weights_of(replace(model, dtype=dtype)) for dtype in ("bf16", "fp8", "int8", "nvfp4", "w4a16")]
+    assert kinds == ["16 bit", "8 bit", "8 bit", "4 bit", "4 bit"]
+    assert weights_of(catalog.model("qwen3-30b-a3b-fp8")) == "experts"
+
+
+def test_metrics_of_a_summary() -> None:
+    assert [metric_of(key) for key in ("ttft_s.p50", "ttft_s.p95", "tpot_s.p99", "itl_s.mean", "e2e_s.mean")] == [
+        "ttft_mean", "ttft_p99", "tpot_p99", "itl_mean", "e2e_mean",
+    ]  # fmt: skip
+    assert [metric_of(key) for key in ("itl_s.p99", "itl_s.p50", "ttft_s.max", "tier.0.ttft_s.p50", "usd")] == 5 * [
+        None
+    ]
