@@ -86,7 +86,7 @@ def test_json_has_its_stable_keys(scenario: Path, capsys: pytest.CaptureFixture[
     (result,) = printed["results"]
     assert list(result) == [
         "policies", "num_requests", "num_completed", "simulate_s", "total_s", "calibrated", "pools", "notes",
-        "metrics",
+        "metrics", "bands",
     ]  # fmt: skip
     assert result["num_requests"] == result["num_completed"] == 40
     assert [set(pool) for pool in result["pools"]] == [{"name", "gpu", "engine", "calibrated", "uncalibrated"}]

@@ -350,25 +350,24 @@ def _of_group(runs: Sequence[Run], prefix: str, seeded: SeededMetrics | None) ->
 
 
 def error_notes(runs: Sequence[Run]) -> list[str]:
-    """Where the latencies would be measured, of one run; of several, by how much they would differ."""
-    found: dict[str, None] = {}
-    for run in runs:
-        shown = [(column, band) for column in COLUMNS if column.key in SHOWN and (band := run.bands.get(column.key))]
-        if not shown:
-            continue
-        parts = ", ".join(
-            f"{column.title} {column.show(band.low)} to {column.show(band.high)}" if len(runs) == 1
-            else f"{column.title} ±{percent_of(band)}%"
-            for column, band in shown
-        )  # fmt: skip
-        classes = dict.fromkeys(band.basis.label for _, band in shown)
-        found[f"With the error of the step times, 9 of 10 likely: {parts} (runs with {'; '.join(classes)})."] = None
-    return list(found)
+    """Where the latencies of one run would be measured; of several, how far from the predictions at most."""
+    shown = [(column, [run.bands[column.key] for run in runs if column.key in run.bands]) for column in COLUMNS
+             if column.key in SHOWN]  # fmt: skip
+    shown = [(column, bands) for column, bands in shown if bands]
+    if not shown:
+        return []
+    parts = ", ".join(
+        f"{column.title} {column.show(bands[0].low)} to {column.show(bands[0].high)}" if len(runs) == 1
+        else f"{column.title} within {max(map(percent_of, bands)):.0f}%"
+        for column, bands in shown
+    )  # fmt: skip
+    classes = dict.fromkeys(band.basis.label for _, bands in shown for band in bands)
+    return [f"With the error of the step times, 9 of 10 likely: {parts} (runs with {'; '.join(classes)})."]
 
 
-def percent_of(band: Band) -> str:
+def percent_of(band: Band) -> float:
     """Half the width of a band around its prediction, which is the geometric mean of its ends."""
-    return f"{100 * ((band.high / band.low) ** 0.5 - 1):.0f}" if band.low > 0 else "0"
+    return 100 * ((band.high / band.low) ** 0.5 - 1) if band.low > 0 else 0.0
 
 
 def seeds_note(seeded: SeededMetrics) -> str:
