@@ -17,7 +17,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Parallel, Pool
 from headway.core.record import Outcome
-from headway.metrics.usage import fullness, usage
+from headway.metrics.usage import fullest, usage
 from headway.perf.speculation import step_model
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
@@ -59,7 +59,7 @@ class ReplayResult(Struct, frozen=True):
     warm: SimulatedLatencies | None = None
     """Without the first requests (`FIRST`), whose prompts are not cached yet; None: there are no others."""
     fullness: float = 0.0
-    """Of the fullest replica, the mean over seeds (`metrics.usage.fullness`)."""
+    """Of the fullest replica, the mean over seeds (`metrics.usage.fullest`)."""
     waiting_share: float = 0.0
     """Of the requests' time, until they are admitted to a batch."""
 
@@ -157,12 +157,7 @@ def replay(
         policies = Policies(router("least-loaded"), ordering("fcfs"))
         source = _source(experiment, table)
         records = simulate(pools, source, policies, seed=seed, line=line)
-        used = usage(records, 0.0)
-        rows = range(len(records.replicas))
-        full.append(max(
-            fullness(used.batch_size([i]), used.kv_use([i]), used.busy_share([i]), records.replicas[i].max_num_seqs)
-            for i in rows
-        ))  # fmt: skip
+        full.append(fullest(usage(records, 0.0), records.replicas))
         requests, table = records.requests, source.table()
         done = requests["outcome"] == Outcome.FINISHED
         unfinished += int(np.count_nonzero(~done))

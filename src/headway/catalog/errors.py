@@ -28,7 +28,7 @@ KNOWN: tuple[Known, ...] = ("GPU and version", "GPU", "neither")
 """What the step times were measured on, the best known first: the GPU's kernels and the engine's version, the kernels
 only, or neither."""
 LOADS: tuple[tuple[float, Load], ...] = ((0.25, "low"), (0.75, "medium"), (inf, "high"))
-"""(up to this, the fullest replica's `metrics.usage.fullness`, name)."""
+"""(up to this, `metrics.usage.fullest`, name)."""
 MOST_WAITING = 0.1
 """A larger share of requests' time until admission is a high load, at any fullness: prompts wait for prompts."""
 LEVEL = 0.9
@@ -259,7 +259,7 @@ def weights_of(model: Model) -> Weights:
 
 
 def load_of(fullness: float, waiting_share: float) -> Load:
-    """Of a run, by the fullest replica's `metrics.usage.fullness`, and the share of requests' time until admission."""
+    """Of a run, by `metrics.usage.fullest`, and the share of requests' time until admission."""
     if waiting_share > MOST_WAITING:
         return "high"
     return next(name for most, name in LOADS if fullness <= most)

@@ -21,7 +21,7 @@ from headway.metrics.columns import Mask, Rows, floats, rows_by_code
 from headway.metrics.itl import itl_by_replica, itl_distributions
 from headway.metrics.latency import ComputedSample, DefaultSlo, Distribution, Sample, distribution, sample
 from headway.metrics.programs import ProgramMetrics, program_metrics
-from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning_metrics, usage
+from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, fullest, provisioning_metrics, usage
 
 
 class Refusals(Struct, frozen=True):
@@ -108,8 +108,12 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
 class MetricsByReplica(Mapping[str, ReplicaMetrics]):
     """`Summary.replicas`, computed when the first is read: few readers want those of thousands of replicas."""
 
-    def __init__(self, names: Sequence[str], compute: Callable[[], dict[str, ReplicaMetrics]]) -> None:
+    def __init__(
+        self, names: Sequence[str], compute: Callable[[], dict[str, ReplicaMetrics]], fullness: float
+    ) -> None:  # fmt: skip
         self._names, self._compute = names, compute
+        self.fullness = fullness
+        """As `usage.fullest`."""
 
     @cached_property
     def _found(self) -> dict[str, ReplicaMetrics]:
@@ -174,7 +178,9 @@ def summarize(
         tenants=tenants,
         fallbacks=fallbacks,
         replicas=MetricsByReplica(
-            [str(each.id) for each in records.replicas], partial(_replicas, records, chosen, used, window_s)
+            [str(each.id) for each in records.replicas],
+            partial(_replicas, records, chosen, used, window_s),
+            fullest(used, records.replicas),
         ),
         programs=program_metrics(records, warmup_s, None if slo is None else slo.program_s),
     )

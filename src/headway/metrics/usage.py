@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,10 +56,13 @@ class ReplicaUsage:
         return float(self.busy_s[rows].sum() / up_s) if up_s > 0 else None
 
 
-def fullness(batch: MeanPeak | None, kv: MeanPeak | None, busy_share: float | None, max_num_seqs: int) -> float:
-    """Mean share of a replica's sequences, or of its KV cache, in use while a batch runs: the larger of the two."""
-    seqs = batch.mean / max_num_seqs if batch is not None and max_num_seqs else 0.0
-    return max(seqs, kv.mean / busy_share if kv is not None and busy_share else 0.0)
+def fullest(used: ReplicaUsage, replicas: Sequence[ReplicaRecord]) -> float:
+    """Of the fullest replica: the mean share of its sequences, or of its KV cache, in use while a batch runs."""
+    busy_s = np.maximum(used.busy_s, 1e-9)
+    seqs = used.batch_s / busy_s / np.array([max(each.max_num_seqs, 1) for each in replicas])
+    capacity = np.array([each.kv_capacity_tokens for each in replicas], dtype=np.float64)
+    kv = np.divide(used.kv_token_s, capacity * busy_s, out=np.zeros(len(replicas)), where=capacity > 0)
+    return float(np.maximum(seqs, kv).max(initial=0.0))
 
 
 def usage(records: Records, warmup_s: float) -> ReplicaUsage:

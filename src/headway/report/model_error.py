@@ -18,9 +18,7 @@ from headway.catalog.errors import (
     weights_of,
 )
 from headway.core.fleet import Model
-from headway.core.record import ReplicaRecord
-from headway.metrics.summary import Summary, flatten
-from headway.metrics.usage import fullness
+from headway.metrics.summary import MetricsByReplica, Summary, flatten
 
 SHOWN = ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "e2e_s.mean", "e2e_s.p99")
 """Keys of the summary whose bands tables and charts show."""
@@ -33,22 +31,16 @@ def error_class(pools: Sequence[tuple[Model, Coefficients]], full: float, waitin
     return ErrorClass(known, weights.pop() if len(weights) == 1 else None, load_of(full, waiting_share))
 
 
-def bands(
-    pools: Sequence[tuple[Model, Coefficients]], replicas: Sequence[ReplicaRecord], summary: Summary
-) -> dict[str, Band]:
+def bands(pools: Sequence[tuple[Model, Coefficients]], summary: Summary) -> dict[str, Band]:
     """Where each latency of the summary would be measured, by its key; empty without pools on GPUs."""
     if not pools or summary.e2e_s is None:
         return {}
-    found = [(each, summary.replicas.get(str(each.id))) for each in replicas]
-    full = max(
-        (fullness(one.batch_size, one.kv_use, one.busy_share, each.max_num_seqs) for each, one in found if one),
-        default=0.0,
-    )
+    full = summary.replicas.fullness if isinstance(summary.replicas, MetricsByReplica) else 0.0
     waited_s = summary.queueing_s.mean if summary.queueing_s is not None else 0.0
     waiting_share = waited_s / summary.e2e_s.mean if summary.e2e_s.mean > 0 else 0.0
     wanted = error_class(pools, full, waiting_share)
     by_key = {}
-    for key, value in flatten(summary).items():
+    for key, value in flatten(summary, replicas=False).items():
         metric = metric_of(key)
         if metric is not None and value is not None:
             band = prediction_errors().band(float(value), metric, wanted)

@@ -131,7 +131,7 @@ def run(
             if each.uncalibrated
         ),
         pools=step_times.pools,
-        bands=_bands(chosen, records, summary, step_times),
+        bands=_bands(chosen, summary, step_times),
         slo=spec.slo,
         notes=(
             *source.table().notes,
@@ -144,13 +144,12 @@ def run(
     )
 
 
-def _bands(chosen: Scenario, records: Records, summary: Summary, step_times: StepTimes) -> dict[str, Band]:
+def _bands(chosen: Scenario, summary: Summary, step_times: StepTimes) -> dict[str, Band]:
     """None with hosted pools, whose latencies are given and not predicted."""
     pools = chosen.fleet.all_pools
     if any(pool.hosted is not None for pool in pools):
         return {}
-    return model_error.bands([(each.model, step_times.coefficients[each.name]) for each in pools], records.replicas,
-                             summary)  # fmt: skip
+    return model_error.bands([(each.model, step_times.coefficients[each.name]) for each in pools], summary)
 
 
 def compare(

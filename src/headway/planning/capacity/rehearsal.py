@@ -20,7 +20,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.metrics.columns import Floats
 from headway.metrics.latency import SLO_KINDS, Sample, slo_masks
-from headway.metrics.usage import ReplicaUsage, fullness, usage
+from headway.metrics.usage import ReplicaUsage, fullest, usage
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
 from headway.planning.rehearsals import RehearsalCache, Simulator, content_key, counted, model_keys, scenario_key
 from headway.planning.verdicts import TargetMissedError, watched
@@ -169,10 +169,7 @@ def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
 
 def _load(records: Records, used: ReplicaUsage, measured: Sample) -> Load:
     """Of the fullest replica."""
-    full = max(
-        fullness(used.batch_size([i]), used.kv_use([i]), used.busy_share([i]), each.max_num_seqs)
-        for i, each in enumerate(records.replicas)
-    )
+    full = fullest(used, records.replicas)
     waited_s, e2e_s = (each[measured.finished].sum() for each in (measured.queueing_s, measured.e2e_s))
     return load_of(full, float(waited_s / e2e_s) if e2e_s > 0 else 0.0)
 
