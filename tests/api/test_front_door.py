@@ -134,6 +134,7 @@ def test_frames_are_those_of_polars_where_it_is_installed(comparison: hw.Compari
 def test_frames_without_their_library_are_one_line(
     method: str, library: str, comparison: hw.Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    comparison.to_arrow()  # pyarrow looks for pandas once, at its first table
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(hw.HeadwayError, match=f"{method}: {library} is not installed; pip install {library}"):
         getattr(comparison, method)()
