@@ -88,14 +88,14 @@ class ResponseMeter:
             live.phase = Phase.REASONING
 
     def forget_silent_tokens(self) -> int:
-        """Begin an attempt: the tokens that another engine generates again. See `PartialResponse.forget_silent_ids`."""
+        """Begin an attempt. Returns how many tokens its engine generates again: `PartialResponse.forget_silent_ids`."""
         num = self.partial.forget_silent_ids()
         self.tokens_before = self.partial.tokens
         self._num_forgotten += num
         return num
 
     def _count_no_more(self) -> None:
-        """Take back the count of forgotten tokens, once the engine has begun to generate them again."""
+        """Subtract the forgotten tokens from the request's count, as the engine has begun to generate them again."""
         num, self._num_forgotten = self._num_forgotten, 0
         self._live.generated_tokens -= num
         if self._in_flight.reservation is not None:
