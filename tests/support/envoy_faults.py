@@ -23,16 +23,30 @@ SETTINGS = {"hold_s": 0.0}
 
 
 class Front:
-    """Two engines, a picker, and an Envoy of each kind: one fails closed, and one open."""
+    """Two engines, a picker, and an Envoy of each kind: one fails closed, and one open.
+
+    As the page's configuration says, Envoy finds a picker that hangs: it also takes one for such whose machine stands
+    still for two seconds. So Envoy looks for hanging pickers only while a picker hangs (`watch`).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.engines = [GatedEngine() for _ in range(2)]
         self.grpc_port = envoys.free_port()
         self.picker = self._new_picker(self.engines)
+        self._is_watched = False
+        self.envoys = [self._new_envoy(config) for config in self._configs()]
+
+    def _configs(self) -> list[str]:
         closed = envoys.configuration()
-        self.configs = [closed, envoys.fail_open(closed)]
-        self.envoys = [self._new_envoy(config) for config in self.configs]
+        if not self._is_watched:
+            closed = envoys.unwatched(closed)
+        return [closed, envoys.fail_open(closed)]
+
+    def watch(self, is_watched: bool) -> None:
+        """Have both Envoys look for a picker that hangs, or not."""
+        self._is_watched = is_watched
+        self.restart_envoys()
 
     def write(self, engines: list[GatedEngine]) -> Path:
         """The fleet file, and the file that it names with these engines."""
@@ -48,11 +62,12 @@ class Front:
         return Envoy(config, self.grpc_port, [*ports, *ports], self.folder, port)
 
     def ready(self) -> None:
-        """Wait until both Envoys send requests where the picker says."""
+        """Wait until both Envoys send requests where the picker says, and it counts none of these any more."""
         serving.all_up(self.picker, len(self.engines))
         for envoy in self.envoys:
             envoys.listening(envoy)
             until(lambda envoy=envoy: asked(envoy) == "200")  # type: ignore[misc]
+        self.idle()
 
     def restart_picker(self) -> None:
         self.picker.close()
@@ -61,9 +76,8 @@ class Front:
 
     def restart_envoys(self, second_picker: int = 0) -> None:
         """`second_picker`: the port of another one beside the first; 0: there is none."""
-        for i, envoy in enumerate(self.envoys):
+        for i, (envoy, config) in enumerate(zip(self.envoys, self._configs(), strict=True)):
             envoy.close()
-            config = self.configs[i]
             if second_picker:
                 config = config.replace(_PICKER, f"{_PICKER}, {_PICKER.replace('9002', str(second_picker))}")
             self.envoys[i] = self._new_envoy(config, envoy.port)
@@ -96,10 +110,18 @@ def asked(envoy: Process) -> str:
 
 
 def begun(envoy: Process) -> Reply:
-    """A stream whose first token has come."""
-    reply = chat(envoy, max_tokens=9, stream=True)
-    next(reply.events())
-    return reply
+    """A stream whose first token has come. Where Envoy takes the picker for one that hangs, it is asked for again."""
+    replies: list[Reply] = []
+
+    def has_begun() -> bool:
+        replies.append(chat(envoy, max_tokens=9, stream=True))
+        if replies[-1].status == 200:
+            return next(replies[-1].events(), None) is not None
+        replies[-1].close()
+        return False
+
+    until(has_begun)
+    return replies[-1]
 
 
 def end_of(reply: Reply) -> str:
@@ -121,8 +143,13 @@ def close_gates(front: Front) -> None:
         engine.gate.clear()
 
 
-def row(what: str, streams: list[str], envoys: list[Envoy]) -> str:
-    cells = [f"{stream}; {asked(envoy)}" for stream, envoy in zip(streams, envoys, strict=True)]
+def answers(front: Front) -> list[str]:
+    """What a new request gets from each Envoy."""
+    return [asked(envoy) for envoy in front.envoys]
+
+
+def row(what: str, streams: list[str], answers: list[str]) -> str:
+    cells = [f"{stream}; {answer}" for stream, answer in zip(streams, answers, strict=True)]
     return f"| {what} | {' | '.join(cells)} |"
 
 
@@ -143,35 +170,34 @@ def _rows(front: Front) -> list[str]:
     streams = [begun(envoy) for envoy in front.envoys]
     front.picker.kill()
     open_gates(front)
-    rows.append(row("the picker is killed (`kill -9`)", [end_of(each) for each in streams], front.envoys))
+    rows.append(row("the picker is killed (`kill -9`)", [end_of(each) for each in streams], answers(front)))
     front.restart_picker()
-    rows.append(row("the picker is back", ["-", "-"], front.envoys))
+    rows.append(row("the picker is back", ["-", "-"], answers(front)))
 
+    front.watch(True)
     close_gates(front)
     streams = [begun(envoy) for envoy in front.envoys]
     front.picker.process.send_signal(signal.SIGSTOP)
     open_gates(front)
-    ends = [end_of(each) for each in streams]
-    rows.append(row("the picker hangs (`kill -STOP`)", ends, front.envoys))
+    rows.append(row("the picker hangs (`kill -STOP`)", [end_of(each) for each in streams], answers(front)))
     front.picker.process.send_signal(signal.SIGCONT)
     front.ready()
-    rows.append(row("the picker goes on (`kill -CONT`)", ["-", "-"], front.envoys))
-    front.idle()
+    rows.append(row("the picker goes on (`kill -CONT`)", ["-", "-"], ["200", "200"]))
 
     second = front.second_picker()
     try:
         second.process.send_signal(signal.SIGSTOP)
         for envoy in front.envoys:
             until(lambda envoy=envoy: {asked(envoy) for _ in range(3)} == {"200"})  # type: ignore[misc]
-        rows.append(row("one of two pickers hangs, for a few seconds", ["-", "-"], front.envoys))
+        rows.append(row("one of two pickers hangs, for a few seconds", ["-", "-"], ["200", "200"]))
     finally:
         second.close()
-    front.restart_envoys()
+    front.watch(False)
 
     close_gates(front)
     streams = [begun(envoy) for envoy in front.envoys]
     front.restart_envoys()
-    rows.append(row("Envoy is restarted", [end_of(each) for each in streams], front.envoys))
+    rows.append(row("Envoy is restarted", [end_of(each) for each in streams], answers(front)))
     open_gates(front)
     front.idle()
 
@@ -183,7 +209,7 @@ def _rows(front: Front) -> list[str]:
     front.picker.process.send_signal(signal.SIGHUP)
     front.picker.wait_for(f"{front.engines[0].url} is drained and removed")
     open_gates(front)
-    rows.append(row("an endpoint leaves its file", [end_of(each) for each in streams], front.envoys))
+    rows.append(row("an endpoint leaves its file", [end_of(each) for each in streams], answers(front)))
     front.write(front.engines)
     front.restart_picker()
 
@@ -195,10 +221,10 @@ def _rows(front: Front) -> list[str]:
     open_gates(front)
     ends = [end_of(each) for each in streams]
     own = [f"at it: {ends[i]}, elsewhere: {ends[i + 1]}" for i in (0, 2)]
-    rows.append(row("an engine is killed", own, front.envoys))
+    rows.append(row("an engine is killed", own, answers(front)))
     front.idle()
 
     front.engines[1].end()
     until(lambda: serving.send(front.picker, "/health").json()["up"] == 0)
-    rows.append(row("no engine is left", ["-", "-"], front.envoys))
+    rows.append(row("no engine is left", ["-", "-"], answers(front)))
     return rows

@@ -37,7 +37,7 @@ class Front:
         self.ports = [engine.port for engine in engines]
         path = serving.fleet_file(folder, [engine.url for engine in engines], policies={"routing": "least-loaded"})
         self.picker = envoys.picker(path, "--decisions", str(folder / "decisions.jsonl"))
-        self.envoy = Envoy(envoys.configuration(), self.picker.grpc_port, self.ports, folder)
+        self.envoy = Envoy(envoys.unwatched(envoys.configuration()), self.picker.grpc_port, self.ports, folder)
         serving.all_up(self.picker, NUM_ENGINES)
         envoys.listening(self.envoy)
         until(lambda: status(self.envoy) == 200)
