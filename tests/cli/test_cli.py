@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from headway import __version__
-from headway.cli import COMMANDS, main
+from headway.cli import COMMANDS, commands, main
 from headway.records.parquet import load as load_records
 from headway.report.page import library_name
 
@@ -370,3 +372,32 @@ def test_a_comparison_imports_only_what_it_needs() -> None:
     assert [
         name for name in imported if f"{name}.".startswith(tuple(f"{each}." for each in NOT_FOR_A_COMPARISON))
     ] == []
+
+
+def options(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Option]]:
+    """Each option of each command below a group, with the command's name."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from options(command, f"{before}{name} ")
+        elif command is not None:
+            yield from ((f"{before}{name}", each) for each in command.params if isinstance(each, click.Option))
+
+
+def test_options_between_commas_are_listed_and_may_be_repeated() -> None:
+    """A second `--routing` once replaced the first one without a word."""
+    found = {}
+    for command, option in options(commands):
+        if "separated by commas" in (option.help or "").lower() or "," in str(option.default):
+            found[f"{command} {option.opts[0]}"] = option.multiple
+    assert {"compare --routing", "plan capacity --gpus", "plan tiers --tiers"} <= set(found)
+    assert [name for name, is_multiple in found.items() if not is_multiple] == []
+
+
+def test_routers_of_several_options_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    def routers(*given: str) -> list[str]:
+        flags = [part for each in given for part in ("--routing", each)]
+        results = json_of(capsys, "compare", *FLEET, *SYNTHETIC, "--seeds", "1", "--json", *flags)["results"]
+        return [each["policies"]["routing"] for each in results]
+
+    assert routers("random", "least-loaded") == routers("random,least-loaded") == ["random", "least-loaded"]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from headway import catalog
-from headway.cli.output import ABOVE_0, PATH, POSITIVE, SECONDS, SECONDS_ABOVE_0
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, SECONDS, SECONDS_ABOVE_0, list_option
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
@@ -54,8 +54,8 @@ trace_options = together((
 ))  # fmt: skip
 
 policy_options = together((
-    click.option("--routing", help="Routers, separated by commas: round-robin,least-loaded. Or module:Class."),
-    click.option("--ordering", help="Orderings, separated by commas: fcfs,edf. Or module:Class."),
+    list_option("--routing", help="Routers, separated by commas: round-robin,least-loaded. Or module:Class."),
+    list_option("--ordering", help="Orderings, separated by commas: fcfs,edf. Or module:Class."),
     click.option("--migration", help="A migration policy, or module:Class."),
     click.option("--scaling", help="A scaler, or module:Class."),
     click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where orderings act."),

@@ -16,6 +16,7 @@ from headway.cli.output import (
     SubCommands,
     as_json_option,
     counting,
+    list_option,
     no_progress_option,
     print_json,
     print_table,
@@ -35,15 +36,15 @@ def command() -> None:
 
 @command.command()
 @click.argument("series", type=PATH)
-@click.option(
+@list_option(
     "--methods",
     default=",".join(DEFAULT.methods),
     show_default=True,
     help="Separated by commas: last-value, seasonal-naive, ets, arima (order by AIC), blend (of these), arima:2-1-1 or "
     "arima:1-0-1:0-1-1 (given orders). With the suffix -leak: fitted on the future too.",
 )
-@click.option("--only", help="Names of series, separated by commas. Default: all.")
-@click.option("--columns", help="Columns of values, separated by commas. Default: all.")
+@list_option("--only", help="Names of series, separated by commas. Default: all.")
+@list_option("--columns", help="Columns of values, separated by commas. Default: all.")
 @click.option("--step-s", type=SECONDS_ABOVE_0, default=DEFAULT.step_s, show_default=True, help="Step of the forecast.")
 @click.option(
     "--of",
@@ -63,7 +64,7 @@ def command() -> None:
     help="Period of the series in steps.",
 )
 @click.option("--warmup", type=POSITIVE, help="Steps before the first forecast. Default: two seasons.")
-@click.option(
+@list_option(
     "--quantiles",
     default=",".join(f"{q:g}" for q in DEFAULT.quantiles),
     show_default=True,

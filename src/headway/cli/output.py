@@ -65,6 +65,16 @@ class SubCommands(click.Group):
             )
 
 
+def list_option(*names: str, default: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+    """An option of values between commas, as one text. Given several times, it has the values of all."""
+
+    def joined(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> str | None:
+        return ",".join(texts) if texts else None
+
+    defaults = None if default is None else [default]
+    return click.option(*names, multiple=True, default=defaults, callback=joined, **settings)
+
+
 def as_json_option(text: str) -> Callable[[Any], Any]:
     """`--json`, with this help. Whatever else writes to `sys.stdout` while the command runs, writes to stderr."""
 

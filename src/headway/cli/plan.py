@@ -23,7 +23,7 @@ from headway.cli.flags import (
     used_flags,
     whole,
 )
-from headway.cli.output import SECONDS, SECONDS_ABOVE_0, SubCommands, console, print_json
+from headway.cli.output import SECONDS, SECONDS_ABOVE_0, SubCommands, console, list_option, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_fleet import fleet
@@ -75,10 +75,10 @@ command.add_command(scaling)
 @click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration.")
 @click.option("--warmup-s", type=SECONDS, help="Targets ignore requests that arrive before.")
 @click.option("--seed", type=int, help="Random seed; default: 0.")
-@click.option("--gpus", help="GPU types to choose from, separated by commas; default: the scenario's.")
-@click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
-@click.option("--routing", help="Routers to choose from, separated by commas.")
-@click.option("--ordering", help="Orderings to choose from, separated by commas.")
+@list_option("--gpus", help="GPU types to choose from, separated by commas; default: the scenario's.")
+@list_option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
+@list_option("--routing", help="Routers to choose from, separated by commas.")
+@list_option("--ordering", help="Orderings to choose from, separated by commas.")
 @click.option(
     "--speculative",
     type=click.Choice(["on", "off", "both"]),
@@ -95,7 +95,7 @@ command.add_command(scaling)
     type=click.FloatRange(min=0, max=1, min_open=True),
     help="Least share of requests that meet all of their SLOs; 0.99 without any target.",
 )
-@click.option(
+@list_option(
     "--what-if",
     default="load=3,lose=1",
     show_default=True,

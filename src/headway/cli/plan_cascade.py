@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, scenario_file, with_gpus
-from headway.cli.output import SECONDS_ABOVE_0, print_json, print_table
+from headway.cli.output import SECONDS_ABOVE_0, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, gpu_offer, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
@@ -35,7 +35,7 @@ _path = click.Path(path_type=Path)
     type=SECONDS_ABOVE_0,
     help="Limit of the p95 latency, at the best quality; with --quality: at the least cost.",
 )
-@click.option("--gpus", help="Number of GPUs, or type:count:$/h separated by commas; default: the fleet's.")
+@list_option("--gpus", help="Number of GPUs, or type:count:$/h separated by commas; default: the fleet's.")
 @click.option("--gpus-per-server", type=click.IntRange(min=1), help="Most GPUs of one instance.")
 @click.option("--combos", is_flag=True, help="Consider combos, too: replicas that prefill, and others that decode.")
 @click.option(
@@ -50,7 +50,7 @@ _path = click.Path(path_type=Path)
     help="Share of prompt tokens that prefix caches hold, as measured on a sample of the requests.",
 )
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan for this many more qualities, low to high.")
-@click.option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
+@list_option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
 @click.option(
     "--fresh-draws", type=click.IntRange(min=0), default=5, show_default=True,
     help="Other draws of the requests on which the plan is rehearsed: its p95 there, with an interval.",

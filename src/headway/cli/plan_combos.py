@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, listed_routers, with_gpus
-from headway.cli.output import POSITIVE, print_json, print_table
+from headway.cli.output import POSITIVE, list_option, print_json, print_table
 from headway.cli.plan_curve import plan_for_curve
 from headway.cli.plan_output import (
     INFEASIBLE,
@@ -43,8 +43,8 @@ _path = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("scenarios", nargs=-1, type=_path, required=True)
-@click.option("--gpus", required=True, help="type:count:$/h:interruptions/h, as in h800:8:2.8,h20:8:0.6:0.05.")
-@click.option("--rps", help="Requests per second to plan for, one number for each SCENARIO; default: its arrivals.")
+@list_option("--gpus", required=True, help="type:count:$/h:interruptions/h, as in h800:8:2.8,h20:8:0.6:0.05.")
+@list_option("--rps", help="Requests per second to plan for, one number for each SCENARIO; default: its arrivals.")
 @click.option(
     "--objective",
     type=click.Choice(["co", "mc", "mce"]),
@@ -85,7 +85,7 @@ _path = click.Path(path_type=Path)
     is_flag=True,
     help="Plan for arrivals that move: rehearse plans for quantiles of the rate, and plans that are scaled.",
 )
-@click.option(
+@list_option(
     "--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to rehearse the plan with, best first."
 )
 @gpu_file_option

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import assume_option, gpu_file_option, listed, listed_routers, whole, with_gpus
-from headway.cli.output import ABOVE_0, POSITIVE, console, print_json
+from headway.cli.output import ABOVE_0, POSITIVE, console, list_option, print_json
 from headway.cli.plan_output import (
     INFEASIBLE,
     PlanOutput,
@@ -53,8 +53,8 @@ SCENARIOS = (".yaml", ".yml")
               help="Share of each model's requests that must meet their SLOs.")  # fmt: skip
 @click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace.")
 @click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate.")
-@click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
-@click.option("--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to compare.")
+@list_option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
+@list_option("--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to compare.")
 @click.option("--no-split", is_flag=True, help="No separate prefill and decode replicas.")
 @click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 of over 20,000 requests.")
 @gpu_file_option

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, listed, scenario_file, with_gpus
-from headway.cli.output import POSITIVE, SECONDS_ABOVE_0, print_json, print_table
+from headway.cli.output import POSITIVE, SECONDS_ABOVE_0, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
@@ -44,10 +44,10 @@ from headway.serving.export.autoscalers import autoscalers
     "or its URL), or a folder of records of headway serve. Default: the scenario's workload.",
 )
 @click.option("--per-s", type=SECONDS_ABOVE_0, default=1.0, show_default=True, help="Time that a rate covers.")
-@click.option("--startup-s", help="Start times to plan for: 60s,155s,10m. Default: the scenario's own.")
+@list_option("--startup-s", help="Start times to plan for: 60s,155s,10m. Default: the scenario's own.")
 @click.option("--max-late", default="1%", show_default=True, help="Share of requests that may miss an SLO: 1% or 0.01.")
 @click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
-@click.option("--scalers", default=",".join(FAMILIES), show_default=True, help="Scalers to compare.")
+@list_option("--scalers", default=",".join(FAMILIES), show_default=True, help="Scalers to compare.")
 @click.option("--forecaster", help="Of scalers that forecast, as in headway forecast evaluate. Default: their own.")
 @click.option(
     "--past-hours", type=click.FloatRange(min=0), default=0.0, show_default=True,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import scenario_file
-from headway.cli.output import as_json_option, counting, print_json, print_table
+from headway.cli.output import as_json_option, counting, list_option, print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
@@ -22,8 +22,8 @@ _path = click.Path(path_type=Path)
 @click.command()
 @click.argument("scenario", type=_path, required=False)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file.")
-@click.option("--tiers", default="1,2,3,4,6,8", show_default=True, help="Numbers of tiers to try.")
-@click.option("--decay", default="0.5,1,2", show_default=True, help="Decays of the headroom to try.")
+@list_option("--tiers", default="1,2,3,4,6,8", show_default=True, help="Numbers of tiers to try.")
+@list_option("--decay", default="0.5,1,2", show_default=True, help="Decays of the headroom to try.")
 @click.option("--seeds", type=click.IntRange(min=2), default=5, show_default=True, help="Seeds to simulate with.")
 @click.option(
     "--tolerance",
