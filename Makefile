@@ -4,13 +4,16 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-ci test-skipped test-newest test-oldest test-long test-fast prove compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients vllm-cpu protos lock clean
+.PHONY: demo test test-reversed test-ci test-skipped test-newest test-oldest test-long test-fast prove compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients vllm-cpu protos lock clean
 
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
 test: .venv/ready  ## Four processes for two cores: tests wait for their servers almost half of the time
 	$(BIN)/pytest -q -n 4 -m "not long and not ci"
+
+test-reversed: .venv/ready  ## The same in the reverse order: no test depends on what an earlier one left
+	$(BIN)/pytest -q -n 4 -m "not long and not ci" --reversed
 
 test-skipped: .venv/ready  ## The tests that the last `make test` skipped, once what they need is there
 	$(BIN)/pytest -q -n 2 --skipped || test $$? = 5 # none were skipped

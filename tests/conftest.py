@@ -1,6 +1,7 @@
 """What all tests share: the same examples on every machine, however slow, and others for HEADWAY_FUZZ_EXAMPLES.
 
 The last line of a run says which kinds of tests were skipped, and what would run them. `--skipped` runs those tests.
+`--reversed` runs tests in the reverse order, in which those fail that depend on what an earlier one left.
 """
 
 import os
@@ -52,6 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skipped", action="store_true", help="Run the tests that the last run skipped.")
+    parser.addoption("--reversed", action="store_true", help="Run the last test first.")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,6 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         asked = set(cache.get(_SKIPPED, [])) if cache else set()
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in asked])
         items[:] = [item for item in items if item.nodeid in asked]
+    if config.getoption("reversed"):
+        items.reverse()
 
 
 _SKIPPED = "headway/skipped"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ def engines() -> Iterator[list[Process]]:
     ]
     with serving.closing(*made):
         yield made
+
+
+@contextmanager
+def loaded(engines: list[Process], *names: str) -> Iterator[None]:
+    """These engines have these adapters for as long."""
+    each = [(engine, name) for engine in engines for name in names]
+    for engine, name in each:
+        assert status(engine, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "p"}) == 200
+    try:
+        yield
+    finally:
+        for engine, name in each:
+            assert status(engine, "/v1/unload_lora_adapter", {"lora_name": name}) == 200
 
 
 def names(front: Process) -> dict[str, str | None]:
@@ -107,15 +121,12 @@ def test_an_engine_counts_its_adapters_as_vllm_does(engines: list[Process]) -> N
 
 def test_adapters_stay_where_they_are_loaded(engines: list[Process], tmp_path: Path) -> None:
     """One slot each: with affinity, two adapters settle at two replicas."""
-    for engine in engines:
-        for name in ("x", "y"):
-            send(engine, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "p"}).close()
     path = serving.fleet_file(
         tmp_path, [each.url for each in engines], gateway=SETTINGS, policies=AFFINITY,
         pool={"lora": {"max_loras": 1}},
     )  # fmt: skip
     front = serving.gateway(path)
-    with serving.closing(front):
+    with loaded(engines, "x", "y"), serving.closing(front):
         serving.all_up(front, 2)
         homes = {name: {complete(front, name)[1] for _ in range(6)} for name in ("x", "y")}
         assert all(len(places) == 1 for places in homes.values())

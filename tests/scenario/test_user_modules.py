@@ -32,6 +32,12 @@ class Fixed:
 """
 
 
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours are imported by their plain names: each test has its own."""
+    monkeypatch.delitem(sys.modules, "neighbour_for_test", raising=False)
+
+
 def folder(path: Path, index: int) -> Path:
     path.mkdir(exist_ok=True)
     (path / "fixed_for_test.py").write_text(POLICY)

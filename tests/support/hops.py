@@ -16,17 +16,22 @@ _ROOT = str(Path(headway.__file__).parent) + "/"
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 Call = tuple[str, str]
 """File below `src/headway`, and the function's qualified name."""
+_PERIODIC = frozenset({"Gateway._check_stalls", "Gateway._compare_predictions", "StallWatch._step_s"})
+"""What the gateway does every so often, however many requests there are."""
 
 
 @contextmanager
 def traced() -> Iterator[list[Call]]:
-    """The calls of Headway's functions in this thread, as they happen. A resumed coroutine is not a new call."""
+    """The calls of Headway's functions in this thread, as they happen, but for periodic ones, however many fall into
+    this time. A resumed coroutine is not a new call."""
     calls: list[Call] = []
     frames: dict[int, FrameType] = {}
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(_ROOT) or id(frame) in frames:
+            return
+        if _is_periodic(frame):
             return
         if code.co_flags & _SUSPENDS:
             frames[id(frame)] = frame
@@ -38,6 +43,13 @@ def traced() -> Iterator[list[Call]]:
         yield calls
     finally:
         sys.setprofile(before)
+
+
+def _is_periodic(frame: FrameType) -> bool:
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_qualname not in _PERIODIC:
+        caller = caller.f_back
+    return caller is not None
 
 
 def missing_step(steps: list[Call], calls: list[Call]) -> Call | None:

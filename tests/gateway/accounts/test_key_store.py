@@ -163,9 +163,10 @@ def test_a_store_that_is_replaced_by_a_backup_is_used(front: tuple[serving.Proce
     old, backup = keys(location, "add", "before"), tmp_path / "backup.sqlite"
     with closing(sqlite3.connect(location)) as source, closing(sqlite3.connect(backup)) as copy:
         source.backup(copy)
+    backup.chmod(0o600)  # as the store
     new = keys(location, "add", "after")
     until(lambda: accepts(made, old) and accepts(made, new))
-    shutil.copy(backup, tmp_path / "restored.sqlite")
+    shutil.copy(backup, tmp_path / "restored.sqlite")  # with its mode
     os.replace(tmp_path / "restored.sqlite", location)
     until(lambda: status(made, new) == 401)
     until(lambda: metric(made, "headway_key_store_up") == 1)

@@ -33,8 +33,9 @@ def _has_open(gateway: serving.Process) -> bool:
 def test_gateways_share_a_database_and_take_over_from_one_that_is_killed(
     engine: serving.Process, database: postgres.Server, tmp_path: Path
 ) -> None:
-    first = serving.gateway(batching.slow(engine, tmp_path / "a", store=database.url))
-    second = serving.gateway(batching.slow(engine, tmp_path / "b", store=database.url))
+    url = database.create("shared")
+    first = serving.gateway(batching.slow(engine, tmp_path / "a", store=url))
+    second = serving.gateway(batching.slow(engine, tmp_path / "b", store=url))
     with serving.closing(first, second):
         serving.all_up(first, 1)
         serving.all_up(second, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,23 +40,26 @@ def engines() -> Iterator[list[serving.Process]]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def gateways(
-    store: postgres.Server, engines: list[serving.Process], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[serving.Process]]:
-    """Three, which know of each other; the third one has workers. The last test kills one."""
-    peers = {"store": store.url, "lease_s": 1.0}
+@contextmanager
+def gateways_on(store_url: str, engines: list[serving.Process], folder: Path) -> Iterator[list[serving.Process]]:
+    """Three, which know of each other; the third one has workers."""
+    peers = {"store": store_url, "lease_s": 1.0}
     path = serving.fleet_file(
-        tmp_path_factory.mktemp("fleet"),
-        [each.url for each in engines],
-        gateway={"peers": peers},
-        policies={"routing": "least-loaded"},
+        folder, [each.url for each in engines], gateway={"peers": peers}, policies={"routing": "least-loaded"}
     )
     made = [serving.gateway(path), serving.gateway(path), serving.gateway(path, "--workers", "2")]
     with serving.closing(*made):
         for each in made:
             serving.all_up(each, 3)
             know_each_other(each, 2)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def gateways(
+    store: postgres.Server, engines: list[serving.Process], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[serving.Process]]:
+    with gateways_on(store.url, engines, tmp_path_factory.mktemp("fleet")) as made:
         yield made
 
 
@@ -73,11 +77,11 @@ def elsewhere(gateway: serving.Process) -> float:
     return metric(gateway, "headway_peer_requests_in_flight")
 
 
-def num_parts(store: postgres.Server) -> int:
+def num_parts(store_url: str) -> int:
     """Parts of streams that the store has."""
 
     async def count() -> int:
-        connection = await asyncpg.connect(store.url)
+        connection = await asyncpg.connect(store_url)
         try:
             return await connection.fetchval("SELECT count(*) FROM headway_streams")
         finally:
@@ -175,26 +179,27 @@ def received(gateway: serving.Process) -> float:
 
 
 def test_a_gateway_that_is_killed_takes_only_its_own_requests_and_its_streams_continue_elsewhere(
-    gateways: list[serving.Process], store: postgres.Server
+    engines: list[serving.Process], store: postgres.Server, tmp_path: Path
 ) -> None:
-    first, second, third = gateways
-    text = answer_text(list(chat(second, **{**ENDLESS, "max_tokens": NUM_COMPARED}).events()))
-    doomed, early = begin(first, {"x-request-id": "mine"})
-    other, begun = begin(second)
-    seen = answer_text(list(islice(early, NUM_COMPARED // 2)))
-    until(lambda: elsewhere(third) == 2)
-    until(lambda: num_parts(store) > 0)
-    first.kill()
-    doomed.close()
-    again = chat(third, headers={"x-request-id": "mine"}, **ENDLESS)
-    replayed = int(again.headers["x-headway-replayed-tokens"])
-    assert replayed > 0
-    found = answer_text(list(islice(again.events(), replayed + NUM_COMPARED)))
-    assert found.startswith(text) and seen in found
-    assert answer_text(list(islice(begun, NUM_COMPARED))) in found  # the stream of another gateway goes on
-    again.close()
-    other.close()
-    know_each_other(third, 1)
-    until(lambda: elsewhere(third) == 0)  # what the first one had at the replicas counts no more
-    second.stop()
-    know_each_other(third, 0)
+    store_url = store.create("killed")
+    with gateways_on(store_url, engines, tmp_path) as (first, second, third):
+        text = answer_text(list(chat(second, **{**ENDLESS, "max_tokens": NUM_COMPARED}).events()))
+        doomed, early = begin(first, {"x-request-id": "mine"})
+        other, begun = begin(second)
+        seen = answer_text(list(islice(early, NUM_COMPARED // 2)))
+        until(lambda: elsewhere(third) == 2)
+        until(lambda: num_parts(store_url) > 0)
+        first.kill()
+        doomed.close()
+        again = chat(third, headers={"x-request-id": "mine"}, **ENDLESS)
+        replayed = int(again.headers["x-headway-replayed-tokens"])
+        assert replayed > 0
+        found = answer_text(list(islice(again.events(), replayed + NUM_COMPARED)))
+        assert found.startswith(text) and seen in found
+        assert answer_text(list(islice(begun, NUM_COMPARED))) in found  # the stream of another gateway goes on
+        again.close()
+        other.close()
+        know_each_other(third, 1)
+        until(lambda: elsewhere(third) == 0)  # what the first one had at the replicas counts no more
+        second.stop()
+        know_each_other(third, 0)

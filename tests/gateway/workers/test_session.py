@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,15 +29,28 @@ from serving import MODEL
 NUM_ENGINES = 2
 
 
-@pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """Whose requests come in by workers, one after the other."""
-    with gateway_before_held(tmp_path_factory.mktemp("fleet"), NUM_ENGINES) as made:
+@contextmanager
+def before_workers(folder: Path) -> Iterator[Inside]:
+    """A gateway whose requests come in by workers, one after the other."""
+    with gateway_before_held(folder, NUM_ENGINES) as made:
         workers = hire(made, 2)
         made.workers = workers  # type: ignore[attr-defined]
         yield made
         for worker in workers:
             made.run(worker.stop())
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with before_workers(tmp_path_factory.mktemp("fleet")) as made:
+        yield made
+
+
+@pytest.fixture
+def inside_of_its_own(tmp_path: Path) -> Iterator[Inside]:
+    """For a test that leaves it changed."""
+    with before_workers(tmp_path) as made:
+        yield made
 
 
 _STEP = st.one_of(
@@ -112,7 +127,8 @@ def test_a_request_that_is_cancelled_while_its_stream_is_looked_for_is_not_serve
     check_idle(inside)
 
 
-def test_workers_know_how_prompts_are_named_before_a_first_request(inside: Inside) -> None:
+def test_workers_know_how_prompts_are_named_before_a_first_request(inside_of_its_own: Inside) -> None:
+    inside = inside_of_its_own
     replica = inside.gateway.replicas[0]
     worker = inside.workers[0]  # type: ignore[attr-defined]
 
@@ -122,17 +138,15 @@ def test_workers_know_how_prompts_are_named_before_a_first_request(inside: Insid
                 await asyncio.sleep(0)
 
     replica.event_block_tokens, replica.tokenizer = 16, "/models/none"
-    try:
-        for callback in inside.gateway.on_replica_up:
-            callback(replica)
-        inside.run(heard())
-        assert worker.scheduler._replicas[0].event_block_tokens == 16
-        assert "/models/none" in worker.scheduler._prompt_blocks._tokenizers, "it is read before the first request, too"
-    finally:
-        replica.event_block_tokens, replica.tokenizer = 0, ""
+    for callback in inside.gateway.on_replica_up:
+        callback(replica)
+    inside.run(heard())
+    assert worker.scheduler._replicas[0].event_block_tokens == 16
+    assert "/models/none" in worker.scheduler._prompt_blocks._tokenizers, "it is read before the first request, too"
 
 
-def test_a_reload_ends_once_all_workers_serve_what_it_says(inside: Inside) -> None:
+def test_a_reload_ends_once_all_workers_serve_what_it_says(inside_of_its_own: Inside) -> None:
+    inside = inside_of_its_own
     workers = inside.workers  # type: ignore[attr-defined]
     gateway = inside.gateway
 
