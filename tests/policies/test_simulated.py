@@ -19,6 +19,8 @@ from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 
 NUM_REQUESTS = 200
+NUM_OF_A_PAIR = 80
+"""Of each of the hundreds of pairs of policies. They come within two seconds, and replicas have to preempt."""
 
 
 def line(num_decode: int, context: int, chunks: Sequence[tuple[int, int]], *window: int) -> tuple[float, float, None]:
@@ -27,14 +29,14 @@ def line(num_decode: int, context: int, chunks: Sequence[tuple[int, int]], *wind
     return 0.01 + 1e-4 * num_decode + 1e-5 * prefill, 0.0, None
 
 
-def run(routing: Any, ordering: Any, migration: Any = None) -> Records:
+def run(routing: Any, ordering: Any, migration: Any = None, num_requests: int = NUM_REQUESTS) -> Records:
     rng = np.random.default_rng(0)
     columns = {
-        "arrival_s": np.cumsum(rng.exponential(0.02, NUM_REQUESTS)),
-        "prompt_tokens": rng.integers(1, 2000, NUM_REQUESTS),
-        "output_tokens": rng.integers(1, 200, NUM_REQUESTS),
-        "tier": rng.integers(0, 3, NUM_REQUESTS),
-        "session_id": rng.integers(-1, 20, NUM_REQUESTS),
+        "arrival_s": np.cumsum(rng.exponential(0.02, num_requests)),
+        "prompt_tokens": rng.integers(1, 2000, num_requests),
+        "output_tokens": rng.integers(1, 200, num_requests),
+        "tier": rng.integers(0, 3, num_requests),
+        "session_id": rng.integers(-1, 20, num_requests),
     }
     columns["reasoning_tokens"] = columns["output_tokens"] // 2
     workload = Workload(columns)
@@ -69,15 +71,16 @@ def test_every_request_ends_wherever_it_goes(migration: Any, ordering: str) -> N
 @pytest.mark.parametrize("ordering", [*ORDERINGS, {"name": "round-robin", "quantum_tokens": 20}], ids=str)
 @pytest.mark.parametrize("routing", ROUTERS)
 def test_every_request_ends(routing: str, ordering: Any) -> None:
-    records = run(routing, ordering)
-    assert (records.requests["outcome"] == Outcome.FINISHED).sum() == NUM_REQUESTS
+    records = run(routing, ordering, num_requests=NUM_OF_A_PAIR)
+    assert (records.requests["outcome"] == Outcome.FINISHED).sum() == NUM_OF_A_PAIR
+    assert records.requests["preemptions"].sum() > 0
 
 
 @pytest.mark.parametrize(
     ("routing", "ordering"), [*((each, "pascal") for each in ROUTERS), *(("random", each) for each in ORDERINGS)]
 )
 def test_the_same_run_again(routing: str, ordering: str) -> None:
-    first, again = run(routing, ordering).requests, run(routing, ordering).requests
+    first, again = (run(routing, ordering, num_requests=NUM_OF_A_PAIR).requests for _ in range(2))
     assert all(np.array_equal(first[column], again[column], equal_nan=True) for column in first)
 
 
