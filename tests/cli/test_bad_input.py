@@ -297,6 +297,31 @@ def test_bad_input_is_one_line(
     assert _tree(tmp_path) == before
 
 
+PLANNERS = [
+    "plan tiers s.yaml", "plan capacity s.yaml", "plan fleet s.yaml --have h100:2 --slo ttft=1s",
+    "plan scaling s.yaml --slo ttft=1s", "plan scaling s.yaml --demand r.csv", "plan combos s.yaml --gpus h100:8:2.8",
+    "plan cascade s.yaml --quality 50", RUN, "serve s.yaml", "compare s.yaml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("section", ["workload", "fleet", "policies", "slo", "cascade", "simulation", "gpus"])
+def test_a_section_of_another_shape_is_named_with_its_line(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planners change a document before it is read as a whole: they once took the shapes of sections for granted."""
+    monkeypatch.chdir(tmp_path)
+    document = {**yaml.safe_load(_scenario()), section: 3}
+    text = yaml.safe_dump(document, sort_keys=False)
+    line = next(i for i, each in enumerate(text.splitlines(), 1) if each == f"{section}: 3")
+    expected = "list" if section in ("fleet", "gpus") else "mapping"
+    _written(tmp_path, {"s.yaml": text, "r.csv": "time,rate\n0,1\n60,1\n"})
+    for command in PLANNERS:
+        assert main(command.split()) == 2
+        assert capsys.readouterr().err == f"error: s.yaml:{line}: {section}: expected {expected}, got integer\n", (
+            command
+        )
+
+
 def _cpu_s(pid: int) -> float:
     """CPU seconds of a process and its children."""
     used_s = 0.0

@@ -174,6 +174,7 @@ def test_a_class_of_ones_own() -> None:
         ({"name": "fcfs"}, "unknown router 'fcfs'"),
         ({}, "expected a name, or `name` and arguments, got {}"),
         ({"name": 3}, "expected a name"),
+        ({"name": int}, "router int: "),
         (3, "expected a name, or `name` and arguments, got 3"),
         (["random"], "expected a name"),
         ({"name": "random", "seed": 1}, "router random: takes no arguments, got 'seed'"),

@@ -301,8 +301,10 @@ def plan_tiers(
     seeds: int = 5, tolerance: float = 0.01,
 ) -> Plan:  # fmt: skip
     """How many tiers of service a workload needs: `headway plan tiers`. `tolerance`: a loss of attainment."""
-    document, _, base_dir = document_of(scenario)
-    answer = tiers.plan(document, base_dir, num_tiers, decays, range(seeds), interval, Simulator(), tolerance, None)
+    document, places, base_dir = document_of(scenario)
+    answer = tiers.plan(
+        document, places, base_dir, num_tiers, decays, range(seeds), interval, Simulator(), tolerance, None
+    )
     rows = [
         {
             "num_tiers": each.num_tiers, "decay": each.decay, "attainment": each.mean, "loss_low": each.loss[0],

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.api.arguments import checked
 from headway.config import strict_yaml
-from headway.config.scenario import Scenario, read, written
+from headway.config.scenario import Scenario, check_sections, read, written
 from headway.config.strict_yaml import Key, Places
 from headway.core.duration import in_seconds
 from headway.core.errors import HeadwayError
@@ -63,6 +63,7 @@ def document_of(
         base_dir = path.parent
     named = {_key(key): (key, value) for key, value in (changes or {}).items()}
     document, places = strict_yaml.change(document, places, named)
+    check_sections(document, places)
     return _with_names(document), places, base_dir
 
 

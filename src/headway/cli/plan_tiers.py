@@ -9,7 +9,7 @@ import click
 
 from headway.cli.flags import scenario_file
 from headway.cli.output import as_json_option, counting, list_option, print_json, print_table
-from headway.config import strict_yaml
+from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
 from headway.planning.tiers import rehearsal
@@ -44,13 +44,15 @@ def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress:
     file = scenario_file(scenario, preset)
     if file is None:
         raise HeadwayError("expected a scenario file, or --builtin NAME")
-    document, _ = strict_yaml.read(file)
+    document, places = read(file)
     ks = [_number(each, "--tiers", int) for each in flags["tiers"].split(",")]
     decays = [_number(each, "--decay", float) for each in flags["decay"].split(",")]
     seeds, tolerance = range(flags["seeds"]), flags["tolerance"]
     with counting("rehearsing", not no_progress) as progress:
         simulator = Simulator()
-        plan = rehearsal.plan(document, file.parent, ks, decays, seeds, interval, simulator, tolerance, progress)
+        plan = rehearsal.plan(
+            document, places, file.parent, ks, decays, seeds, interval, simulator, tolerance, progress
+        )
     if as_json:
         print_json(plan)
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from msgspec import NODEFAULT, UNSET, Struct, to_builtins
 from msgspec.structs import FieldInfo, fields, replace
@@ -86,7 +86,20 @@ class StepTimes:
 def read(path: Path) -> tuple[dict[str, Any], Places]:
     """The document of a scenario file, named after the file unless it has a name."""
     document, places = strict_yaml.read(path)
+    check_sections(document, places)
     return {**document, "name": document.get("name", path.stem)}, places
+
+
+def check_sections(document: Mapping[str, Any], places: Places) -> None:
+    """Raise HeadwayError unless each section is a mapping, or a list of mappings, as the schema says.
+
+    Planners change documents before these are read as a whole.
+    """
+    for section in fields(Spec):
+        value = document.get(section.name)
+        if value is not None and section.type not in (str, int):
+            kind = tuple[dict[Any, Any], ...] if get_origin(section.type) is tuple else dict[Any, Any]
+            strict_yaml.convert(value, kind, places, (section.name,))
 
 
 def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:

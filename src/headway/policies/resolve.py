@@ -169,7 +169,7 @@ def _handed_in(kind: str, instance: Any, arguments: Mapping[str, Any], verbs: Ve
         raise HeadwayError(f"{kind} {name}: an instance takes no arguments, got {next(iter(arguments))!r}")
     for verb, parameters in verbs.items():
         _check_method(f"{kind} {name}", instance, verb, parameters)
-    own = {key: value for key in inspect.signature(type(instance)).parameters if key in vars(instance)
+    own = {key: value for key in _parameters(f"{kind} {name}", type(instance)) if key in vars(instance)
            and isinstance(value := vars(instance)[key], str | int | float | bool)}  # fmt: skip
     return InstanceChoice(name, type(instance), own, instance), instance
 
@@ -204,7 +204,7 @@ def _import_from_here(name: str) -> ModuleType:
 
 
 def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any], load: LoadModule | None) -> dict[str, Any]:
-    parameters = inspect.signature(made_by).parameters
+    parameters = _parameters(where, made_by)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for name in given:
             if not parameters:
@@ -222,6 +222,16 @@ def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any], load: L
         else _converted(f"{where}: {name}", value, hints.get(name, Any))
         for name, value in given.items()
     }
+
+
+def _parameters(where: str, made_by: type[Any]) -> Mapping[str, inspect.Parameter]:
+    """The arguments of a class."""
+    try:
+        return inspect.signature(made_by).parameters
+    except ValueError:  # some of Python's own classes
+        raise HeadwayError(
+            f"{where}: expected a policy's class; the arguments of {made_by.__name__} are unknown"
+        ) from None
 
 
 def _hints(made_by: type[Any]) -> dict[str, Any]:

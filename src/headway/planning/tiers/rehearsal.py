@@ -33,6 +33,7 @@ TIERED = ("tiers-and-phases",)
 
 def plan(
     document: Mapping[str, Any],
+    places: Places,
     base_dir: Path,
     num_tiers: Sequence[int],
     decays: Sequence[float],
@@ -45,7 +46,7 @@ def plan(
     """The best setting for a scenario, by the share of requests that meet all of their SLOs."""
     total = len(seeds) * len({(k, decays[0] if k == 1 else decay) for k in num_tiers for decay in decays})
     with TemporaryDirectory() as folder:
-        scenario = assemble(document, Places(), base_dir)
+        scenario = assemble(document, places, base_dir)
         evaluate = TierRehearsal(scenario, simulator, Path(folder), total, progress)
         found = search.plan(evaluate, num_tiers, decays, seeds, interval, tolerance)
     return dataclasses.replace(found, pools=StepTimes(scenario).pools)
