@@ -1,8 +1,17 @@
-"""`python -m headway`."""
+"""The command `headway`, and `python -m headway`."""
 
 import sys
 
-from headway.cli import main
+
+def main() -> int:
+    """Run the command of the process. Ctrl-C ends it quietly while its modules are imported, too."""
+    try:
+        from headway.cli import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from headway import __version__
+from headway.__main__ import main as run_process
 from headway.cli import COMMANDS, commands, main
 from headway.records.parquet import load as load_records
 from headway.report.page import library_name
@@ -401,3 +403,15 @@ def test_routers_of_several_options_are_compared(capsys: pytest.CaptureFixture[s
         return [each["policies"]["routing"] for each in results]
 
     assert routers("random", "least-loaded") == routers("random,least-loaded") == ["random", "least-loaded"]
+
+
+def test_ctrl_c_during_imports_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "headway.cli", Interrupted("headway.cli"))
+    assert run_process() == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
