@@ -130,4 +130,5 @@ clean:
 
 .venv/ready: .venv/base constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q -j 2 src  # once, before all processes of the tests do it
 	touch $@

@@ -113,6 +113,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"skipped: {listed}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_worker_processes() -> Iterator[None]:
+    """Plans are rehearsed in the process of the test, unless it passes `--jobs`: beside the threads of pytest's
+    workers, each process would be a new interpreter, which imports all anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headway.cli.plan_output.available_cores", lambda: 1)
+        yield
+
+
 @pytest.fixture(scope="module")
 def script() -> Iterator[Script]:
     """An engine that says what it is told to."""

@@ -21,12 +21,13 @@ REQUESTS = "--rate 5 --num-requests 40 --prompt-tokens 100 --output-tokens 20"
 LINES = {
     "simulate": "simulate small.yaml",
     "compare": "compare small.yaml --routing random,round-robin",
-    "plan capacity": "plan capacity small.yaml --gpus h100 --ttft-p99 2 --no-cache --max-replicas 2",
+    "plan capacity": "plan capacity small.yaml --gpus h100 --ttft-p99 2 --no-cache --max-replicas 2 --jobs 2",
     "plan cascade": "plan cascade cascade.yaml --gpus h100:8 --quality 75 --no-cache",
-    "plan combos": "plan combos combos.yaml --gpus h800:1:2.8 --sizes 1 --no-cache --profile-requests 50",
-    "plan fleet": "plan fleet trace.csv --have h100:2:3 --tp 1 --seeds 1 --routing random --slo ttft=1 --no-cache",
+    "plan combos": "plan combos combos.yaml --gpus h800:1:2.8 --sizes 1 --no-cache --profile-requests 50 --jobs 2",
+    "plan fleet": "plan fleet trace.csv --have h100:2:3 --tp 1 --seeds 1 --routing random --slo ttft=1 --no-cache "
+    "--jobs 2",
     "plan goodput": "plan goodput goodput.yaml trace.csv --profile-requests 50 --no-cache",
-    "plan scaling": "plan scaling scaling.yaml --max-late 0.5 --seeds 1 --no-cache",
+    "plan scaling": "plan scaling scaling.yaml --max-late 0.5 --seeds 1 --no-cache --jobs 2",
     "plan tiers": "plan tiers tiers.yaml --tiers 1 --decay 1 --seeds 2",
     "workload describe": "workload describe trace.csv",
     "forecast evaluate": "forecast evaluate demand.csv --methods last-value --only a",

@@ -25,12 +25,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.ci
 def test_every_page_is_in_the_navigation(site: Path) -> None:
     start = (site / "index.html").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert f'href="{page.stem}.html"' in start or page.stem == "index", f"{page.name} is missing in mkdocs.yml"
 
 
+@pytest.mark.ci
 def test_no_link_leaves_the_site(site: Path) -> None:
     """A link to a source file would point outside the site: the hook shows the file's path instead."""
     for page in site.glob("*.html"):

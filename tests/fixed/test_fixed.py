@@ -21,7 +21,7 @@ def test_every_case_has_digests() -> None:
     assert list(STORED["cases"]) == list(CASES)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(
     STORED["environment"] != HERE,
     reason=f"digests are of other libraries or arithmetic: {STORED['environment']}, here {HERE}",

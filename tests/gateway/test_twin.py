@@ -131,7 +131,7 @@ DAYS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("day", DAYS.values(), ids=DAYS)
 def test_a_served_day_equals_the_simulated_day(
     day: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest

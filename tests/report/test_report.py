@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from dataclasses import replace
+from functools import cache
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -42,7 +43,9 @@ def make(index: int, *, calibrated: bool = True, notes: tuple[str, ...] = (), **
     return Run(" + ".join(policies.values()), policies, made.records, summary, 0.1, 0.2, calibrated, notes)
 
 
-MADE = make(1)
+@cache
+def made() -> Run:
+    return make(1)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +104,9 @@ def test_the_note_names_the_pools_and_what_is_missing() -> None:
 )  # fmt: skip
 def test_a_table_fits_and_has_metrics_whatever_its_labels(labels: list[dict[str, str]], width: int) -> None:
     """Labels are cut before the metrics are; unlike ones stay unlike, and notes have them whole."""
-    text = table.render([replace(MADE, policies=policies) for policies in labels], width=width)
+    text = table.render([replace(made(), policies=policies) for policies in labels], width=width)
     assert max(map(len, text.splitlines())) <= width
-    value = table.seconds(flatten(MADE.summary)["ttft_s.p99"])  # type: ignore[arg-type]
+    value = table.seconds(flatten(made().summary)["ttft_s.p99"])  # type: ignore[arg-type]
     assert "TTFT p99" in text and text.count(value) >= len(labels)
     if width >= 140 and max(map(len, labels)) == 1:
         assert "E2E mean" in text and "SLO met" in text
@@ -113,7 +116,7 @@ def test_labels_that_are_cut_stay_unlike() -> None:
     long = ["headway(a=1, b=2, c=3)", "headway(a=1, b=2, c=4)", "fcfs", "headway(a=1, b=2, c=3)"]
     cut = table.cut_labels(long, 16)
     assert cut == ["headway(a=1, …#1", "headway(a=1, …#2", "fcfs", "headway(a=1, …#1"]
-    text = " ".join(table.render([replace(MADE, policies={"routing": each}) for each in long], width=80).split())
+    text = " ".join(table.render([replace(made(), policies={"routing": each}) for each in long], width=80).split())
     assert "headway(a=1, …#2: headway(a=1, b=2, c=4)" in text
 
 

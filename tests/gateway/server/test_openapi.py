@@ -86,7 +86,7 @@ def session() -> Iterator[requests.Session]:
         yield made
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("label", LABELS)
 def test_the_gateway_behaves_as_described(
     label: str, operations: dict[str, Any], fronts: tuple[serving.Process, serving.Process], authenticated: set[str],

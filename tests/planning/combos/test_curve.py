@@ -55,6 +55,7 @@ def test_each_way_is_sized_until_it_is_in_time(planned: tuple[dict[str, Any], Pa
     assert static[0]["quantile"] == 0.5 and not static[0]["is_met"] and static[0]["chance"] < 1
 
 
+@pytest.mark.ci
 def test_the_cheapest_of_what_is_met_is_planned_and_does_what_it_did(
     planned: tuple[dict[str, Any], Path, Path],
 ) -> None:

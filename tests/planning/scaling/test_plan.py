@@ -123,7 +123,7 @@ def test_a_plan_of_all_parts(answer: ScalingPlan, tmp_path: Path) -> None:
     assert done.summary.gpu_hours == pytest.approx(best.gpu_hours)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_page_draws_a_frontier(answer: ScalingPlan, tmp_path: Path) -> None:
     file = tmp_path / "scaling.html"
     text = page(answer, "headway plan scaling s.yaml")

@@ -311,7 +311,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("quick", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize(
+    "quick", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.ci)]
+)
 def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool, data: Path) -> None:
     found = cauchy.run(Pretending(seeds=(0, 1, 2), quick=quick, data=data))
     assert isinstance(found, Findings)
