@@ -376,7 +376,7 @@ def test_targets_out_of_reach_are_reported_and_no_file_is_written(
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ("--gpus ,", "--gpus: nothing is listed"),
+        ("--routing ,", "--routing: nothing is listed"),
         ("--gpus h1000", "--gpus: unknown GPU 'h1000'; did you mean"),
         ("--ttft-p99 0", "--ttft-p99"),
         ("--attainment 1.1", "--attainment"),
@@ -397,6 +397,11 @@ def test_mistakes(arguments: str, what: str, capsys: pytest.CaptureFixture[str])
     code, out, err = run(capsys, *SMALL, *ASKED, "--no-cache", *arguments.split())
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert what in err
+
+
+def test_a_list_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *SMALL, "--ttft-p99", "0.8", "--no-cache", "--gpus", ",")
+    assert (code, out) == (2, "") and "--gpus: nothing is listed" in err
 
 
 def test_without_a_target_or_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
