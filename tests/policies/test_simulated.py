@@ -17,6 +17,7 @@ from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, resolve
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
+from simulation import pairs
 
 NUM_REQUESTS = 200
 NUM_OF_A_PAIR = 80
@@ -68,8 +69,9 @@ def test_every_request_ends_wherever_it_goes(migration: Any, ordering: str) -> N
     assert all(np.array_equal(records.moves[c], again.moves[c], equal_nan=True) for c in records.moves)
 
 
-@pytest.mark.parametrize("ordering", [*ORDERINGS, {"name": "round-robin", "quantum_tokens": 20}], ids=str)
-@pytest.mark.parametrize("routing", ROUTERS)
+@pytest.mark.parametrize(
+    ("routing", "ordering"), pairs(ROUTERS, [*ORDERINGS, {"name": "round-robin", "quantum_tokens": 20}])
+)
 def test_every_request_ends(routing: str, ordering: Any) -> None:
     records = run(routing, ordering, num_requests=NUM_OF_A_PAIR)
     assert (records.requests["outcome"] == Outcome.FINISHED).sum() == NUM_OF_A_PAIR

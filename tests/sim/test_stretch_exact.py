@@ -22,6 +22,7 @@ from simulation import (
     Scenario,
     assert_agree,
     num_examples,
+    pairs,
     pool,
     request,
     scenarios,
@@ -67,8 +68,10 @@ def busy(num_requests: int = 70, **given: Any) -> Scenario:
     return Scenario(requests, (pool(replicas=2, **engine),), faults=faults, **given)
 
 
-@pytest.mark.parametrize("ordering", ORDERING_MAKERS, ids=lambda maker: getattr(maker, "__name__", str(maker)))
-@pytest.mark.parametrize("router", ROUTER_MAKERS, ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize(
+    ("router", "ordering"),
+    pairs(ROUTER_MAKERS, ORDERING_MAKERS, lambda maker: getattr(maker, "__name__", str(maker))),
+)
 def test_every_pair_of_policies(router: Callable[[], Any], ordering: Callable[[], Any]) -> None:
     records = assert_agree(busy(router=router, ordering=ordering))
     assert records.requests["preemptions"].sum() > 0

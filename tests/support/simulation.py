@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
@@ -56,6 +56,17 @@ from headway.workload.table import FIELDS, Prefix, Workload
 
 IS_COMPILED = str(kernel.__file__).endswith(tuple(EXTENSION_SUFFIXES))
 both_steps = pytest.mark.parametrize("step", ["stretch", "exact"])
+
+
+def pairs(first: Iterable[Any], second: Iterable[Any], label: Callable[[Any], str] = str) -> list[Any]:
+    """Parameters of a test of every pair: each one of `first` meets half of `second` in `make test`, and the other half
+    in `make test-ci`."""
+    others = list(second)
+    return [
+        pytest.param(one, other, id=f"{label(one)}-{label(other)}", marks=[pytest.mark.ci] if (i + j) % 2 else [])
+        for i, one in enumerate(first)
+        for j, other in enumerate(others)
+    ]
 
 
 def num_examples(usual: int) -> int:
