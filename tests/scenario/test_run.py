@@ -17,6 +17,7 @@ from headway.config.scenario import Scenario, variants
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
+from headway.report.model_error import ENERGY
 from headway.scenario.policies import policies_of
 from headway.scenario.presets import builtin
 from headway.scenario.processes import processes
@@ -348,7 +349,9 @@ def test_latencies_have_bands_of_the_least_known_pool() -> None:
     assert {"ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "e2e_s.mean"} <= measured.bands.keys()
     assert not any(key.startswith(("itl_s.p", "ttft_s.max", "usd")) for key in measured.bands)
     assert all(band.low < flat[key] < band.high for key, band in measured.bands.items())
-    assert {band.basis.known for band in measured.bands.values()} == {"GPU and version"}
+    assert {band.basis.known for key, band in measured.bands.items() if key not in ENERGY} == {"GPU and version"}
+    assert {measured.bands[key].basis.known for key in ENERGY} == {"GPU"}  # power is the GPU's, whatever the engine
+    assert {mixed.bands[key].basis.known for key in ENERGY} == {"neither"}
     for key, band in mixed.bands.items():
         assert band.high / band.low >= measured.bands[key].high / measured.bands[key].low * (1 - 1e-9)
 

@@ -88,7 +88,7 @@ class ErrorFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Band(Struct, frozen=True, omit_defaults=True):
-    """Where a latency is measured with a chance of at least `level`, in seconds."""
+    """Where a latency, in seconds, or an energy is measured with a chance of at least `level`."""
 
     low: float
     high: float

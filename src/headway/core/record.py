@@ -121,6 +121,38 @@ DRAFT_COLUMNS = ("request", "replica", "tick", "tokens")
 """`tokens` were accepted by the request at this tick of the replica, beyond the one that every tick gives."""
 
 
+class ReplicaPower(Struct, frozen=True):
+    """Power of the GPUs of one replica together, and the work of an iteration that takes power (see `perf.power`).
+
+    An idle replica takes `idle_w`. In an iteration that would take m seconds for its reads at peak bandwidth and c for
+    its products at peak FLOP/s, and takes t, there are `active_w + memory_w * m/t + compute_w * sqrt(c/t)` more, up to
+    `limit_w` in all.
+    """
+
+    limit_w: float
+    idle_w: float
+    active_w: float
+    memory_w: float
+    compute_w: float
+    weights_s: float
+    """Seconds to read, at peak bandwidth, the weights that every iteration reads."""
+    experts: tuple[tuple[float, float], ...]
+    """(seconds to read some routed experts, chance that a token chooses one of them)."""
+    micro_batches: int
+    """Equal parts of a batch that go through the experts one after the other."""
+    context_s: float
+    """Per KV token of decoding sequences."""
+    window_s: float
+    """The same in layers with a sliding window, up to `window_tokens` of a sequence."""
+    window_tokens: int
+    token_s: float
+    """Seconds of a token's products at peak FLOP/s."""
+    sequence_s: float
+    """Of a decoding sequence's products beside those of its tokens, for each of its tokens."""
+    tokens_per_sequence: int
+    """Of a decoding sequence in an iteration: 1 and the drafted ones."""
+
+
 class ReplicaRecord(Struct, frozen=True):
     """One replica and its lifetime."""
 
@@ -153,6 +185,8 @@ class ReplicaRecord(Struct, frozen=True):
     """What it charges for tokens of prompts that were in its prefix cache; None: the same as for others."""
     name: str = ""
     """The gateway's name for it, as in headers, logs and metrics: its pool and its number there; empty: simulated."""
+    power: ReplicaPower | None = None
+    """None: unknown, as of a hosted replica, or of one that was not simulated."""
 
 
 class Ended(Struct, frozen=True, gc=False):

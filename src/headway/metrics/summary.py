@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
     gpu_hours: float
     usd: float
     usd_per_million_output_tokens: float | None
+    energy_kwh: float | None
+    joules_per_output_token: float | None
 
 
 class Summary(ReplicaMetrics, frozen=True, kw_only=True):
@@ -243,7 +246,7 @@ def _refusals(chosen: Sample | ComputedSample) -> Refusals | None:
 
 
 def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[int]) -> dict[str, Any]:
-    usd = float(used.usd[rows].sum())
+    usd, joules = float(used.usd[rows].sum()), float(used.joules[rows].sum())
     return structs.asdict(requests) | {
         "kv_use": used.kv_use(rows),
         "batch_size": used.batch_size(rows),
@@ -251,6 +254,8 @@ def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[in
         "gpu_hours": float(used.gpu_hours[rows].sum()),
         "usd": usd,
         "usd_per_million_output_tokens": _ratio(usd * 1e6, requests.output_tokens),
+        "energy_kwh": used.energy_kwh(rows),
+        "joules_per_output_token": None if isnan(joules) else _ratio(joules, requests.output_tokens),
     }
 
 

@@ -10,8 +10,11 @@ from msgspec import Struct
 
 from headway.core.record import Columns, Records, ReplicaRecord
 from headway.metrics.columns import Floats, Ints, floats
+from headway.metrics.energy import FleetPower
 
 INITIAL = "initial"
+JOULES_PER_KWH = 3.6e6
+DAY_S = 86400.0
 CHUNK_ROWS = 1 << 21
 """Stretches processed at a time, which bounds the memory of intermediate columns."""
 
@@ -35,6 +38,8 @@ class ReplicaUsage:
     kv_peak: Floats
     batch_s: Floats
     batch_peak: Floats
+    joules: Floats
+    """Idle while paid for, and more in iterations; NaN: the power of the replica's GPUs is unknown."""
 
     def kv_use(self, rows: list[int]) -> MeanPeak | None:
         """KV in use by decoding requests as a share of capacity; None if never up."""
@@ -49,6 +54,16 @@ class ReplicaUsage:
         if not busy_s > 0:
             return None
         return MeanPeak(float(self.batch_s[rows].sum() / busy_s), float(self.batch_peak[rows].max()))
+
+    def energy_kwh(self, rows: list[int]) -> float | None:
+        """Of those replicas whose power is known; None if none is."""
+        joules = self.joules[rows]
+        return None if np.isnan(joules).all() else float(np.nansum(joules)) / JOULES_PER_KWH
+
+    def kwh_per_day(self, window_s: float) -> float | None:
+        """Of all replicas, at the mean power of a window; None if the power of none is known."""
+        energy = self.energy_kwh(list(range(len(self.joules))))
+        return None if energy is None or window_s <= 0 else energy * DAY_S / window_s
 
     def busy_share(self, rows: list[int]) -> float | None:
         """Share of the up time in which a batch ran; None if never up."""
@@ -73,16 +88,19 @@ def usage(records: Records, warmup_s: float) -> ReplicaUsage:
     up_s = paid_s - np.array([_overlap_s(r.down, window) for r in replicas])
     capacity = np.array([r.kv_capacity_tokens for r in replicas], dtype=np.float64)
     size = len(replicas)
-    sums = {name: np.zeros(size) for name in ("busy_s", "kv_token_s", "batch_s")}
+    sums = {name: np.zeros(size) for name in ("busy_s", "kv_token_s", "batch_s", "joules")}
     peaks = {name: np.zeros(size) for name in ("kv", "batch")}
+    power = FleetPower([r.power for r in replicas])
     for position, stretch in _chunks(records, warmup_s):
         duration_s, token_s, last_tokens = integrals(stretch)
+        sums["joules"] += np.bincount(position, power.busy_joules(position, stretch, duration_s), size)
         decode = floats(stretch, "num_decode")
         sums["busy_s"] += np.bincount(position, duration_s, size)
         sums["kv_token_s"] += np.bincount(position, token_s, size)
         sums["batch_s"] += np.bincount(position, decode * duration_s, size)
         np.maximum.at(peaks["kv"], position, last_tokens)
         np.maximum.at(peaks["batch"], position, decode)
+    sums["joules"] += power.idle_w * paid_s
     sums["kv_token_s"][capacity == 0] = 0.0  # a hosted replica's are not known
     return ReplicaUsage(
         gpu_hours=paid_s / 3600 * np.array([r.num_gpus for r in replicas]),

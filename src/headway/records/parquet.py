@@ -26,6 +26,7 @@ from headway.core.record import (
     Columns,
     Prefixes,
     Records,
+    ReplicaPower,
     ReplicaRecord,
 )
 from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
@@ -154,15 +155,19 @@ def _present(columns: Container[str]) -> list[str]:
 
 
 def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
-    """The replicas; names, prices of tokens, and of cached ones, only if some replica has any."""
+    """The replicas; names, power, prices of tokens, and of cached ones, only if some replica has any."""
     intervals = pa.list_(pa.list_(pa.float64()))
     kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), float | None: pa.float64()}
+    power = [(each.name, kinds.get(each.type, intervals)) for each in msgspec.structs.fields(ReplicaPower)]
+    kinds[ReplicaPower | None] = pa.struct(power)
     is_priced = any(each.usd_per_million_input_tokens or each.usd_per_million_output_tokens for each in replicas)
     left_out = set() if is_priced else {*_TOKEN_PRICES}
     if all(each.usd_per_million_cached_tokens is None for each in replicas):
         left_out.add(_CACHED_PRICE)
     if not any(each.name for each in replicas):
         left_out.add("name")
+    if all(each.power is None for each in replicas):
+        left_out.add("power")
     fields = [field for field in msgspec.structs.fields(ReplicaRecord) if field.name not in left_out]
     schema = pa.schema([(field.name, kinds.get(field.type, intervals)) for field in fields])
     return pa.Table.from_pylist([msgspec.to_builtins(replica) for replica in replicas], schema=schema)

@@ -114,6 +114,15 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "gpu_hours": ("GPU h", "GPUs x hours paid for, including the down time of crashed replicas."),
     "usd": ("$", "Cost of the GPU hours, and of the tokens of hosted pools."),
     "usd_per_million_output_tokens": ("$/M tokens", "Cost per million output tokens."),
+    "energy_kwh": (
+        "kWh",
+        "Energy of the GPUs of simulated replicas ([energy.md](energy.md)): idle for all GPU hours, starting and "
+        "crashed replicas included, and more while a batch runs. Without hosts, cooling and hosted pools.",
+    ),
+    "joules_per_output_token": (
+        "J/token",
+        "The same energy per output token; none if a part of the replicas is hosted.",
+    ),
     "warmup_s": ("s", "Length of the warm-up, which is excluded."),
     "window_s": ("s", "Length of the window: from the end of the warm-up to the end of the run."),
     "quality": (

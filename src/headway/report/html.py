@@ -17,6 +17,7 @@ from headway.report.table import (
     COLUMNS,
     Cell,
     compare,
+    energy_notes,
     error_notes,
     seconds,
     seeds_note,
@@ -225,7 +226,7 @@ def _decision(runs: Sequence[Run], seeded: SeededMetrics) -> str:
 def _model_error(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
     if "model-error" not in figures:
         return ""
-    notes = "".join(f'<p class="quiet">{escape(line)}</p>' for line in error_notes(runs))
+    notes = "".join(f'<p class="quiet">{escape(line)}</p>' for line in error_notes(runs) + energy_notes(runs))
     picture = chart(
         "model-error", "Latencies and the error of the step times", "Bars: 9 of 10 measured runs, by class."
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.errors import (
     KNOWN,
+    LEVEL,
     Band,
     ErrorClass,
     Known,
@@ -17,11 +18,13 @@ from headway.catalog.errors import (
     prediction_errors,
     weights_of,
 )
-from headway.core.fleet import Model
+from headway.catalog.power import PowerShares, power_shares
+from headway.core.fleet import Gpu, Model
 from headway.metrics.summary import MetricsByReplica, Summary, flatten
 
 SHOWN = ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "e2e_s.mean", "e2e_s.p99")
 """Keys of the summary whose bands tables and charts show."""
+ENERGY = ("energy_kwh", "joules_per_output_token")
 
 
 def error_class(pools: Sequence[tuple[Model, Coefficients]], full: float, waiting_share: float) -> ErrorClass:
@@ -29,6 +32,24 @@ def error_class(pools: Sequence[tuple[Model, Coefficients]], full: float, waitin
     known: Known = max((known_of(used) for _, used in pools), key=KNOWN.index)
     weights: set[Weights] = {weights_of(model) for model, _ in pools}
     return ErrorClass(known, weights.pop() if len(weights) == 1 else None, load_of(full, waiting_share))
+
+
+def energy_bands(gpus: Sequence[Gpu], summary: Summary) -> dict[str, Band]:
+    """Where the energy of the summary would be measured, by its key, at the least known of the GPUs."""
+    bases: list[tuple[float, PowerShares, Known]] = []
+    for gpu in gpus:
+        shares, is_measured = power_shares(gpu)
+        error = shares.error if is_measured else shares.error_if_like
+        bases.append((error, shares, "GPU" if is_measured else "neither"))
+    by_key = {}
+    for key in ENERGY if bases else ():
+        value = getattr(summary, key)
+        if value is not None:
+            error, shares, known = max(bases, key=lambda basis: (basis[2] == "neither", basis[0]))
+            own = shares.num_loads if known == "GPU" else 0
+            ends = value / (1 + error), value * (1 + error)
+            by_key[key] = Band(*ends, LEVEL, ErrorClass(known), shares.num_loads, shares.num_models, own)
+    return by_key
 
 
 def bands(pools: Sequence[tuple[Model, Coefficients]], summary: Summary) -> dict[str, Band]:

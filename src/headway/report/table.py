@@ -85,6 +85,7 @@ COLUMNS = (
     Column("gpu_hours_bound", "bound", "", short_number),
     Column("gpu_hours_clairvoyant", "clairvoyant", "", short_number),
     Column("usd_per_million_output_tokens", "$/M tok", "low", dollars),
+    Column("joules_per_output_token", "J/tok", "low", short_number),
 )
 """Columns in display order."""
 
@@ -98,9 +99,9 @@ ONLY_WITH = {"gpu_hours": "gpu_hours_bound"}
 """Columns shown only together with another one."""
 
 DROPPED_FIRST = (
-    "judged", "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "moves",
-    "preemptions",
-    "ttft_s.p50", "throughput_rps", "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean",
+    "joules_per_output_token", "judged", "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s",
+    "cached_prompt_share", "moves", "preemptions", "ttft_s.p50", "throughput_rps",
+    "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean",
     "blocking_s.p99", "answer_s.p99", "itl_s.p99", "qoe_violations", "slo_attainment", "e2e_s.mean",
 )  # fmt: skip
 """Columns that a narrow console drops, in this order. Counts of unfinished requests are always shown."""
@@ -365,6 +366,20 @@ def error_notes(runs: Sequence[Run]) -> list[str]:
     return [f"With the error of the step times, 9 of 10 likely: {parts} (runs with {'; '.join(classes)})."]
 
 
+def energy_notes(runs: Sequence[Run]) -> list[str]:
+    """The energy of runs, and how far off it may be."""
+    found = [(run.summary.energy_kwh, run.bands["energy_kwh"]) for run in runs if "energy_kwh" in run.bands]
+    if not found:
+        return []
+    kwh = [value for value, _ in found if value is not None]
+    low, high = (short_number(value) for value in (min(kwh), max(kwh)))
+    each = f"{low} kWh" if low == high else f"{low} to {high} kWh"
+    is_measured = all(band.basis.known == "GPU" for _, band in found)
+    by = "" if is_measured else ", not measured on this type of GPU"
+    within = max((band.high / value - 1 for value, band in found if value), default=0.0)
+    return [f"GPU energy: {each}, 9 of 10 likely within {100 * within:.0f}%{by}."]
+
+
 def percent_of(band: Band) -> float:
     """Half the width of a band around its prediction, which is the geometric mean of its ends."""
     return 100 * ((band.high / band.low) ** 0.5 - 1) if band.low > 0 else 0.0
@@ -389,7 +404,7 @@ def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics
     notes += [f"{kind}: {text}" for kind, text in hidden.items()]
     if (uncalibrated := uncalibrated_note(runs)) is not None:
         notes.append(uncalibrated)
-    notes += error_notes(runs)
+    notes += error_notes(runs) + energy_notes(runs)
     if seeded is not None:
         notes.append(seeds_note(seeded))
     marked = [cell for row in compared.cells for cell in row]

@@ -149,7 +149,8 @@ def _bands(chosen: Scenario, summary: Summary, step_times: StepTimes) -> dict[st
     pools = chosen.fleet.all_pools
     if any(pool.hosted is not None for pool in pools):
         return {}
-    return model_error.bands([(each.model, step_times.coefficients[each.name]) for each in pools], summary)
+    latencies = model_error.bands([(each.model, step_times.coefficients[each.name]) for each in pools], summary)
+    return latencies | model_error.energy_bands([each.gpu for each in pools], summary)
 
 
 def compare(

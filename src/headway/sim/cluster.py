@@ -30,6 +30,7 @@ from headway.limits.tenants import TenantLimits
 from headway.perf import memory
 from headway.perf.copies import NETWORK
 from headway.perf.engine_times import PoolTimes
+from headway.perf.power import replica_power
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.sim.fabric import Fabric
 from headway.sim.host_memory import HostMemory
@@ -126,6 +127,7 @@ class Cluster:
         self._ordering = _replicas_ordering(policies)
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
         self._times = {pool.name: PoolTimes(pool, self._lines[pool.name]) for pool in fleet.all_pools}
+        self._powers = {pool.name: replica_power(pool) for pool in fleet.all_pools}
         self._memories: dict[str, tuple[int, Callable[[], HostMemory]]] = {}
         """KV blocks and host memory of the replicas, by pool; not of pools that have none, whose model may not fit."""
         self._pacer, self._exact = pacer, step == "exact"
@@ -514,6 +516,7 @@ class Cluster:
             pool.usd_per_million_input_tokens if is_hosted else 0.0,
             pool.usd_per_million_output_tokens if is_hosted else 0.0,
             pool.usd_per_million_cached_tokens if is_hosted else None,
+            power=self._powers[pool.name],
         )  # fmt: skip
 
 

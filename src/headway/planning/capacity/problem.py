@@ -89,6 +89,8 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     """Mean TTFT of the last third of the requests over that of the middle third; None: a third has none finished."""
     load: Load | None = None
     """Of the fullest replica, as in `catalog.errors.load_of`; None: not known."""
+    kwh_per_day: float | None = None
+    """Of the GPUs, at their mean power in the rehearsal; None: not known."""
 
 
 class CapacityEvaluator(Protocol):

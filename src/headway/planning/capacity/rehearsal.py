@@ -164,6 +164,7 @@ def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
         calibrated=all(each.calibrated for each in StepTimes(chosen).pools),
         wait_growth=_growth(np.where(measured.finished, measured.ttft_s, inf)),
         load=_load(records, used, measured),
+        kwh_per_day=used.kwh_per_day(window_s),
     )
 
 

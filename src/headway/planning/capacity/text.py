@@ -72,6 +72,8 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         else:
             yield "It is the smallest number allowed, so nothing binds."
         yield from map(_likely, plan.likely)
+        if plan.measured is not None and plan.measured.kwh_per_day is not None:
+            yield f"Its GPUs take {energy(plan.measured)} kWh a day under this load."
         yield from _policies(plan)
         if plan.longer is not None and not plan.longer.misses:
             yield f"It also meets them over {plan.longer.measured.num_requests:,} requests."
@@ -129,6 +131,11 @@ def _policies(plan: CapacityPlan) -> Iterator[str]:
         yield f"At this cost, {summary(tied[0])} is best of the policies compared; then {others}."
 
 
+def energy(measured: RehearsalMetrics | None) -> str:
+    """kWh of the GPUs a day."""
+    return "-" if measured is None or measured.kwh_per_day is None else short_number(measured.kwh_per_day)
+
+
 def _values(measured: RehearsalMetrics | None, names: Sequence[str]) -> list[str]:
     if measured is None:
         return ["-"] * (len(names) + 1)
@@ -156,7 +163,8 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
         reasons = [[gpu, str(tp), each.candidate.policy, each.reason] for (gpu, tp), each in firsts.items()]
         return ["GPU", "tp", "policy", ""], reasons
     names = _shown_slos(plan)
-    heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", *(NAMES[name] for name in names), "goodput/s", ""]
+    heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", "kWh/day",
+             *(NAMES[name] for name in names), "goodput/s", ""]  # fmt: skip
     rows = []
     for result in (plan.choice, *plan.runners_up):
         number = result.replicas
@@ -168,7 +176,7 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
             result.candidate.gpu, str(result.candidate.parallel.tp), result.candidate.policy,
             "-" if number is None else str(number),
             "-" if number is None else str(number * result.candidate.parallel.num_gpus),
-            "-" if result.usd_per_hour is None else dollars(result.usd_per_hour),
+            "-" if result.usd_per_hour is None else dollars(result.usd_per_hour), energy(planned),
             *_values(planned, names), note,
         ])  # fmt: skip
     return heads, rows

@@ -52,7 +52,7 @@ def page(plan: FleetPlan, title: str, command: str, out: Path | None = None) -> 
 {_picture(plan) if plan.points else ""}
 {notes}
 {_section("The plan, by model", MODEL_HEADS, model_rows(plan), (0, 2)) if plan.points else ""}
-{_section("Fleets that were rehearsed whole", POINT_HEADS, point_rows(plan), (0, 1, 8)) if plan.points else ""}
+{_section("Fleets that were rehearsed whole", POINT_HEADS, point_rows(plan), (0, 1, 9)) if plan.points else ""}
 {_section("Each model alone, on each kind of GPUs", OPTION_HEADS, option_rows(plan), (0, 1, 5))}
 {_next(out) if plan.points else ""}
 <footer><p class="quiet">{escape(title)}: {escape(_request(plan))}.</p>

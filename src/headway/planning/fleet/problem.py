@@ -82,6 +82,8 @@ class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
     num_requests: int
     is_growing: bool
     """Whether waits grew over the run."""
+    kwh_per_day: float | None = None
+    """Of the GPUs, at their mean power in the run; None: not known."""
 
     @property
     def worst(self) -> float:

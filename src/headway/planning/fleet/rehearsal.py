@@ -14,6 +14,7 @@ from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.metrics.columns import floats
 from headway.metrics.latency import Sample, slo_masks
+from headway.metrics.usage import usage
 from headway.planning.combos.problem import Group, Offer
 from headway.planning.fleet.problem import FleetPart, FleetRun
 from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, counted, model_keys, scenario_key
@@ -116,7 +117,8 @@ def calibrated(template: FleetTemplate, parts: Sequence[FleetPart], requests: Pa
 
 def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
     records = simulator.records(scenario)
-    measured = counted(records, scenario.spec.simulation.warmup_s, scenario.spec.slo)
+    warmup_s = scenario.spec.simulation.warmup_s
+    measured = counted(records, warmup_s, scenario.spec.slo)
     has, met = slo_masks(measured)["all"]
     in_time = np.where(has, met, measured.finished)
     arrival_s = floats(records.workload, "arrival_s", measured.id)
@@ -129,6 +131,7 @@ def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
         e2e_p99_s=_p99(measured.e2e_s),
         num_requests=len(measured),
         is_growing=whole.is_growing,
+        kwh_per_day=usage(records, warmup_s).kwh_per_day(records.end_s - warmup_s),
     )
 
 

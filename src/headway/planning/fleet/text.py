@@ -14,11 +14,11 @@ from rich.text import Text
 from headway.metrics.seeds import Estimate
 from headway.planning.fleet.allocation import Parts, by_model
 from headway.planning.fleet.problem import WORTH, FleetPlan, FleetPoint, SizedOption, SplitVerdict
-from headway.report.table import dollars, seconds
+from headway.report.table import dollars, seconds, short_number
 
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 NOT_CALIBRATED = "not calibrated"
-POINT_HEADS = ("fleet", "router", "GPUs", "$/h", "in time", "95% over seeds", "TTFT p99", "TPOT p99", "")
+POINT_HEADS = ("fleet", "router", "GPUs", "$/h", "kWh/day", "in time", "95% over seeds", "TTFT p99", "TPOT p99", "")
 OPTION_HEADS = ("model", "GPUs of one unit", "units needed", "$/h", "in time", "")
 MODEL_HEADS = ("model", "requests", "GPUs", "$/h", "in time", "over seeds")
 
@@ -49,8 +49,10 @@ def _fleet(plan: FleetPlan) -> str:
     at_least = "at least " if len(plan.models) > 1 and best.runs[0].worst < 1 else ""
     drawn = f" ({_interval(best.interval)} over {len(best.runs)} seeds)" if best.interval is not None else ""
     gpus, keep = (f"{number} GPUs", "keep") if number != 1 else ("1 GPU", "keeps")
+    kwh = best.runs[0].kwh_per_day
+    power = "" if kwh is None else f" and {energy(kwh)} kWh a day"
     return (
-        f"Serve {served}, with the router {best.router}: {gpus} for {price} an hour {keep} {at_least}{attained}"
+        f"Serve {served}, with the router {best.router}: {gpus} for {price} an hour{power} {keep} {at_least}{attained}"
         f" within {describe(plan.slo)}{drawn}."
     )
 
@@ -102,6 +104,10 @@ def _tiers(plan: FleetPlan) -> str:
     return f"Do not serve the {verdict.num_classes} tiers of the requests differently: that {change}."
 
 
+def energy(kwh_per_day: float | None) -> str:
+    return "-" if kwh_per_day is None else short_number(kwh_per_day)
+
+
 def _interval(each: Estimate | None) -> str:
     if each is None:
         return "-"
@@ -121,8 +127,8 @@ def _point(each: FleetPoint, target: float) -> list[str]:
     latencies = ["never" if value is None else seconds(value) for value in (run.ttft_p99_s, run.tpot_p99_s)]
     number = sum(sum(part.gpus.values()) for part in each.parts)
     return [
-        each.label, each.router, str(number), dollars(each.usd_per_hour), share(run.worst), _interval(each.interval),
-        *latencies, note,
+        each.label, each.router, str(number), dollars(each.usd_per_hour), energy(run.kwh_per_day), share(run.worst),
+        _interval(each.interval), *latencies, note,
     ]  # fmt: skip
 
 
@@ -171,7 +177,7 @@ def _parts(plan: FleetPlan) -> Iterator[Any]:
     yield _table(OPTION_HEADS, option_rows(plan), words=(0, 1, 5))
     if plan.points:
         yield Text("\nWhole fleets", style="bold")
-        yield _table(POINT_HEADS, point_rows(plan), words=(0, 1, 8))
+        yield _table(POINT_HEADS, point_rows(plan), words=(0, 1, 9))
     for note in plan.notes:
         yield Text(f"\n{note[:1].upper()}{note[1:]}.")
     yield Text("")
