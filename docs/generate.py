@@ -79,7 +79,8 @@ _HEADWAY_COMPLETE=fish_source headway | source          # fish: a line of ~/.con
 | `results[].calibrated` | whether step times come from measurements of this GPU and engine |
 | `results[].notes` | what was skipped or assumed when the workload was read |
 | `results[].intervals` | with several seeds: of each metric, `mean` and the 95% interval of the mean, `low` to `high` |
-| `results[].bands` | in which 9 of 10 measured runs have a latency ([accuracy.md](accuracy.md#error-bars)), or the energy ([energy.md](energy.md)) |
+| `results[].bands` | in which 9 of 10 measured runs have a latency ([accuracy.md](accuracy.md#error-bars)), \
+or the energy ([energy.md](energy.md)) |
 | `results[].verdicts` | with several seeds: of a metric, `best`, `indistinguishable` (from the best) or `worse` |
 | `seeds` | with several seeds: all of them; `metrics` are those of the first |
 | `results[].metrics` | flat, as in `ttft_s.p50` or `tier.0.e2e_s.mean`; null where there is no data |

@@ -42,13 +42,15 @@ class FleetPower:
         """Seconds of each stretch's reads of weights and KV cache at peak bandwidth."""
         context = floats(stretch, "context_tokens") * n + decode * (stretch["advances"] != 0) * (n * (n - 1) / 2)
         in_window = np.minimum(context, n * decode * self._of("window_tokens", kind))
-        read_s = n * self._of("weights_s", kind) + context * self._of("context_s", kind)
+        read_s: Floats = n * self._of("weights_s", kind) + context * self._of("context_s", kind)
         read_s += in_window * self._of("window_s", kind)
         for code, each in enumerate(self._kinds):
             if each.experts and each.memory_w:
                 rows = np.flatnonzero(kind == code)
                 part, of = np.unique(tokens[rows] / each.micro_batches, return_inverse=True)
-                expert_s = sum(seconds * (1.0 - (1.0 - chance) ** part) for seconds, chance in each.experts)
+                expert_s = np.zeros(len(part))
+                for seconds, chance in each.experts:
+                    expert_s += seconds * (1.0 - (1.0 - chance) ** part)
                 read_s[rows] += n[rows] * each.micro_batches * expert_s[of]
         return read_s
 

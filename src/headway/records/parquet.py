@@ -157,7 +157,7 @@ def _present(columns: Container[str]) -> list[str]:
 def replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
     """The replicas; names, power, prices of tokens, and of cached ones, only if some replica has any."""
     intervals = pa.list_(pa.list_(pa.float64()))
-    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), float | None: pa.float64()}
+    kinds: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string(), float | None: pa.float64()}
     power = [(each.name, kinds.get(each.type, intervals)) for each in msgspec.structs.fields(ReplicaPower)]
     kinds[ReplicaPower | None] = pa.struct(power)
     is_priced = any(each.usd_per_million_input_tokens or each.usd_per_million_output_tokens for each in replicas)
