@@ -55,5 +55,6 @@ class FleetPower:
         return read_s
 
     def _of(self, name: str, kind: Ints) -> Floats:
-        """One field of the replica of each stretch."""
-        return np.array(list(map(attrgetter(name), self._kinds)), dtype=np.float64)[kind]
+        """One field of the replica of each stretch; one value if all replicas have the same."""
+        values = np.array(list(map(attrgetter(name), self._kinds)), dtype=np.float64)
+        return values[kind] if len(values) > 1 else values
