@@ -134,8 +134,8 @@ def test_processes_pause_and_pace_streams(tmp_path: Path, num_workers: int) -> N
     front = processes.gateway(path, "--workers", str(num_workers), "--records", str(rows))
     with processes.closing(engine, front):
         processes.all_up(front, 1)
-        alone = processes.answer_text(list(processes.chat(front, "long", max_tokens=128, stream=True).events()))
-        long = processes.chat(front, "long", max_tokens=128, stream=True).events()
+        alone = processes.answer_text(list(processes.chat(front, "long", max_tokens=300, stream=True).events()))
+        long = processes.chat(front, "long", max_tokens=300, stream=True).events()
         begun = [next(long) for _ in range(60)]  # beyond its first quantum
         short = processes.chat(front, "short", max_tokens=5).json()
         assert short["usage"]["completion_tokens"] == 5
