@@ -21,6 +21,7 @@ _MODULES = {
     "Result": "headway.api.results",
     "Scenario": "headway.config.scenario",
     "Sweep": "headway.api.results",
+    "advise": "headway.api.advice",
     "compare": "headway.api.runs",
     "load": "headway.api.scenarios",
     "plan_capacity": "headway.api.plans",

@@ -1,4 +1,5 @@
 # The types of what `headway.__getattr__` imports.
+from headway.api.advice import advise as advise
 from headway.api.figures import Figure as Figure
 from headway.api.fleets import serve as serve
 from headway.api.plans import (

@@ -30,6 +30,7 @@ COMMANDS = {
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "serve": "Serve a fleet of engines as one OpenAI-compatible endpoint.",
     "epp": "Choose endpoints for Envoy: an endpoint picker of the Gateway API Inference Extension.",
+    "advise": "Say what to change in a fleet, by recorded days.",
     "why": "Say why a request was slow, or list the slowest.",
     "keys": "Change the keys, teams and budgets of a key store, and report what they have spent.",
     "export": "Write a fleet as manifests for Kubernetes.",

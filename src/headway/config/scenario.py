@@ -80,7 +80,17 @@ class StepTimes:
     def __call__(self, pool: Pool) -> Line:
         if pool.hosted is not None and self.coefficients is not None:  # which checks that its speed is known
             return hosted_line(pool.hosted)
-        return self.model(pool).line
+        factor = self.scenario.spec.simulation.step_time_factor
+        line = self.model(pool).line
+        return line if factor == 1.0 else _slowed(line, factor)
+
+
+def _slowed(line: Line, factor: float) -> Line:
+    def slowed(*batch: Any) -> tuple[float, float, int | None]:
+        a_s, b_s, valid = line(*batch)
+        return factor * a_s, factor * b_s, valid
+
+    return slowed
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:

@@ -361,6 +361,9 @@ class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Stop at this virtual time. Without one: when every request has ended."""
     warmup_s: Annotated[float, Meta(ge=0)] = 0.0
     """Metrics leave out requests that arrived before this time."""
+    step_time_factor: Positive = 1.0
+    """Every iteration takes so many times as long as the step-time model says: what the plan is worth if it is wrong by
+    so much. Hosted pools keep their speed."""
     limits: dict[str, TenantLimits] = {}
     """By tenant of the workload, what it may use. A tenant without an entry has the rates of the `gateway: api_keys` of
     its name, added up, and no budget."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -129,6 +130,51 @@ class RehearsalCache:
             result = simulate()
             self.keep(key, result)
         return result
+
+
+class RehearsalRunner:
+    """Runs rehearsals one by one or in worker processes; the cache keeps each as it ends, so that a plan resumes."""
+
+    def __init__(
+        self, cache: RehearsalCache, pool: Executor | None, progress: Callable[[int, int], None] | None, total: int
+    ) -> None:  # fmt: skip
+        self._cache, self._pool, self._progress = cache, pool, progress
+        self.total = total
+        """Rehearsals that are expected in all."""
+        self.num_done = 0
+
+    @property
+    def num_simulated(self) -> int:
+        return self.num_done - self._cache.num_found
+
+    def run(self, tasks: Sequence[tuple[str, Callable[[], T]]], kind: type[T]) -> list[T]:
+        """The results of (key, rehearsal) pairs, in their order. A rehearsal that goes to workers can be pickled."""
+        found: dict[int, T] = {}
+        for i, (key, _) in enumerate(tasks):
+            known: T | None = self._cache.find(key, kind)
+            if known is not None:
+                found[i] = known
+                self._count()
+        left = [i for i in range(len(tasks)) if i not in found]
+        if self._pool is None:
+            for i in left:
+                found[i] = self._keep(tasks[i][0], tasks[i][1]())
+        else:
+            futures = {self._pool.submit(tasks[i][1]): i for i in left}
+            for future in as_completed(futures):
+                i = futures[future]
+                found[i] = self._keep(tasks[i][0], future.result())
+        return [found[i] for i in range(len(tasks))]
+
+    def _keep(self, key: str, result: T) -> T:
+        self._cache.keep(key, result)
+        self._count()
+        return result
+
+    def _count(self) -> None:
+        self.num_done += 1
+        if self._progress is not None:
+            self._progress(self.num_done, max(self.total, self.num_done))
 
 
 def content_key(

@@ -22,7 +22,14 @@ from headway.metrics.interval import interval
 from headway.metrics.latency import slo_masks
 from headway.metrics.usage import held_gpu_hours
 from headway.planning.gpu_hours_bound import gpu_hours_bound
-from headway.planning.rehearsals import RehearsalCache, Simulator, counted, first_policies, scenario_key
+from headway.planning.rehearsals import (
+    RehearsalCache,
+    RehearsalRunner,
+    Simulator,
+    counted,
+    first_policies,
+    scenario_key,
+)
 from headway.planning.scaling.candidates import BATCH_TIER, LadderInputs, ScalerCandidate, ladders
 from headway.workload.generate import generate
 
@@ -169,8 +176,8 @@ def plan(
     cache = RehearsalCache(cache_dir)
     cases = [StartUpCase(document, startup_s, options, assemble, oracle) for startup_s in options.startup_s]
     total = sum(len(case.candidates) for case in cases) * options.num_seeds
-    runner = _Runner(simulator, cache, pool, progress, total)
-    plans = tuple(case.answer(runner) for case in cases)
+    runner = RehearsalRunner(cache, pool, progress, total)
+    plans = tuple(case.answer(runner, simulator) for case in cases)
     first = plans[0].results[0]
     return ScalingPlan(
         name=cases[0].scenario.spec.name,
@@ -179,7 +186,7 @@ def plan(
         seeds=tuple(cases[0].seeds),
         plans=plans,
         notes=tuple(dict.fromkeys(note for case in cases for note in case.notes)),
-        num_simulated=runner.num_done - cache.num_found,
+        num_simulated=runner.num_simulated,
         num_found=cache.num_found,
     )
 
@@ -227,13 +234,17 @@ class StartUpCase:
                 for room, scaling in oracle.timetables(self.scenario, served_tps())
             ]
 
-    def answer(self, runner: _Runner) -> StartUpPlan:
+    def answer(self, runner: RehearsalRunner, simulator: Simulator) -> StartUpPlan:
         wanted = [
             (with_scaling(self.scenario, candidate.scaling, seed), i == 0 and not self.scenario.fleet.combos)
             for i, candidate in enumerate(self.candidates)
             for seed in self.seeds
         ]
-        found = runner.run(wanted)
+        found = runner.run(
+            [(scenario_key(scenario, "scaling", with_bound), _Task(simulator, scenario, with_bound))
+             for scenario, with_bound in wanted],
+            Rehearsed,
+        )  # fmt: skip
         results, num = [], len(self.seeds)
         for i, candidate in enumerate(self.candidates):
             by_seed = tuple(found[i * num : (i + 1) * num])
@@ -254,49 +265,6 @@ class StartUpCase:
             clairvoyant_gpu_hours=hours_at(oracles, late),
             against=() if chosen is None else comparisons(own[chosen], results),
         )
-
-
-class _Runner:
-    """Runs rehearsals, of which the cache keeps each as it ends."""
-
-    def __init__(
-        self, simulator: Simulator, cache: RehearsalCache, pool: Executor | None, progress: Progress | None, total: int
-    ) -> None:
-        self._simulator, self._cache, self._pool = simulator, cache, pool
-        self._progress, self._total = progress, total
-        self.num_done = 0
-
-    def run(self, wanted: Sequence[tuple[Scenario, bool]]) -> list[Rehearsed]:
-        keys = [scenario_key(scenario, "scaling", with_bound) for scenario, with_bound in wanted]
-        found: dict[int, Rehearsed] = {}
-        for i, key in enumerate(keys):
-            known: Rehearsed | None = self._cache.find(key, Rehearsed)
-            if known is not None:
-                found[i] = known
-                self._count()
-        left = [i for i in range(len(wanted)) if i not in found]
-        tasks = {i: _Task(self._simulator, *wanted[i]) for i in left}
-        if self._pool is None:
-            for i, task in tasks.items():
-                found[i] = self._keep(keys[i], task())
-        else:
-            from concurrent.futures import as_completed
-
-            futures = {self._pool.submit(task): i for i, task in tasks.items()}
-            for future in as_completed(futures):
-                i = futures[future]
-                found[i] = self._keep(keys[i], future.result())
-        return [found[i] for i in range(len(wanted))]
-
-    def _keep(self, key: str, result: Rehearsed) -> Rehearsed:
-        self._cache.keep(key, result)
-        self._count()
-        return result
-
-    def _count(self) -> None:
-        self.num_done += 1
-        if self._progress is not None:
-            self._progress(self.num_done, self._total)
 
 
 def _result(candidate: ScalerCandidate, by_seed: tuple[Rehearsed, ...]) -> ScalerResult:

@@ -1,0 +1,276 @@
+"""What could be changed in a fleet, one key at a time, from the registered policies and the fleet's own bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from headway.config.policy_preset import why_no_migration
+from headway.config.scenario import Scenario
+from headway.config.strict_yaml import Key, Places, change, spell
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Combo, Pool
+from headway.planning.scaling.candidates import FAMILIES, LadderInputs, ladders
+from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS
+from headway.policies.resolve import PolicyChoice, admission, migration, ordering, router
+
+KINDS = ("routing", "ordering", "admission", "migration", "preset", "scaling", "replicas", "engine")
+REPLICAS = (-2, -1, 1, 2)
+ENGINE_FACTORS = (0.5, 2.0)
+ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens")
+NEED_RATES = ("lt-i", "lt-u", "lt-ua")
+_POLICIES: Mapping[str, tuple[Mapping[str, type], Callable[[Any], PolicyChoice[Any]]]] = {
+    "routing": (ROUTERS, router), "ordering": (ORDERINGS, ordering), "admission": (ADMISSIONS, admission),
+    "migration": (MIGRATIONS, migration),
+}  # fmt: skip
+_OPTIONAL = ("admission", "migration")
+Assemble = Callable[[Mapping[str, Any]], Scenario]
+
+
+class Change(Struct, frozen=True):
+    """A key of the fleet file, and its new value."""
+
+    key: tuple[str | int, ...]
+    value: Any
+
+    def __hash__(self) -> int:  # a value may be a list
+        return hash(self.key)
+
+
+class Candidate(Struct, frozen=True):
+    """Changes that are made together."""
+
+    kinds: tuple[str, ...]
+    name: str
+    changes: tuple[Change, ...]
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The fleet's document with the changes."""
+        return change(document, Places(), {each.key: (spell(each.key), each.value) for each in self.changes})[0]
+
+    @property
+    def values(self) -> dict[Key, Any]:
+        return {each.key: each.value for each in self.changes}
+
+
+class LeftOut(Struct, frozen=True):
+    """What was not tried."""
+
+    kind: str
+    name: str
+    reason: str
+    needs: str = ""
+    """The measurement, or the key of the fleet file, with which it could be tried."""
+
+
+def together(candidates: Sequence[Candidate]) -> Candidate:
+    """Candidates that change different keys, as one."""
+    return Candidate(
+        tuple(dict.fromkeys(kind for each in candidates for kind in each.kinds)),
+        " and ".join(each.name for each in candidates),
+        tuple(one for each in candidates for one in each.changes),
+    )
+
+
+def agree(one: Candidate, other: Candidate) -> bool:
+    """Whether no key of one is, or holds, a key of the other."""
+    return not any(
+        a.key[: len(b.key)] == b.key or b.key[: len(a.key)] == a.key for a in one.changes for b in other.changes
+    )
+
+
+def candidates(
+    today: Scenario, document: Mapping[str, Any], mean_tokens: float, assemble: Assemble, kinds: Sequence[str] = KINDS
+) -> tuple[list[Candidate], list[LeftOut]]:
+    """All changes of these kinds that a scenario of the fleet accepts, and those that it does not, with reasons.
+
+    `today` has requests, without which no scenario can be assembled. `assemble` raises HeadwayError.
+    """
+    makers: Mapping[str, Callable[[], Iterator[Candidate | LeftOut]]] = {
+        "routing": lambda: _policies("routing", today),
+        "ordering": lambda: _policies("ordering", today),
+        "admission": lambda: _policies("admission", today),
+        "migration": lambda: _migrations(today),
+        "preset": lambda: _presets(today),
+        "scaling": lambda: _scalers(today, mean_tokens),
+        "replicas": lambda: _replicas(today, document),
+        "engine": lambda: _engines(today),
+    }
+    found: list[Candidate] = []
+    left_out: list[LeftOut] = []
+    for kind in KINDS:
+        if kind not in kinds:
+            left_out.append(LeftOut(kind, f"all of kind {kind}", "not asked for", "--kinds"))
+            continue
+        for each in makers[kind]():
+            if isinstance(each, LeftOut):
+                left_out.append(each)
+                continue
+            made = _accepted(each, document, assemble)
+            (left_out if isinstance(made, LeftOut) else found).append(made)  # type: ignore[arg-type]
+    return found, left_out
+
+
+def _accepted(candidate: Candidate, document: Mapping[str, Any], assemble: Assemble) -> Candidate | LeftOut:
+    """The candidate; of an ordering that the engines refuse, the same in the gateway's queue."""
+    try:
+        assemble(candidate.document(document))
+        return candidate
+    except HeadwayError as error:
+        refused = LeftOut(candidate.kinds[0], candidate.name, str(error))
+    if candidate.kinds == ("ordering",):
+        at = Change(("policies", "ordering_at"), "gateway")
+        moved = Candidate(candidate.kinds, f"{candidate.name} at the gateway", (*candidate.changes, at))
+        try:
+            assemble(moved.document(document))
+            return moved
+        except HeadwayError as error:
+            refused = LeftOut("ordering", candidate.name, str(error))
+    return refused
+
+
+def _policies(kind: str, today: Scenario) -> Iterator[Candidate | LeftOut]:
+    """The registered policies of a kind but today's, with their defaults."""
+    registered, resolved = _POLICIES[kind]
+    current = getattr(today.spec.policies, kind)
+    if isinstance(current, list):
+        (current,) = current
+    own = current.get("name") if isinstance(current, Mapping) else current
+    for name in registered:
+        at = f"{kind}: {name}"
+        if getattr(registered[name], "oracle", False):
+            continue  # no fleet can have it
+        if name == own and current == own:
+            continue
+        try:
+            resolved(name)
+        except HeadwayError as error:
+            yield LeftOut(kind, at, str(error), "its arguments, in a copy of the fleet file and headway compare")
+            continue
+        yield Candidate((kind,), f"{at} with its defaults" if name == own else at, (_set(kind, name),))
+    if kind in _OPTIONAL and current is not None:
+        yield Candidate((kind,), f"no {kind}", (_set(kind, None),))
+
+
+def _set(kind: str, value: Any) -> Change:
+    return Change(("policies", kind), value)
+
+
+def _migrations(today: Scenario) -> Iterator[Candidate | LeftOut]:
+    if why := why_no_migration(today.fleet):
+        yield LeftOut("migration", "all of kind migration", why, "a second replica of a model")
+        return
+    yield from _policies("migration", today)
+
+
+def _presets(today: Scenario) -> Iterator[Candidate | LeftOut]:
+    policies = today.spec.policies
+    if policies.preset is None:
+        scaling = None if policies.scaling is None else today.document["policies"]["scaling"]
+        yield Candidate(
+            ("preset",), "preset: headway", (Change(("policies",), {"preset": "headway", "scaling": scaling}),)
+        )
+
+
+def _scalers(today: Scenario, mean_tokens: float) -> Iterator[Candidate | LeftOut]:
+    policies = today.spec.policies
+    if policies.scaling is None:
+        yield LeftOut(
+            "scaling", "all of kind scaling", "the fleet does not scale", "`policies: scaling` and pools with bounds"
+        )
+        return
+    batch_tier = None if policies.admission is None else 2
+    inputs = LadderInputs(today.fleet, mean_tokens, batch_tier, dict)
+    for name in FAMILIES:
+        if name in NEED_RATES:
+            yield LeftOut(
+                "scaling", f"scaling: {name}", "what a replica serves in time is not known", "headway plan scaling"
+            )
+            continue
+        for each in ladders([name], inputs):
+            if each.scaling != policies.scaling:
+                yield Candidate(
+                    ("scaling",), f"scaling: {each.family}, {each.setting}", (_set("scaling", each.scaling),)
+                )
+
+
+def _replicas(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:
+    if today.spec.policies.scaling is not None:
+        yield LeftOut(
+            "replicas", "all of kind replicas", "the scaler sets the numbers", "bounds: min_replicas, max_replicas"
+        )
+        return
+    sections: tuple[tuple[str, Sequence[Pool | Combo]], ...] = (
+        ("fleet", today.fleet.pools), ("combos", today.fleet.combos),
+    )  # fmt: skip
+    for section, deployments in sections:
+        for i, each in enumerate(deployments):
+            given = document[section][i]
+            if not isinstance(given, Mapping):
+                continue
+            yield from _numbers((section, i), each, given.get("endpoints") or ())
+
+
+def _numbers(at: Key, deployment: Pool | Combo, endpoints: Sequence[str]) -> Iterator[Candidate | LeftOut]:
+    """Other numbers of replicas, within the pool's bounds."""
+    name, num = deployment.name, deployment.replicas
+    if isinstance(deployment, Pool) and deployment.hosted is not None:
+        return
+    for more in REPLICAS:
+        wanted = num + more
+        if wanted < max(deployment.min_replicas if deployment.max_replicas is not None else 1, 1):
+            continue
+        if deployment.max_replicas is not None and wanted > deployment.max_replicas:
+            continue
+        label = f"{wanted} replicas of {name}"
+        if not endpoints:
+            yield Candidate(("replicas",), label, (Change((*at, "replicas"), wanted),))
+        elif more < 0:
+            yield Candidate(("replicas",), label, (Change((*at, "endpoints"), list(endpoints[:wanted])),))
+        else:
+            yield LeftOut(
+                "replicas", label, "there are no more endpoints", f"the address of another engine in {spell(at)}"
+            )
+
+
+def _engines(today: Scenario) -> Iterator[Candidate | LeftOut]:
+    """Half and twice the limits of the batch, of every pool."""
+    for i, pool in enumerate(today.fleet.pools):
+        if pool.hosted is not None:
+            continue
+        for key in ENGINE_KEYS:
+            for factor in ENGINE_FACTORS:
+                value = int(getattr(pool.engine, key) * factor)
+                yield Candidate(
+                    ("engine",), f"{key} {value:,} of {pool.name}", (Change(("fleet", i, "engine", key), value),)
+                )
+    if today.fleet.combos:
+        yield LeftOut(
+            "engine", "engines of combos", "limits of the two sides depend on each other", "headway plan combos"
+        )
+
+
+NEVER_TRIED = (
+    LeftOut(
+        "GPU type", "other GPUs, and other tensor parallelism", "no engine of the fleet runs on them",
+        "headway plan fleet, and headway measure or calibrate on such a GPU",
+    ),
+    LeftOut(
+        "disaggregation", "prefill and decode apart", "the bandwidth between the engines is not recorded",
+        "headway plan combos, with the measured network_bytes_per_s",
+    ),
+    LeftOut(
+        "speculative", "speculative decoding on or off", "the share of accepted drafts is not recorded",
+        "the acceptance that the engine reports on these prompts, as speculative: acceptance",
+    ),
+    LeftOut(
+        "arguments", "other arguments of policies", "only their defaults, and the ladders of scalers, are tried",
+        "headway arena search",
+    ),
+)  # fmt: skip
+"""Kinds that need what records do not hold."""

@@ -1,0 +1,138 @@
+"""The changes that look best on the parts to choose on: successive halving with common random numbers.
+
+All changes are rehearsed on one part, the better third on three times as many, and so on (Jamieson and Talwalkar,
+2016). What is compared is the gain over today's fleet on the same requests. Then the best of each kind are tried
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
+
+from headway.core.errors import HeadwayError
+from headway.planning.advise.candidates import Candidate, agree, together
+from headway.planning.advise.days import Part
+from headway.planning.advise.trials import Trials
+
+KEPT = 3
+"""One of so many changes goes on to so many times the parts."""
+MOST_JUDGED = 10
+MOST_OF_A_KIND = 4
+MOST_KINDS = 4
+"""Kinds whose best changes are tried together."""
+LEAST_GAIN = 0.01
+"""Share of today's dollars; a smaller gain is not worth a change."""
+
+
+@dataclass
+class Chosen:
+    """Changes to judge, the best first, with their gains where they were chosen."""
+
+    gains: dict[Candidate, float] = field(default_factory=dict)
+    num_pairs: int = 0
+    """Changes that were made together."""
+    notes: list[str] = field(default_factory=list)
+
+
+def choose(
+    candidates: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, num_later: int
+) -> Chosen:
+    """At most `MOST_JUDGED` changes that gain something. `num_later` rehearsals are kept for judging.
+
+    HeadwayError if the rehearsals that are allowed are too few for one part.
+    """
+    chosen = Chosen()
+    allowed = trials.left - num_later
+    wanted = _within(candidates, allowed - 1, chosen.notes)
+    num_last = 0
+    alive, means = list(wanted), dict[Candidate, float]()
+    found: dict[Candidate, list[float]] = {each: [] for each in alive}
+    for num_parts in _rungs(len(parts)):
+        new = parts[num_last:num_parts]
+        num_last = num_parts
+        if found[alive[0]]:
+            alive = alive[: max(len(alive) // KEPT, min(len(alive), MOST_JUDGED))]
+        affordable = (trials.left - num_later) // max(len(new), 1) - 1
+        if affordable < 1:
+            chosen.notes.append(f"the choice ended on {len(found[alive[0]])} of {len(parts)} parts: --max-rehearsals")
+            break
+        if affordable < len(alive):
+            chosen.notes.append(f"{len(alive) - affordable} of {len(alive)} changes went no further: --max-rehearsals")
+            alive = alive[:affordable]
+        for each, gains in trials.gains(alive, new, target).items():
+            found[each] += [one.worth for one in gains]
+        alive = [each for each in alive if each not in trials.refused]
+        if not alive:
+            return chosen
+        means |= {each: fmean(found[each]) for each in alive}
+        alive.sort(key=lambda each: -means[each])
+    good = [each for each in alive if means[each] > LEAST_GAIN]
+    means = {each: means[each] for each in good}
+    means |= _pairs(good, means, parts[:num_last], trials, target, num_later, chosen)
+    chosen.gains = {each: means[each] for each in _best(means)}
+    return chosen
+
+
+def _best(means: dict[Candidate, float]) -> list[Candidate]:
+    """At most `MOST_JUDGED`, and `MOST_OF_A_KIND` that change the same kinds of keys: many routers gain alike."""
+    num: dict[tuple[str, ...], int] = {}
+    found = []
+    for each in sorted(means, key=lambda each: -means[each]):
+        num[each.kinds] = num.get(each.kinds, 0) + 1
+        if num[each.kinds] <= MOST_OF_A_KIND:
+            found.append(each)
+    return found[:MOST_JUDGED]
+
+
+def _rungs(num_parts: int) -> list[int]:
+    """Numbers of parts: 1, 3, 9 ... and all of them."""
+    found = [1]
+    while found[-1] * KEPT < num_parts:
+        found.append(found[-1] * KEPT)
+    return found if found[-1] == num_parts else [*found, num_parts]
+
+
+def _within(candidates: Sequence[Candidate], most: int, notes: list[str]) -> list[Candidate]:
+    """As many candidates as may be rehearsed, by turns from each kind."""
+    if most < 1:
+        raise HeadwayError("--max-rehearsals: too few to choose and to judge a single change; expected more")
+    if len(candidates) <= most:
+        return list(candidates)
+    place: dict[str, int] = {}
+    turns = []
+    for i, each in enumerate(candidates):
+        kind = each.kinds[0]
+        turns.append((place.get(kind, 0), i))
+        place[kind] = place.get(kind, 0) + 1
+    kept = sorted(i for _, i in sorted(turns)[:most])
+    names = [each.name for i, each in enumerate(candidates) if i not in kept]
+    notes.append(f"not tried for --max-rehearsals: {', '.join(names)}")
+    return [candidates[i] for i in kept]
+
+
+def _pairs(
+    good: Sequence[Candidate], means: dict[Candidate, float], parts: Sequence[Part], trials: Trials, target: float,
+    num_later: int, chosen: Chosen,
+) -> dict[Candidate, float]:  # fmt: skip
+    """The best change of each kind with the best ones of other kinds, where that gains more than either."""
+    firsts: dict[str, Candidate] = {}
+    for each in good:
+        firsts.setdefault(each.kinds[0], each)
+    best = list(firsts.values())[:MOST_KINDS]
+    sets = [list(pair) for pair in combinations(best, 2) if agree(*pair)]
+    if len(best) > 2 and all(agree(*pair) for pair in combinations(best, 2)):
+        sets.append(best)
+    made = {together(each): each for each in sets}
+    affordable = (trials.left - num_later) // max(len(parts), 1) - 1
+    if affordable < len(made):
+        chosen.notes.append(f"{len(made) - max(affordable, 0)} pairs of changes were not tried: --max-rehearsals")
+        made = dict(list(made.items())[: max(affordable, 0)])
+    if not made:
+        return {}
+    chosen.num_pairs = len(made)
+    gains = trials.gains(list(made), parts, target)
+    found = {each: fmean(one.worth for one in each_gains) for each, each_gains in gains.items()}
+    return {each: mean for each, mean in found.items() if mean > max(means[part] for part in made[each])}

@@ -1,0 +1,162 @@
+"""Recorded days, and the parts of them on which changes are chosen and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, nextafter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from headway import records
+from headway.core.errors import HeadwayError
+from headway.core.record import Records
+from headway.metrics.columns import floats
+from headway.records.parts import BEGAN_S
+from headway.workload.readers.shared import trace_file
+
+LEAST_REQUESTS = 100
+"""Of a part: with fewer, a request is a whole point of SLO attainment."""
+LEAST_JUDGED = 4
+"""Parts to judge on, where the days have as many requests."""
+PARTS_OF_ONE_DAY = 7
+MOST_PARTS = 16
+"""Of one day, or of all days together; spread evenly over them."""
+WARM_UP = 0.1
+"""Share of a part that fills the empty fleet, and does not count."""
+
+
+@dataclass(frozen=True)
+class Day:
+    """A folder of records."""
+
+    name: str
+    folder: Path
+    records: Records
+    fleet_text: str
+    """The fleet file or scenario that ran; empty: the records do not have it."""
+    began_s: float
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.records.workload["arrival_s"])
+
+
+class Part(Struct, frozen=True):
+    """The requests of a day, or those that arrived in a part of it."""
+
+    day: str
+    folder: str
+    from_s: float
+    to_s: float | None
+    """None: to the end of the day."""
+    is_whole: bool
+    num_requests: int
+
+    @property
+    def name(self) -> str:
+        if self.is_whole:
+            return self.day
+        return f"{self.day} {_clock(self.from_s)}-{'end' if self.to_s is None else _clock(self.to_s)}"
+
+    def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """A fleet's document with these requests for its workload."""
+        trace: dict[str, Any] = {"path": self.folder}
+        if not self.is_whole:
+            trace |= {"from_s": self.from_s} | ({} if self.to_s is None else {"to_s": self.to_s})
+        workload = document.get("workload")
+        sampling = {key: workload[key] for key in ("sampling",) if isinstance(workload, dict) and key in workload}
+        made = {**document, "workload": {"trace": trace, **sampling}}
+        if not self.is_whole and self.to_s is not None:
+            made["simulation"] = {**(document.get("simulation") or {}), "warmup_s": WARM_UP * (self.to_s - self.from_s)}
+        return made
+
+
+class Split(Struct, frozen=True):
+    """Parts by their use: no part is in both."""
+
+    chosen_on: tuple[Part, ...]
+    judged_on: tuple[Part, ...]
+    by_day: bool
+    """Whether the judged parts are of days that the choice never saw."""
+    notes: tuple[str, ...]
+
+
+def read(folders: Sequence[Path]) -> list[Day]:
+    """The days in folders of records, in the order in which they ran. HeadwayError for a folder without requests."""
+    days = []
+    for folder in folders:
+        trace_file(folder)  # an error, with the remedy, for a gateway that still runs or was killed
+        found, provenance = records.load(folder)
+        if not len(found.workload["arrival_s"]):
+            raise HeadwayError(f"{folder}: the records have no requests")
+        texts = (provenance.get(key) for key in ("fleet", "scenario_yaml"))
+        text = next((each for each in texts if isinstance(each, str)), "")
+        began_s = provenance.get(BEGAN_S)
+        began_s = float(began_s) if isinstance(began_s, int | float) else 0.0
+        days.append(Day(folder.name or str(folder), folder.absolute(), found, text, began_s))
+    if len({day.folder for day in days}) < len(days):
+        raise HeadwayError("--records: a day is given twice; expected each once")
+    if len({day.name for day in days}) < len(days):
+        days = [Day(str(each.folder), each.folder, each.records, each.fleet_text, each.began_s) for each in days]
+    return sorted(days, key=lambda day: day.began_s)
+
+
+def split(days: Sequence[Day], most_requests: int) -> Split:
+    """Parts to choose and to judge on: every other day, or, of one day, every other part of it.
+
+    A day with more than `most_requests` is cut into parts of equally many. HeadwayError if there are too few requests.
+    """
+    if len(days) == 1:
+        return _of_one_day(days[0], most_requests)
+    judged, chosen = days[0::2], days[1::2]
+    least = ceil(LEAST_JUDGED / len(judged))
+    most = max(MOST_PARTS // len(days), least)
+    parts = [[each for day in some for each in parts_of(day, most_requests, least, most)] for some in (chosen, judged)]
+    if len(parts[1]) < 2:
+        raise HeadwayError(f"{judged[0].folder}: {judged[0].num_requests} requests; expected {2 * LEAST_REQUESTS}")
+    return Split(tuple(parts[0]), tuple(parts[1]), True, tuple(_cuts(days, [*parts[0], *parts[1]])))
+
+
+def _of_one_day(day: Day, most_requests: int) -> Split:
+    parts = parts_of(day, most_requests, PARTS_OF_ONE_DAY, MOST_PARTS)
+    if len(parts) < 3:
+        expected = 3 * LEAST_REQUESTS
+        raise HeadwayError(f"{day.folder}: one day of {day.num_requests} requests; expected {expected}, or more days")
+    note = (
+        "one day is given: changes were chosen on some parts of it and judged on the parts between,"
+        " which says nothing about other days"
+    )
+    return Split(tuple(parts[1::2]), tuple(parts[0::2]), False, (note, *_cuts([day], parts)))
+
+
+def _cuts(days: Sequence[Day], parts: Sequence[Part]) -> list[str]:
+    """That not all requests are rehearsed."""
+    used, every = sum(part.num_requests for part in parts), sum(day.num_requests for day in days)
+    return [] if used == every else [f"{len(parts)} parts with {used:,} of {every:,} requests are rehearsed"]
+
+
+def parts_of(day: Day, most_requests: int, least: int, most: int) -> list[Part]:
+    """At least `least` parts where the day has enough requests, and `most` at most; else the whole day."""
+    arrival_s, num = np.sort(floats(day.records.workload, "arrival_s")), day.num_requests
+    wanted = max(min(max(ceil(num / most_requests), least), num // LEAST_REQUESTS), 1)
+    if wanted == 1:
+        return [Part(day.name, str(day.folder), 0.0, None, True, num)]
+    at = [round(i * num / wanted) for i in range(wanted)]
+    edges = [0.0, *(float(arrival_s[i]) for i in at[1:]), nextafter(float(arrival_s[-1]), inf)]
+    made = []
+    for i in range(wanted):
+        inside = int(np.count_nonzero((arrival_s >= edges[i]) & (arrival_s < edges[i + 1])))
+        if inside:
+            made.append(Part(day.name, str(day.folder), edges[i], edges[i + 1], False, inside))
+    if len(made) <= most:
+        return made
+    return [made[round(i * (len(made) - 1) / (most - 1))] for i in range(most)]
+
+
+def _clock(time_s: float) -> str:
+    minutes, seconds = divmod(round(time_s), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

@@ -1,0 +1,132 @@
+"""Which of the chosen changes hold on parts of days that the choice never saw, and by how much.
+
+The interval of a gain contains two errors: that of few days, as Student's interval of the paired differences, and that
+of the model, as the union of three such intervals: with step times as modelled, and as much longer and shorter as 9 of
+10 measured ones are. Today's fleet and the change have the same step times in each, and queues follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from msgspec import Struct
+
+from headway.metrics.interval import interval
+from headway.metrics.seeds import Estimate
+from headway.planning.advise.candidates import Candidate, Change
+from headway.planning.advise.choose import LEAST_GAIN
+from headway.planning.advise.days import Part
+from headway.planning.advise.trials import Gain, Gains, Trials
+
+HOURS_PER_MONTH = 730.0
+MOST_PROPOSALS = 10
+LEAST_DAYS = 3
+"""With fewer judged days, the parts of days are what varies."""
+
+
+class OnDay(Struct, frozen=True):
+    """What a change gains on one day, or part of a day."""
+
+    day: str
+    usd_per_hour: float
+    attainment: float
+
+
+class Proposal(Struct, frozen=True):
+    """A change that gains something wherever the model's error and other days may lie."""
+
+    name: str
+    kinds: tuple[str, ...]
+    changes: tuple[Change, ...]
+    worth: Estimate
+    """As `trials.Gain.worth`: by it proposals are ranked."""
+    usd_per_month: Estimate
+    """Above 0: cheaper."""
+    attainment: Estimate
+    """Above 0: a larger share of requests meets its SLOs."""
+    by_day: tuple[OnDay, ...]
+    worst: OnDay
+    """Where it gains least."""
+    diff: str = ""
+    """Of the fleet file."""
+
+
+class Verdict(Struct, frozen=True):
+    proposals: tuple[Proposal, ...]
+    rejected: tuple[str, ...]
+    """Changes that gained where they were chosen, and not for certain where they were judged."""
+
+
+def rehearsals_for(num: int, num_parts: int) -> int:
+    """The most rehearsals that judging so many changes takes."""
+    return 3 * (num + 1) * num_parts
+
+
+def judge(
+    chosen: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, step_time_factor: float
+) -> Verdict:  # fmt: skip
+    """The changes whose gain is above 0 with step times as modelled, and as long and as short as they may be."""
+    worlds: list[Gains] = []
+    alive = list(chosen)
+    for factor in (1.0, step_time_factor, 1 / step_time_factor):
+        if not alive:
+            break
+        worlds.append(trials.gains(alive, parts, target, factor))
+        alive = [each for each in alive if each in worlds[-1] and _is_above_0(worlds[-1][each], parts)]
+    proposals = [_proposal(each, [world[each] for world in worlds], parts) for each in alive]
+    proposals = [each for each in proposals if each.worth.mean >= LEAST_GAIN]
+    proposals.sort(key=lambda each: -each.worth.mean)
+    kept = _without_idle_parts(proposals)[:MOST_PROPOSALS]
+    names = {each.name for each in kept}
+    return Verdict(tuple(kept), tuple(each.name for each in chosen if each.name not in names))
+
+
+def _without_idle_parts(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Without changes made together that gain no more than one of them alone."""
+    return [
+        each for each in proposals
+        if not any(
+            set(other.changes) < set(each.changes) and other.worth.mean >= each.worth.mean - LEAST_GAIN
+            for other in proposals
+        )
+    ]  # fmt: skip
+
+
+def _is_above_0(gains: Sequence[Gain], parts: Sequence[Part]) -> bool:
+    return estimate([gains], parts, lambda each: each.worth).low > 0
+
+
+def _proposal(candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> Proposal:
+    nominal = worlds[0]
+    days = [
+        OnDay(day, fmean(each.usd_per_hour for each in gains), fmean(each.attainment for each in gains))
+        for day, gains in _grouped(nominal, parts).items()
+    ]
+    worth = {day: fmean(each.worth for each in gains) for day, gains in _grouped(nominal, parts).items()}
+    return Proposal(
+        candidate.name, candidate.kinds, candidate.changes,
+        estimate(worlds, parts, lambda each: each.worth),
+        estimate(worlds, parts, lambda each: HOURS_PER_MONTH * each.usd_per_hour),
+        estimate(worlds, parts, lambda each: each.attainment),
+        tuple(days), min(days, key=lambda each: worth[each.day]),
+    )  # fmt: skip
+
+
+def estimate(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]) -> Estimate:
+    """The mean with step times as modelled, the first world, and an interval that holds those of all worlds."""
+    spans = []
+    for gains in worlds:
+        by_day = [fmean(map(value, each)) for each in _grouped(gains, parts).values()]
+        mean = fmean(by_day)
+        spans.append((mean, *(interval(by_day) or (mean, mean))))
+    return Estimate(spans[0][0], min(low for _, low, _ in spans), max(high for *_, high in spans))
+
+
+def _grouped(gains: Sequence[Gain], parts: Sequence[Part]) -> dict[str, list[Gain]]:
+    """By day, or by part where there are fewer than `LEAST_DAYS`."""
+    by_day = len({part.day for part in parts}) >= LEAST_DAYS
+    found: dict[str, list[Gain]] = {}
+    for each, part in zip(gains, parts, strict=True):
+        found.setdefault(part.day if by_day else part.name, []).append(each)
+    return found

@@ -1,0 +1,220 @@
+"""What to change in a fleet that has run: the twin check, the search, and what the judged days say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway.config.scenario import Scenario, only_variant
+from headway.config.yaml_edit import edited, unified_diff
+from headway.core.errors import HeadwayError, unknown
+from headway.metrics.columns import floats
+from headway.planning.advise import days as days_of
+from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, Candidate, LeftOut, candidates
+from headway.planning.advise.choose import MOST_JUDGED, Chosen, choose
+from headway.planning.advise.days import Day, Split
+from headway.planning.advise.judge import Proposal, Verdict, judge, rehearsals_for
+from headway.planning.advise.trials import Outcome, Trials
+from headway.planning.advise.twin import Rehearsed, TwinCheck, TwinTask, as_it_ran, check, whole
+from headway.planning.rehearsals import RehearsalCache, RehearsalRunner, Simulator, scenario_key
+
+ATTAINMENT = 0.99
+MOST_REHEARSALS = 600
+MOST_REQUESTS = 20_000
+
+
+class AdviceOptions(Struct, frozen=True):
+    attainment: float = ATTAINMENT
+    """Share of requests that should meet their SLOs."""
+    kinds: tuple[str, ...] = KINDS
+    max_rehearsals: int = MOST_REHEARSALS
+    max_requests: int = MOST_REQUESTS
+    """Of one rehearsal of a part of a day."""
+
+
+@dataclass(frozen=True)
+class FleetFile:
+    """The fleet as it is served today."""
+
+    document: Mapping[str, Any]
+    text: str
+    name: str
+    assemble: Assemble
+    """The scenario of a document with requests. HeadwayError where it cannot be run."""
+    why_not_served: Callable[[Mapping[str, Any]], str] | None = None
+    """Why `headway serve` would refuse a document without requests; None: the file cannot be served as it is."""
+
+
+class Tried(Struct, frozen=True):
+    """How much was rehearsed."""
+
+    num_changes: int
+    num_pairs: int
+    num_rehearsals: int
+    num_simulated: int
+    chosen_on: tuple[str, ...]
+    judged_on: tuple[str, ...]
+    rejected: tuple[str, ...]
+    """Changes that gained where they were chosen, and not for certain where they were judged."""
+
+
+class Advice(Struct, frozen=True):
+    """The answer of `headway advise`, as `--json` prints it."""
+
+    name: str
+    target: float
+    days: tuple[str, ...]
+    num_requests: int
+    twin: TwinCheck
+    is_withheld: bool
+    today: Outcome | None
+    """On the judged days, the mean over their parts."""
+    proposals: tuple[Proposal, ...]
+    tried: Tried
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+
+
+def advise(
+    fleet: FleetFile,
+    folders: Sequence[Path],
+    options: AdviceOptions,
+    simulator: Simulator,
+    cache_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    pool: Executor | None = None,
+) -> Advice:
+    """Changes to a fleet, by its recorded days. `pool`: rehearse in worker processes.
+
+    Rehearsals are cached one by one, so that an interrupted answer resumes. HeadwayError where records or the fleet
+    cannot be used, or no request has an SLO.
+    """
+    for kind in options.kinds:
+        if kind not in KINDS:
+            raise unknown("kind", kind, KINDS, "--kinds")
+    days = days_of.read(folders)
+    split = days_of.split(days, options.max_requests)
+    today = only_variant(fleet.assemble(whole(days[0]).document(fleet.document)))
+    if today.spec.cascade is not None:
+        raise HeadwayError("cascade: a cascade's models are planned by headway plan cascade")
+    runner = RehearsalRunner(RehearsalCache(cache_dir), pool, progress, options.max_rehearsals)
+    twin, notes = _twin(fleet, days, today, simulator, runner)
+    trials = Trials(fleet.document, fleet.assemble, simulator, runner, options.max_rehearsals, runner.num_done)
+    found = _Found(fleet, days, split, options, twin, notes)
+    return found.withheld(runner) if not twin.is_met else found.advice(trials, today)
+
+
+def _twin(
+    fleet: FleetFile, days: Sequence[Day], today: Scenario, simulator: Simulator, runner: RehearsalRunner
+) -> tuple[TwinCheck, list[str]]:
+    """The check, and what was assumed about the days."""
+    tasks, notes = [], []
+    for day in days:
+        document, note = as_it_ran(day, fleet.document)
+        try:
+            scenario = only_variant(fleet.assemble(whole(day).document(document)))
+        except HeadwayError as error:
+            note = f"{day.name}: today's fleet was taken for what ran ({error})"
+            scenario = only_variant(fleet.assemble(whole(day).document(fleet.document)))
+        notes += [note] if note else []
+        tasks.append((scenario_key(scenario, "twin"), TwinTask(simulator, scenario)))
+    return check(days, runner.run(tasks, Rehearsed), today.spec.slo), notes
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known before anything is tried."""
+
+    fleet: FleetFile
+    days: Sequence[Day]
+    split: Split
+    options: AdviceOptions
+    twin: TwinCheck
+    notes: Sequence[str]
+
+    def withheld(self, runner: RehearsalRunner) -> Advice:
+        return self._answer(Tried(0, 0, runner.num_done, runner.num_simulated, (), (), ()), None, (), ())
+
+    def advice(self, trials: Trials, today: Scenario) -> Advice:
+        wanted, left_out = self._candidates(today)
+        chosen_on, judged_on, target = self.split.chosen_on, self.split.judged_on, self.options.attainment
+        before = trials.outcomes([None], judged_on)[None]
+        later = min(rehearsals_for(MOST_JUDGED, len(judged_on)), trials.left // 2)
+        chosen = choose(wanted, chosen_on, trials, target, later) if wanted else Chosen()
+        assert self.twin.step_time_factor is not None
+        verdict, best = Verdict((), ()), list(chosen.gains)
+        if (num := trials.left // rehearsals_for(0, len(judged_on)) - 1) < len(best):
+            chosen.notes.append(f"{max(num, 0)} of {len(best)} changes were judged: --max-rehearsals")
+            best = best[: max(num, 0)]
+        if best:
+            verdict = judge(best, judged_on, trials, target, self.twin.step_time_factor)
+        left_out += [LeftOut(each.kinds[0], each.name, why) for each, why in trials.refused.items()]
+        tried = Tried(
+            len(wanted), chosen.num_pairs, trials.runner.num_done, trials.runner.num_simulated,
+            tuple(part.name for part in chosen_on), tuple(part.name for part in judged_on), verdict.rejected,
+        )  # fmt: skip
+        proposals = tuple(replace(each, diff=self._diff(each)) for each in verdict.proposals)
+        return self._answer(tried, _mean(before), proposals, left_out, chosen.notes)
+
+    def _candidates(self, today: Scenario) -> tuple[list[Candidate], list[LeftOut]]:
+        """What the simulator and, if the file can be served, the gateway accept."""
+        part, rows = self.split.chosen_on[0], self.days[0].records.workload
+        mean_tokens = float(floats(rows, "prompt_tokens").mean() + floats(rows, "output_tokens").mean())
+        wanted, left_out = candidates(
+            today, self.fleet.document, mean_tokens, lambda document: self.fleet.assemble(part.document(document)),
+            self.options.kinds,
+        )  # fmt: skip
+        served = self.fleet.why_not_served
+        if served is None:
+            return wanted, left_out
+        kept = []
+        for each in wanted:
+            if why := served(each.document(self.fleet.document)):
+                left_out.append(LeftOut(each.kinds[0], each.name, f"headway serve refuses it: {why}"))
+            else:
+                kept.append(each)
+        return kept, left_out
+
+    def _diff(self, proposal: Proposal) -> str:
+        changes = {each.key: each.value for each in proposal.changes}
+        return unified_diff(self.fleet.text, edited(self.fleet.text, changes, self.fleet.name), self.fleet.name)
+
+    def _answer(
+        self, tried: Tried, today: Outcome | None, proposals: Sequence[Proposal], left_out: Sequence[LeftOut],
+        notes: Sequence[str] = (),
+    ) -> Advice:  # fmt: skip
+        return Advice(
+            name=str(self.fleet.document.get("name") or self.fleet.name),
+            target=self.options.attainment,
+            days=tuple(day.name for day in self.days),
+            num_requests=sum(day.num_requests for day in self.days),
+            twin=self.twin,
+            is_withheld=not self.twin.is_met,
+            today=today,
+            proposals=tuple(proposals),
+            tried=tried,
+            left_out=(*left_out, *NEVER_TRIED),
+            notes=(*self.notes, *self.twin.notes, *self.split.notes, *notes),
+        )
+
+
+def _mean(outcomes: Sequence[Outcome]) -> Outcome:
+    num = len(outcomes)
+    return Outcome(
+        sum(each.usd_per_hour for each in outcomes) / num, sum(each.attainment for each in outcomes) / num,
+        sum(each.num_requests for each in outcomes),
+    )  # fmt: skip
+
+
+def fleet_yaml(answer: Advice, text: str, number: int = 1) -> str:
+    """The fleet file with the changes of a proposal, 1 being the best. HeadwayError if there is none."""
+    if not 1 <= number <= len(answer.proposals):
+        raise HeadwayError(f"proposal {number}: there are {len(answer.proposals)}")
+    chosen = answer.proposals[number - 1]
+    return edited(text, {each.key: each.value for each in chosen.changes})

@@ -1,0 +1,129 @@
+"""An answer of `headway advise` as sentences, and as the rows of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.metrics.seeds import Estimate
+from headway.planning.advise.judge import Proposal
+from headway.planning.advise.plan import Advice
+from headway.planning.advise.twin import Residual
+from headway.report.table import seconds
+
+HEADS = ("", "change", "$ a month saved", "SLO attainment", "judged on", "worst")
+TWIN_HEADS = ("latency", "day", "measured", "predicted", "9 of 10 within", "")
+LEFT_OUT_HEADS = ("kind", "not tried", "why", "what would allow it")
+NO_CHANGE = "No change is distinguishable from today's fleet"
+
+
+def sentences(answer: Advice) -> list[str]:
+    """Three: whether the rehearsals can be believed, what to change, and what was tried."""
+    return [_on_twin(answer), _on_best(answer), _on_trials(answer)]
+
+
+def _on_twin(answer: Advice) -> str:
+    ran = f"{answer.num_requests:,} requests of {', '.join(answer.days)}"
+    if not answer.twin.terms:
+        return f"The {ran} cannot be compared with a rehearsal."
+    off = answer.twin.off
+    if off:
+        named = ", ".join(
+            f"{_name(each.key)} is {_signed(each.error)} (expected within {each.band:.0%})" for each in off
+        )
+        return f"Rehearsed as they ran, the {ran} do not come out: measured over predicted, {named}."
+    close = ", ".join(f"{_name(each.key)} {_signed(each.error)}" for each in answer.twin.terms)
+    found = "come out within the error of such predictions"
+    return f"Rehearsed as they ran, the {ran} {found}: {close} (measured over predicted)."
+
+
+def _on_best(answer: Advice) -> str:
+    if answer.is_withheld:
+        return (
+            "Advice is withheld, as what would have been cannot be believed either; "
+            "headway calibrate fits the step times to these records."
+        )
+    if not answer.proposals:
+        return f"{NO_CHANGE}{_today(answer)}."
+    best = answer.proposals[0]
+    usd = best.usd_per_month
+    saved = "at the same cost" if usd.low == usd.high == 0 else f"and saves {dollars(usd)} a month"
+    return (
+        f"{best.name} gains {points(best.attainment)} of SLO attainment {saved}{_today(answer)}; at worst, on "
+        f"{best.worst.day}, {100 * best.worst.attainment:+.1f} points and "
+        f"{_usd(best.worst.usd_per_hour)} an hour."
+    )
+
+
+def _today(answer: Advice) -> str:
+    if answer.today is None:
+        return ""
+    return f" (today {answer.today.attainment:.1%} meet their SLOs at ${answer.today.usd_per_hour:,.2f} an hour)"
+
+
+def _on_trials(answer: Advice) -> str:
+    tried = answer.tried
+    if answer.is_withheld:
+        return f"Nothing was tried beyond {tried.num_rehearsals} rehearsals of what ran."
+    pairs = f" and {tried.num_pairs} made together" if tried.num_pairs else ""
+    few = sum(each.kind in ("routing", "ordering", "admission", "migration") for each in answer.left_out)
+    return (
+        f"{tried.num_changes} changes{pairs} were chosen among on {len(tried.chosen_on)} parts and judged on "
+        f"{len(tried.judged_on)} others, in {tried.num_rehearsals} rehearsals ({tried.num_simulated} new); "
+        f"{len(answer.left_out)} could not be tried{f', {few} of them policies' if few else ''}."
+    )
+
+
+def rows(answer: Advice) -> list[list[str]]:
+    """The proposals, the best first."""
+    judged = _judged(answer.tried.judged_on)
+    return [
+        [str(i), each.name, dollars(each.usd_per_month), points(each.attainment), judged, _worst(each)]
+        for i, each in enumerate(answer.proposals, 1)
+    ]  # fmt: skip
+
+
+def _judged(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _worst(each: Proposal) -> str:
+    return f"{each.worst.day}: {_usd(each.worst.usd_per_hour)}/h, {100 * each.worst.attainment:+.1f} points"
+
+
+def twin_rows(answer: Advice) -> list[list[str]]:
+    off = {each.key for each in answer.twin.off}
+    return [_twin_row(each, each.key in off) for each in answer.twin.residuals]
+
+
+def _twin_row(each: Residual, is_off: bool) -> list[str]:
+    mark = "off" if is_off else "" if each.is_inside else "outside on this day"
+    shown = (seconds(value) for value in (each.measured_s, each.predicted_s))
+    return [_name(each.key), each.day, *shown, f"{seconds(each.low_s)} to {seconds(each.high_s)}", mark]
+
+
+def left_out_rows(answer: Advice) -> list[list[str]]:
+    return [[each.kind, each.name, each.reason, each.needs or "-"] for each in answer.left_out]
+
+
+def dollars(found: Estimate) -> str:
+    if found.low == found.high == 0:
+        return "$0"
+    return f"{_usd(found.mean, 0)} [{_usd(found.low, 0)}, {_usd(found.high, 0)}]"
+
+
+def points(found: Estimate) -> str:
+    return f"{100 * found.mean:+.1f} points [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+
+
+def _usd(value: float, digits: int = 2) -> str:
+    shown = round(value, digits) + 0.0
+    return f"{'-' if shown < 0 else ''}${abs(shown):,.{digits}f}"
+
+
+def _signed(error: float) -> str:
+    return f"{100 * error:+.0f}%"
+
+
+def _name(key: str) -> str:
+    kind, _, statistic = key.partition(".")
+    return f"{kind.removesuffix('_s').upper()} {statistic}"

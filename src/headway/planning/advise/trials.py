@@ -1,0 +1,128 @@
+"""Rehearsals of changes on parts of days: what they cost, how many SLOs they meet, and how many may be made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+
+from headway.config.scenario import Scenario
+from headway.core.errors import HeadwayError
+from headway.metrics.latency import slo_masks
+from headway.metrics.usage import usage
+from headway.planning.advise.candidates import Candidate
+from headway.planning.advise.days import Part
+from headway.planning.rehearsals import RehearsalRunner, Simulator, counted, scenario_key
+
+SHORTFALL = 20.0
+"""Shares of today's dollars that all of the SLO attainment below the target is worth: a point is worth 20%."""
+
+
+class Outcome(Struct, frozen=True):
+    """What a fleet did on a part of a day."""
+
+    usd_per_hour: float
+    attainment: float
+    """Of the requests with SLOs: the share that met all of them."""
+    num_requests: int
+    error: str = ""
+    """Why it cannot be run; the numbers are then 0."""
+
+
+class Gain(Struct, frozen=True):
+    """A change less today, on the same requests."""
+
+    worth: float
+    """Less dollars, as a share of today's, and more attainment; of attainment below the target, `SHORTFALL` times."""
+    usd_per_hour: float
+    """Above 0: cheaper."""
+    attainment: float
+
+
+def gain(change: Outcome, today: Outcome, target: float) -> Gain:
+    saved = today.usd_per_hour - change.usd_per_hour
+    share = saved / today.usd_per_hour if today.usd_per_hour > 0 else 0.0
+    more = change.attainment - today.attainment
+    nearer = max(target - today.attainment, 0.0) - max(target - change.attainment, 0.0)
+    return Gain(share + more + SHORTFALL * nearer, saved, more)
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """One rehearsal, for this process or another one."""
+
+    simulator: Simulator
+    scenario: Scenario
+
+    def __call__(self) -> Outcome:
+        spec = self.scenario.spec
+        warmup_s = spec.simulation.warmup_s
+        try:
+            records = self.simulator.records(self.scenario)
+            has, good = slo_masks(counted(records, warmup_s, spec.slo))["all"]
+        except HeadwayError as error:
+            return Outcome(0.0, 0.0, 0, str(error))
+        if not has.any():
+            return Outcome(0.0, 0.0, 0, "no request has an SLO; set one, as with --slo ttft=2s")
+        hours = max(records.end_s - warmup_s, 1e-9) / 3600
+        usd_per_hour = round(float(usage(records, warmup_s).usd.sum()) / hours, 6)
+        return Outcome(usd_per_hour, float(good[has].mean()), int(has.sum()))
+
+
+@dataclass
+class Trials:
+    """Makes rehearsals, as many as are allowed."""
+
+    document: Mapping[str, Any]
+    assemble: Callable[[Mapping[str, Any]], Scenario]
+    simulator: Simulator
+    runner: RehearsalRunner
+    most: int
+    num: int = 0
+    refused: dict[Candidate, str] = field(default_factory=dict)
+    """Candidates whose rehearsals failed, and why."""
+
+    @property
+    def left(self) -> int:
+        return self.most - self.num
+
+    def outcomes(
+        self, wanted: Sequence[Candidate | None], parts: Sequence[Part], factor: float = 1.0
+    ) -> dict[Candidate | None, list[Outcome]]:
+        """Of each candidate, and of today's fleet (None): the outcome on each part, with step times times `factor`.
+
+        Candidates of which one rehearsal fails are left out. HeadwayError where today's fleet cannot be rehearsed.
+        """
+        order = [(each, part) for part in parts for each in wanted]
+        scenarios = [self._scenario(each, part, factor) for each, part in order]
+        tasks = [(scenario_key(one, "advise"), TrialTask(self.simulator, one)) for one in scenarios]
+        self.num += len(tasks)
+        found: dict[Candidate | None, list[Outcome]] = {each: [] for each in wanted}
+        for (each, part), outcome in zip(order, self.runner.run(tasks, Outcome), strict=True):
+            if outcome.error and each is None:
+                raise HeadwayError(f"{part.name}: today's fleet cannot be rehearsed: {outcome.error}")
+            if outcome.error and each is not None:
+                self.refused.setdefault(each, outcome.error)
+            found[each].append(outcome)
+        return {each: outcomes for each, outcomes in found.items() if each not in self.refused}
+
+    def gains(self, wanted: Sequence[Candidate], parts: Sequence[Part], target: float, factor: float = 1.0) -> Gains:
+        """Of each candidate, its gain on each part."""
+        found = self.outcomes([None, *wanted], parts, factor)
+        today = found.pop(None)
+        return {
+            each: [gain(one, before, target) for one, before in zip(outcomes, today, strict=True)]
+            for each, outcomes in found.items() if each is not None
+        }  # fmt: skip
+
+    def _scenario(self, candidate: Candidate | None, part: Part, factor: float) -> Scenario:
+        document = dict(self.document) if candidate is None else candidate.document(self.document)
+        made = part.document(document)
+        if factor != 1.0:
+            made["simulation"] = {**(made.get("simulation") or {}), "step_time_factor": factor}
+        return self.assemble(made)
+
+
+Gains = dict[Candidate, list[Gain]]

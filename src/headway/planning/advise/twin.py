@@ -1,0 +1,190 @@
+"""Whether the simulator is the twin of what ran: each day rehearsed as it was, and its latencies compared.
+
+A day's measured latencies are within the bands of the step times' error (`catalog.errors`), or the model of this fleet
+is off by more than models are, and no rehearsal of it is advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isfinite, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from msgspec import Struct
+
+from headway.config import strict_yaml
+from headway.config.scenario import Scenario, StepTimes
+from headway.core.errors import HeadwayError
+from headway.metrics.summary import flatten, summarize
+from headway.planning.advise.days import Day, Part
+from headway.planning.rehearsals import Simulator
+from headway.report import model_error
+
+KEYS = ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "e2e_s.mean", "e2e_s.p99")
+STEP_TIMES = "e2e_s.mean"
+"""The latency whose band is that of step times: nearly all of it is iterations, and waiting grows faster than they."""
+
+
+class Rehearsed(Struct, frozen=True):
+    """A day as it ran, simulated."""
+
+    latencies_s: dict[str, float]
+    """By `KEYS`."""
+    factors: dict[str, float]
+    """By the same keys: 9 of 10 measured values are within this factor, to both sides."""
+    cached_share: float | None
+    """Of prompt tokens."""
+    error: str = ""
+    """Why it cannot be simulated."""
+
+
+class Residual(Struct, frozen=True):
+    """One latency of one day."""
+
+    day: str
+    key: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def is_inside(self) -> bool:
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+class Term(Struct, frozen=True):
+    """One latency over all days."""
+
+    key: str
+    error: float
+    """Measured over predicted, minus 1: the geometric mean over the days."""
+    band: float
+    """The largest error of 9 of 10 measured runs, as a factor minus 1."""
+
+    @property
+    def is_off(self) -> bool:
+        return abs(log(1 + self.error)) > log(1 + self.band)
+
+
+class TwinCheck(Struct, frozen=True):
+    residuals: tuple[Residual, ...]
+    terms: tuple[Term, ...]
+    step_time_factor: float | None
+    """9 of 10 step times are within this factor of the model's; None: not known, and nothing can be advised."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def off(self) -> tuple[Term, ...]:
+        return tuple(term for term in self.terms if term.is_off)
+
+    @property
+    def is_met(self) -> bool:
+        return self.step_time_factor is not None and bool(self.terms) and not self.off
+
+
+@dataclass(frozen=True)
+class TwinTask:
+    """The rehearsal of a day, for this process or another one."""
+
+    simulator: Simulator
+    scenario: Scenario
+
+    def __call__(self) -> Rehearsed:
+        spec = self.scenario.spec
+        try:
+            records = self.simulator.records(self.scenario)
+            summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo)
+            pools = [pool for pool in self.scenario.fleet.all_pools if pool.hosted is None]
+            coefficients = StepTimes(self.scenario).coefficients
+            bands = model_error.bands([(each.model, coefficients[each.name]) for each in pools], summary)
+        except HeadwayError as error:
+            return Rehearsed({}, {}, None, str(error))
+        found = _latencies(flatten(summary, replicas=False))
+        return Rehearsed(
+            found, {key: bands[key].high / found[key] for key in found if key in bands and found[key] > 0},
+            summary.cached_prompt_share,
+        )  # fmt: skip
+
+
+def _latencies(flat: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(flat[key]) for key in KEYS if flat.get(key) is not None and isfinite(flat[key])}
+
+
+def as_it_ran(day: Day, document: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The document of the fleet that ran, by the step times of today's; and a note if it is today's fleet instead.
+
+    Pools and policies are those of the records. A pool's coefficients are those that today's file gives to the pool of
+    this name: they are what is checked.
+    """
+    today = dict(document)
+    if not day.fleet_text:
+        return today, f"{day.name}: the records do not have the fleet file; today's was taken for what ran"
+    try:
+        ran, _ = strict_yaml.parse(day.fleet_text, f"{day.folder}: its fleet file")
+    except HeadwayError as error:
+        return today, f"{day.name}: today's fleet was taken for what ran ({error})"
+    made = {**ran, "name": ran.get("name", day.name)}
+    for key in ("fleet", "combos"):
+        if isinstance(made.get(key), list):
+            made[key] = [_with_step_times(each, today.get(key)) for each in made[key]]
+    for key in ("gpus", "models", "engines", "slo"):
+        if key in today:
+            made[key] = today[key]
+    return {**made, "workload": today.get("workload", {})}, ""
+
+
+def _with_step_times(pool: Any, todays: Any) -> Any:
+    if not isinstance(pool, dict):
+        return pool
+    named = [each for each in todays or () if isinstance(each, dict) and each.get("name") == pool.get("name")]
+    kept = {key: value for key, value in pool.items() if key != "coefficients"}
+    given = {"coefficients": named[0]["coefficients"]} if named and "coefficients" in named[0] else {}
+    return {**kept, **given}
+
+
+def check(days: Sequence[Day], rehearsed: Sequence[Rehearsed], slo: Any) -> TwinCheck:
+    """The residuals of the days, and of each latency over all of them. HeadwayError if no day can be rehearsed."""
+    residuals, notes, factors = [], [], []
+    logs: dict[str, list[tuple[float, float]]] = {}
+    for day, one in zip(days, rehearsed, strict=True):
+        if one.error:
+            notes.append(f"{day.name}: cannot be rehearsed as it ran: {one.error}")
+            continue
+        summary = summarize(day.records, slo=slo)
+        measured = _latencies(flatten(summary, replicas=False))
+        for key, factor in one.factors.items():
+            real, predicted = measured.get(key, 0.0), one.latencies_s[key]
+            if not real > 0:
+                continue
+            residuals.append(Residual(day.name, key, real, predicted, predicted / factor, predicted * factor))
+            logs.setdefault(key, []).append((log(real / predicted), log(factor)))
+        if STEP_TIMES in one.factors:
+            factors.append(one.factors[STEP_TIMES])
+        notes += _on_caches(day, summary.cached_prompt_share, one.cached_share)
+    if notes and not any(one.latencies_s for one in rehearsed):
+        raise HeadwayError(notes[0])
+    terms = tuple(
+        Term(key, exp(fmean(off for off, _ in found)) - 1, exp(fmean(wide for _, wide in found)) - 1)
+        for key in KEYS if (found := logs.get(key))
+    )  # fmt: skip
+    if not factors:
+        notes.append("no measured runs are like these pools, so that the error of their step times is not known")
+    return TwinCheck(tuple(residuals), terms, max(factors, default=None), tuple(notes))
+
+
+def _on_caches(day: Day, measured: float | None, rehearsed: float | None) -> list[str]:
+    more = (measured or 0.0) - (rehearsed or 0.0)
+    if abs(more) < 0.05:
+        return []
+    return [
+        f"{day.name}: {measured or 0:.0%} of the prompt tokens were cached, and {rehearsed or 0:.0%} in the rehearsal:"
+        " the records do not say which prompts share a prefix"
+    ]
+
+
+def whole(day: Day) -> Part:
+    return Part(day.name, str(Path(day.folder)), 0.0, None, True, day.num_requests)
