@@ -46,7 +46,7 @@ Results go to stdout, everything else to stderr. With `--json`, stdout holds JSO
 | 0 | done |
 | 1 | the reader of stdout went away; `headway reproduce --strict`: a claim is refuted |
 | 2 | a mistake in what was given: one line on stderr says what, where, and the nearest valid name |
-| 3 | `headway plan`: no candidate meets the targets, and how near they come; `headway validate`: error over limit |
+| 3 | `plan`: no candidate meets the targets, and how near they come; `validate`: error over limit; `advise`: withheld |
 | 130 | interrupted (Ctrl-C) |
 
 Files appear whole or not at all. Anything else, with a traceback, is a bug in Headway.

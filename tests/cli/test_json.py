@@ -44,6 +44,8 @@ LINES = {
     "catalog models": "catalog models",
     "discover": "discover http://127.0.0.1:9 --out small.yaml",
     "load": "load {engine} --num-requests 3 --concurrency 1 --prompt-tokens 9 --output-tokens 3 --no-warm-up",
+    "advise": "simulate small.yaml --num-requests 300 --out day; advise small.yaml --records day --slo ttft=1,e2e=2"
+    " --kinds admission --jobs 1 --no-cache",
     "why": "simulate small.yaml --out whyran; why --records whyran --slowest 1",
     "keys add": "keys --store a.db add quiet",
     "keys change": "keys --store b.db add quiet; keys --store b.db change quiet --requests-per-minute 5",

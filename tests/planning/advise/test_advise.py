@@ -39,7 +39,7 @@ slo: {ttft_s: 1, tpot_s: 0.04}
 policies:
   routing: round-robin  # as it came
 """
-BUSY = {"arrivals": 22, "num_requests": 500, "prompt_tokens": 900, "output_tokens": 60}
+BUSY = {"arrivals": 22, "num_requests": 400, "prompt_tokens": 900, "output_tokens": 60}
 FLEET = """\
 name: chat
 fleet: [{name: chat, model: llama-3.1-8b, gpu: h100-80gb-sxm, engine: vllm-v1, replicas: 3}]
@@ -130,7 +130,7 @@ def perturbed(folder: Path, memory: float, compute: float) -> Path:
     [
         ("replicas: 3", "round-robin", SHORT, ("routing", "ordering")),  # nothing ever waits
         ("replicas: 1", "least-loaded", SHORT, ("routing", "ordering", "engine")),  # there is no choice
-        ("replicas: 2", "least-loaded", {**BUSY, "arrivals": 80, "num_requests": 900}, ("replicas",)),  # one is too few
+        ("replicas: 2", "least-loaded", {**BUSY, "arrivals": 80}, ("replicas",)),  # one is too few
     ],
 )
 def test_nothing_is_proposed_where_todays_setting_is_the_best(
@@ -195,10 +195,21 @@ def test_intervals_hold_the_spread_of_days_in_every_world() -> None:
 # Days and parts.
 
 
+def test_a_part_begins_before_its_requests_count(days: list[str]) -> None:
+    (day,) = read([Path(days[0])])
+    first, second = parts_of(day, 20_000, 2, 2)
+    made = second.document({"simulation": {"step": "exact"}, "workload": {"sampling": "greedy"}})
+    assert first.lead_s == 0 and 0 < second.lead_s <= second.from_s
+    assert made["simulation"] == {"step": "exact", "warmup_s": second.lead_s}
+    assert made["workload"]["sampling"] == "greedy"
+    assert made["workload"]["trace"]["from_s"] == second.from_s - second.lead_s
+    assert not second.suits_scaling and parts_of(day, 20_000, 1, 1)[0].suits_scaling
+
+
 def test_parts_have_equally_many_requests_and_none_is_in_two(days: list[str]) -> None:
     (day,) = read([Path(days[0])])
     parts = parts_of(day, 20_000, 4, 16)
-    assert [part.num_requests for part in parts] == [125] * 4
+    assert [part.num_requests for part in parts] == [100] * 4
     assert [part.to_s for part in parts[:-1]] == [part.from_s for part in parts[1:]]
     assert sum(part.num_requests for part in parts_of(day, 100, 1, 3)) == 300
     one = split([day], 20_000)
@@ -211,6 +222,31 @@ def test_too_few_requests_are_an_error(tmp_path: Path) -> None:
         hw.advise(fleet_at(tmp_path), [few])
     with pytest.raises(HeadwayError, match="a day is given twice"):
         hw.advise(fleet_at(tmp_path), [few, few])
+
+
+def test_iterations_that_take_longer_make_answers_longer_by_as_much() -> None:
+    alone = {"arrivals": 0.1, "num_requests": 5, "prompt_tokens": 500, "output_tokens": 50}
+    document, _ = strict_yaml.parse(FLEET, "fleet.yaml")
+    one, slow = (
+        hw.simulate({**document, "workload": alone, "simulation": {"step_time_factor": factor}}).summary.tpot_s
+        for factor in (1.0, 1.5)
+    )
+    assert one is not None and slow is not None and slow.mean == pytest.approx(1.5 * one.mean, rel=1e-3)
+
+
+def test_what_the_page_shows_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fleet file and the commands of docs/advise.md, in this process."""
+    script = (Path(__file__).parents[3] / "docs" / "advise.md").read_text().split("```bash\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    text, commands = script.removeprefix("cat > fleet.yaml <<'END'\n").split("\nEND\n")
+    Path("fleet.yaml").write_text(text + "\n")
+    variable, *lines = commands.strip().splitlines()
+    name, _, value = variable.partition("=")
+    for line in lines:
+        program, *words = line.replace(f"${name}", value.strip('"')).split()
+        assert program == "headway" and main(words) == 0
+    changed = Path("changed.yaml").read_text()
+    assert changed.replace("routing: headway", "routing: round-robin") == text + "\n" and changed != text + "\n"
 
 
 # What is written.
@@ -267,7 +303,7 @@ def test_the_command_prints_sentences_a_table_and_diffs(
     line = [str(fleet), "--records", *days[:2], "--kinds", "admission", "--jobs", "1", "--cache", str(tmp_path / "c")]
     assert main(["advise", *line, "--html", str(tmp_path / "a.html")]) == 0
     shown = capsys.readouterr().out
-    assert "1,000 requests of day0, day1" in shown
+    assert "800 requests of day0, day1" in shown
     assert NO_CHANGE in shown and "not tried" in shown
     assert (tmp_path / "a.html").read_text().count("Headway") > 1
     assert main(["advise", *line, "--json"]) == 0

@@ -85,11 +85,17 @@ def agree(one: Candidate, other: Candidate) -> bool:
 
 
 def candidates(
-    today: Scenario, document: Mapping[str, Any], mean_tokens: float, assemble: Assemble, kinds: Sequence[str] = KINDS
+    today: Scenario,
+    document: Mapping[str, Any],
+    mean_tokens: float,
+    assemble: Assemble,
+    kinds: Sequence[str] = KINDS,
+    why_no_scaler: str = "",
 ) -> tuple[list[Candidate], list[LeftOut]]:
     """All changes of these kinds that a scenario of the fleet accepts, and those that it does not, with reasons.
 
-    `today` has requests, without which no scenario can be assembled. `assemble` raises HeadwayError.
+    `today` has requests, without which no scenario can be assembled. `assemble` raises HeadwayError. `why_no_scaler`:
+    why the requests say nothing about scalers.
     """
     makers: Mapping[str, Callable[[], Iterator[Candidate | LeftOut]]] = {
         "routing": lambda: _policies("routing", today),
@@ -97,7 +103,7 @@ def candidates(
         "admission": lambda: _policies("admission", today),
         "migration": lambda: _migrations(today),
         "preset": lambda: _presets(today),
-        "scaling": lambda: _scalers(today, mean_tokens),
+        "scaling": lambda: _scalers(today, mean_tokens, why_no_scaler),
         "replicas": lambda: _replicas(today, document),
         "engine": lambda: _engines(today),
     }
@@ -177,12 +183,15 @@ def _presets(today: Scenario) -> Iterator[Candidate | LeftOut]:
         )
 
 
-def _scalers(today: Scenario, mean_tokens: float) -> Iterator[Candidate | LeftOut]:
+def _scalers(today: Scenario, mean_tokens: float, why_not: str) -> Iterator[Candidate | LeftOut]:
     policies = today.spec.policies
     if policies.scaling is None:
         yield LeftOut(
             "scaling", "all of kind scaling", "the fleet does not scale", "`policies: scaling` and pools with bounds"
         )
+        return
+    if why_not:
+        yield LeftOut("scaling", "all of kind scaling", why_not, "three days or more, or longer ones")
         return
     batch_tier = None if policies.admission is None else 2
     inputs = LadderInputs(today.fleet, mean_tokens, batch_tier, dict)
@@ -227,7 +236,7 @@ def _numbers(at: Key, deployment: Pool | Combo, endpoints: Sequence[str]) -> Ite
             continue
         if deployment.max_replicas is not None and wanted > deployment.max_replicas:
             continue
-        label = f"{wanted} replicas of {name}"
+        label = f"{wanted} replica{'s' if wanted > 1 else ''} of {name}"
         if not endpoints:
             yield Candidate(("replicas",), label, (Change((*at, "replicas"), wanted),))
         elif more < 0:

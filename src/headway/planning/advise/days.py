@@ -15,6 +15,7 @@ from headway import records
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.metrics.columns import floats
+from headway.metrics.latency import distribution, sample
 from headway.records.parts import BEGAN_S
 from headway.workload.readers.shared import trace_file
 
@@ -25,8 +26,10 @@ LEAST_JUDGED = 4
 PARTS_OF_ONE_DAY = 7
 MOST_PARTS = 16
 """Of one day, or of all days together; spread evenly over them."""
-WARM_UP = 0.1
-"""Share of a part that fills the empty fleet, and does not count."""
+LEAD = 3.0
+"""Times the p99 of E2E: a part begins so long before its requests count, with those that came then."""
+LEAST_SCALED_S = 3600.0
+"""A shorter part of a day says nothing about scalers: replicas start for minutes, and each part begins anew."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Part(Struct, frozen=True):
     """None: to the end of the day."""
     is_whole: bool
     num_requests: int
+    lead_s: float = 0.0
+    """Before `from_s`: the time that fills the empty fleet, whose requests do not count."""
 
     @property
     def name(self) -> str:
@@ -62,16 +67,20 @@ class Part(Struct, frozen=True):
             return self.day
         return f"{self.day} {_clock(self.from_s)}-{'end' if self.to_s is None else _clock(self.to_s)}"
 
+    @property
+    def suits_scaling(self) -> bool:
+        return self.is_whole or (self.to_s is not None and self.to_s - self.from_s >= LEAST_SCALED_S)
+
     def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """A fleet's document with these requests for its workload."""
         trace: dict[str, Any] = {"path": self.folder}
         if not self.is_whole:
-            trace |= {"from_s": self.from_s} | ({} if self.to_s is None else {"to_s": self.to_s})
+            trace |= {"from_s": self.from_s - self.lead_s} | ({} if self.to_s is None else {"to_s": self.to_s})
         workload = document.get("workload")
         sampling = {key: workload[key] for key in ("sampling",) if isinstance(workload, dict) and key in workload}
         made = {**document, "workload": {"trace": trace, **sampling}}
-        if not self.is_whole and self.to_s is not None:
-            made["simulation"] = {**(document.get("simulation") or {}), "warmup_s": WARM_UP * (self.to_s - self.from_s)}
+        if not self.is_whole:
+            made["simulation"] = {**(document.get("simulation") or {}), "warmup_s": self.lead_s}
         return made
 
 
@@ -105,15 +114,16 @@ def read(folders: Sequence[Path]) -> list[Day]:
     return sorted(days, key=lambda day: day.began_s)
 
 
-def split(days: Sequence[Day], most_requests: int) -> Split:
+def split(days: Sequence[Day], most_requests: int, is_scaled: bool = False) -> Split:
     """Parts to choose and to judge on: every other day, or, of one day, every other part of it.
 
-    A day with more than `most_requests` is cut into parts of equally many. HeadwayError if there are too few requests.
+    A day with more than `most_requests` is cut into parts of equally many, and so are few days of a fleet that does not
+    scale. HeadwayError if there are too few requests.
     """
     if len(days) == 1:
         return _of_one_day(days[0], most_requests)
     judged, chosen = days[0::2], days[1::2]
-    least = ceil(LEAST_JUDGED / len(judged))
+    least = 1 if is_scaled and len(judged) > 1 else ceil(LEAST_JUDGED / len(judged))
     most = max(MOST_PARTS // len(days), least)
     parts = [[each for day in some for each in parts_of(day, most_requests, least, most)] for some in (chosen, judged)]
     if len(parts[1]) < 2:
@@ -147,14 +157,20 @@ def parts_of(day: Day, most_requests: int, least: int, most: int) -> list[Part]:
         return [Part(day.name, str(day.folder), 0.0, None, True, num)]
     at = [round(i * num / wanted) for i in range(wanted)]
     edges = [0.0, *(float(arrival_s[i]) for i in at[1:]), nextafter(float(arrival_s[-1]), inf)]
-    made = []
+    lead_s, made = LEAD * _e2e_p99_s(day.records), []
     for i in range(wanted):
         inside = int(np.count_nonzero((arrival_s >= edges[i]) & (arrival_s < edges[i + 1])))
         if inside:
-            made.append(Part(day.name, str(day.folder), edges[i], edges[i + 1], False, inside))
+            lead = min(lead_s, edges[i + 1] - edges[i], edges[i])
+            made.append(Part(day.name, str(day.folder), edges[i], edges[i + 1], False, inside, lead))
     if len(made) <= most:
         return made
     return [made[round(i * (len(made) - 1) / (most - 1))] for i in range(most)]
+
+
+def _e2e_p99_s(found: Records) -> float:
+    e2e_s = distribution(sample(found, 0.0, None).e2e_s)
+    return 0.0 if e2e_s is None else e2e_s.p99
 
 
 def _clock(time_s: float) -> str:

@@ -99,10 +99,10 @@ def advise(
         if kind not in KINDS:
             raise unknown("kind", kind, KINDS, "--kinds")
     days = days_of.read(folders)
-    split = days_of.split(days, options.max_requests)
     today = only_variant(fleet.assemble(whole(days[0]).document(fleet.document)))
     if today.spec.cascade is not None:
         raise HeadwayError("cascade: a cascade's models are planned by headway plan cascade")
+    split = days_of.split(days, options.max_requests, today.spec.policies.scaling is not None)
     runner = RehearsalRunner(RehearsalCache(cache_dir), pool, progress, options.max_rehearsals)
     twin, notes = _twin(fleet, days, today, simulator, runner)
     trials = Trials(fleet.document, fleet.assemble, simulator, runner, options.max_rehearsals, runner.num_done)
@@ -166,9 +166,10 @@ class _Found:
         """What the simulator and, if the file can be served, the gateway accept."""
         part, rows = self.split.chosen_on[0], self.days[0].records.workload
         mean_tokens = float(floats(rows, "prompt_tokens").mean() + floats(rows, "output_tokens").mean())
+        suits = all(each.suits_scaling for each in (*self.split.chosen_on, *self.split.judged_on))
         wanted, left_out = candidates(
             today, self.fleet.document, mean_tokens, lambda document: self.fleet.assemble(part.document(document)),
-            self.options.kinds,
+            self.options.kinds, "" if suits else "parts of days of less than an hour say nothing about scalers",
         )  # fmt: skip
         served = self.fleet.why_not_served
         if served is None:

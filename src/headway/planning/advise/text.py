@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headway.metrics.seeds import Estimate
 from headway.planning.advise.judge import Proposal
 from headway.planning.advise.plan import Advice
@@ -75,15 +73,20 @@ def _on_trials(answer: Advice) -> str:
 
 def rows(answer: Advice) -> list[list[str]]:
     """The proposals, the best first."""
-    judged = _judged(answer.tried.judged_on)
+    judged = _judged(answer)
     return [
         [str(i), each.name, dollars(each.usd_per_month), points(each.attainment), judged, _worst(each)]
         for i, each in enumerate(answer.proposals, 1)
     ]  # fmt: skip
 
 
-def _judged(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]} and {len(names) - 1} more"
+def _judged(answer: Advice) -> str:
+    """The judged days, or how many parts of each."""
+    names, found = answer.tried.judged_on, []
+    for day in answer.days:
+        num = sum(name.startswith(f"{day} ") for name in names)
+        found += [day] if day in names else [f"{num} part{'s' if num > 1 else ''} of {day}"] if num else []
+    return ", ".join(found)
 
 
 def _worst(each: Proposal) -> str:

@@ -47,7 +47,9 @@ class LadderInputs(Struct, frozen=True):
 
 def _reactive(inputs: LadderInputs) -> list[ScalerCandidate]:
     return [
-        ScalerCandidate("reactive", f"out above {use:g}", {"name": "reactive", "out_above": use, "in_below": 0.4 * use})
+        ScalerCandidate(
+            "reactive", f"out above {use:g}", {"name": "reactive", "out_above": use, "in_below": round(0.4 * use, 4)}
+        )
         for use in (0.45, 0.6, 0.75, 0.9)
     ]
 
