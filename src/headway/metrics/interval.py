@@ -10,12 +10,12 @@ from statistics import fmean, stdev
 LEVEL = 0.95
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's t interval of the mean, two-sided, at `LEVEL`; None for fewer than two values."""
+def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
+    """Student's t interval of the mean, two-sided, at a level; None for fewer than two values."""
     if len(values) < 2:
         return None
     mean = fmean(values)
-    half = quantile(len(values) - 1) * deviation(values) / sqrt(len(values))
+    half = quantile(len(values) - 1, level) * deviation(values) / sqrt(len(values))
     return mean - half, mean + half
 
 
@@ -50,12 +50,12 @@ _ROOT_BITS = 60
 
 
 @cache  # thousands of metrics have a handful of numbers of seeds
-def quantile(freedom: int) -> float:
-    """The t with P(|T| < t) = `LEVEL`, by bisection."""
+def quantile(freedom: int, level: float = LEVEL) -> float:
+    """The t with P(|T| < t) = `level`, by bisection."""
     low, high = 0.0, pi / 2
     for _ in range(60):
         middle = (low + high) / 2
-        if _within(middle, freedom) < LEVEL:
+        if _within(middle, freedom) < level:
             low = middle
         else:
             high = middle

@@ -1,13 +1,15 @@
 """Which of the chosen changes hold on parts of days that the choice never saw, and by how much.
 
-The interval of a gain contains two errors: that of few days, as Student's interval of the paired differences, and that
-of the model, as the union of three such intervals: with step times as modelled, and as much longer and shorter as 9 of
-10 measured ones are. Today's fleet and the change have the same step times in each, and queues follow from them.
+The interval of a gain has two independent errors, and is the root of the sum of their squares to each side. One is
+that of few days: Student's interval of the paired differences. The other is the model's: the furthest mean with all
+step times as much longer and shorter as 9 of 10 measured ones are, for today's fleet and for the change alike, so that
+queues follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import hypot
 from statistics import fmean
 
 from msgspec import Struct
@@ -19,6 +21,8 @@ from headway.planning.advise.choose import LEAST_GAIN
 from headway.planning.advise.days import Part
 from headway.planning.advise.trials import Gain, Gains, Trials
 
+LEVEL = 0.9
+"""Of both errors."""
 HOURS_PER_MONTH = 730.0
 MOST_PROPOSALS = 10
 LEAST_DAYS = 3
@@ -66,20 +70,24 @@ def rehearsals_for(num: int, num_parts: int) -> int:
 def judge(
     chosen: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, step_time_factor: float
 ) -> Verdict:  # fmt: skip
-    """The changes whose gain is above 0 with step times as modelled, and as long and as short as they may be."""
+    """The changes whose gain is above 0 within both errors."""
     worlds: list[Gains] = []
     alive = list(chosen)
     for factor in (1.0, step_time_factor, 1 / step_time_factor):
         if not alive:
             break
         worlds.append(trials.gains(alive, parts, target, factor))
-        alive = [each for each in alive if each in worlds[-1] and _is_above_0(worlds[-1][each], parts)]
+        alive = [each for each in alive if all(each in one for one in worlds) and _is_above_0(each, worlds, parts)]
     proposals = [_proposal(each, [world[each] for world in worlds], parts) for each in alive]
     proposals = [each for each in proposals if each.worth.mean >= LEAST_GAIN]
     proposals.sort(key=lambda each: -each.worth.mean)
     kept = _without_idle_parts(proposals)[:MOST_PROPOSALS]
     names = {each.name for each in kept}
     return Verdict(tuple(kept), tuple(each.name for each in chosen if each.name not in names))
+
+
+def _is_above_0(candidate: Candidate, worlds: Sequence[Gains], parts: Sequence[Part]) -> bool:
+    return estimate([one[candidate] for one in worlds], parts, lambda each: each.worth).low > 0
 
 
 def _without_idle_parts(proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -91,10 +99,6 @@ def _without_idle_parts(proposals: Sequence[Proposal]) -> list[Proposal]:
             for other in proposals
         )
     ]  # fmt: skip
-
-
-def _is_above_0(gains: Sequence[Gain], parts: Sequence[Part]) -> bool:
-    return estimate([gains], parts, lambda each: each.worth).low > 0
 
 
 def _proposal(candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Sequence[Part]) -> Proposal:
@@ -114,13 +118,13 @@ def _proposal(candidate: Candidate, worlds: Sequence[Sequence[Gain]], parts: Seq
 
 
 def estimate(worlds: Sequence[Sequence[Gain]], parts: Sequence[Part], value: Callable[[Gain], float]) -> Estimate:
-    """The mean with step times as modelled, the first world, and an interval that holds those of all worlds."""
-    spans = []
-    for gains in worlds:
-        by_day = [fmean(map(value, each)) for each in _grouped(gains, parts).values()]
-        mean = fmean(by_day)
-        spans.append((mean, *(interval(by_day) or (mean, mean))))
-    return Estimate(spans[0][0], min(low for _, low, _ in spans), max(high for *_, high in spans))
+    """The mean with step times as modelled, the first world, and an interval with the spread over the days and over the
+    worlds."""
+    by_day = [[fmean(map(value, each)) for each in _grouped(gains, parts).values()] for gains in worlds]
+    means = [fmean(each) for each in by_day]
+    mean = means[0]
+    low, high = interval(by_day[0], LEVEL) or (mean, mean)
+    return Estimate(mean, mean - hypot(mean - low, mean - min(means)), mean + hypot(high - mean, max(means) - mean))
 
 
 def _grouped(gains: Sequence[Gain], parts: Sequence[Part]) -> dict[str, list[Gain]]:
