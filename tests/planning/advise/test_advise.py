@@ -246,7 +246,7 @@ def test_what_the_page_shows_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     name, _, value = variable.partition("=")
     for line in lines:
         program, *words = line.replace(f"${name}", value.strip('"')).split()
-        few = ["--max-rehearsals", "50"] if words[0] == "advise" else []
+        few = ["--max-rehearsals", "90"] if words[0] == "advise" else []
         assert program == "headway" and main([*words, *few]) == 0
     before, after = text.splitlines(), Path("changed.yaml").read_text().splitlines()
     assert [old for old, new in zip(before, after, strict=True) if old != new] == [

@@ -127,7 +127,7 @@ def _pairs(
         sets.append(best)
     made = {together(each): each for each in sets}
     affordable = (trials.left - num_later) // max(len(parts), 1) - 1
-    if affordable < len(made):
+    if made and affordable < len(made):
         chosen.notes.append(f"{len(made) - max(affordable, 0)} pairs of changes were not tried: --max-rehearsals")
         made = dict(list(made.items())[: max(affordable, 0)])
     if not made:

@@ -145,11 +145,12 @@ class _Found:
         wanted, left_out = self._candidates(today)
         chosen_on, judged_on, target = self.split.chosen_on, self.split.judged_on, self.options.attainment
         before = trials.outcomes([None], judged_on)[None]
-        later = min(rehearsals_for(MOST_JUDGED, len(judged_on)), trials.left // 2)
+        num_judged = len(judged_on)
+        later = max(min(rehearsals_for(MOST_JUDGED, num_judged), trials.left // 2), rehearsals_for(1, num_judged))
         chosen = choose(wanted, chosen_on, trials, target, later) if wanted else Chosen()
         assert self.twin.step_time_factor is not None
         verdict, best = Verdict((), ()), list(chosen.gains)
-        if (num := trials.left // rehearsals_for(0, len(judged_on)) - 1) < len(best):
+        if (num := trials.left // rehearsals_for(0, num_judged) - 1) < len(best):
             chosen.notes.append(f"{max(num, 0)} of {len(best)} changes were judged: --max-rehearsals")
             best = best[: max(num, 0)]
         if best:
