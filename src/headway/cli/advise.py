@@ -9,7 +9,7 @@ import click
 
 from headway.api.advice import fleet_file
 from headway.cli.flags import listed
-from headway.cli.output import PATH, POSITIVE, print_json, print_table
+from headway.cli.output import PATH, POSITIVE, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.core.errors import HeadwayError
 from headway.planning.advise.candidates import KINDS
@@ -48,7 +48,7 @@ from headway.scenario import Simulator
     help="Share of requests that should meet their SLOs.",
 )  # fmt: skip
 @click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
-@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of changes to try.")
+@list_option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of changes to try.")
 @click.option(
     "--max-rehearsals", type=POSITIVE, default=MOST_REHEARSALS, show_default=True,
     help="Rehearsals at most; what is cut is printed.",
