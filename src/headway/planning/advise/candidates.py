@@ -281,5 +281,17 @@ NEVER_TRIED = (
         "arguments", "other arguments of policies", "only their defaults, and the ladders of scalers, are tried",
         "headway arena search",
     ),
+    LeftOut(
+        "tiers", "other numbers of tiers, and head-room for them", "which customers may share a tier is not recorded",
+        "headway plan tiers",
+    ),
+    LeftOut(
+        "gateway", "other times for which requests are held", "a rehearsal has no clients that give up",
+        "headway load, against the gateway with each setting",
+    ),
+    LeftOut(
+        "demand", "more or less demand than was recorded", "the days are rehearsed as they were",
+        "headway plan scaling or plan capacity, with the demand that is expected",
+    ),
 )  # fmt: skip
 """Kinds that need what records do not hold."""
