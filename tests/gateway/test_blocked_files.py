@@ -23,7 +23,7 @@ from headway.serving.reload import FleetFile
 
 pytest.importorskip("httptools")
 pytest.importorskip("sqlalchemy")
-from headway.gateway.accounts.store import AccountStore
+from headway.gateway.accounts.stores import account_store
 from headway.gateway.batch.store import BatchStore
 from headway.gateway.blocking import in_thread
 from headway.gateway.upstream.client import TcpTransport
@@ -109,7 +109,7 @@ class Slots:
 
 
 async def _opens_key_store(folder: Path) -> None:
-    store = AccountStore(str(folder / "keys.sqlite"))
+    store = account_store(str(folder / "keys.sqlite"))
     for _ in range(2):
         await store.open()
     await store.close()

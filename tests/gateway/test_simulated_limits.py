@@ -116,7 +116,7 @@ def test_budgets_are_reserved_and_charged_alike(tmp_path: Path, monkeypatch: pyt
         "search": {"budget_tokens": 9_000, "period": "total"},
         "reports": {"budget_usd": 0.03, "period": "total", "tokens_per_minute": 7_000},
     }
-    monkeypatch.setattr(budgets, "AccountStore", Store)
+    monkeypatch.setattr(budgets, "account_store", Store)
     monkeypatch.setattr(Store, "limits", limits)
     monkeypatch.setattr(Store, "spent_by", {})
     data = day(limits, simulation={"limits": limits})

@@ -18,7 +18,8 @@ pytest.importorskip("httptools")
 pytest.importorskip("aiosqlite")
 
 from headway.gateway.accounts.budgets import Accounts, Charge, Today
-from headway.gateway.accounts.store import AccountStore, StoredKey
+from headway.gateway.accounts.store import StoredKey
+from headway.gateway.accounts.stores import account_store
 from headway.gateway.batch import queue
 from headway.gateway.batch.queue import Line
 from headway.gateway.batch.service import BatchService
@@ -135,7 +136,7 @@ def _with_clock(file: Path, work: Callable[[Accounts, Callable[[datetime], None]
     """`work(accounts, set)` with a key `a` of 100 tokens a day; `set` sets the wall clock."""
 
     async def story() -> None:
-        store, now = AccountStore(str(file)), [datetime(2026, 11, 27, 12, tzinfo=UTC)]
+        store, now = account_store(str(file)), [datetime(2026, 11, 27, 12, tzinfo=UTC)]
         await store.open()
         await store.add_key(StoredKey("a", "a", "", Budget(100, None, "day")))
         accounts = Accounts(KeyStoreSettings(store=str(file)), lambda keys: None, Today(lambda: now[0].date()))

@@ -25,7 +25,7 @@ from typing import Any
 
 PRELOADED = (
     "headway.cli.emulate", "headway.cli.epp", "headway.cli.serve", "headway.emulator.sglang", "headway.emulator.vllm",
-    "headway.gateway.accounts.store", "headway.gateway.reload", "headway.gateway.server.app",
+    "headway.gateway.accounts.sql", "headway.gateway.reload", "headway.gateway.server.app",
     "headway.gateway.server.batches", "headway.gateway.server.http_protocol", "headway.gateway.server.middleware",
     "headway.gateway.telemetry.recording", "headway.gateway.workers.supervisor", "headway.serving.emulated_fleet",
     "uvicorn.lifespan.on", "uvicorn.logging", "uvicorn.loops.auto", "uvicorn.protocols.http.httptools_impl",

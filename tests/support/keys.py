@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
 
 ADMIN = {"Authorization": "Bearer root"}
 """The header with the admin key `root`."""
@@ -15,3 +20,21 @@ def digest(key: str) -> str:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+class Place(NamedTuple):
+    """A new store."""
+
+    location: str
+    away: Callable[[], AbstractContextManager[None]]
+    """While the block runs, the store cannot be used. It is there again afterwards, with all that it had."""
+
+
+@contextmanager
+def hidden(file: str) -> Iterator[None]:
+    """The file is away meanwhile."""
+    os.rename(file, f"{file}.away")
+    Path(file).mkdir()
+    yield
+    Path(file).rmdir()
+    os.rename(f"{file}.away", file)

@@ -111,7 +111,8 @@ def _time(ns: int) -> str:
 @click.group(cls=SubCommands)
 @click.option(
     "--store", default="keys.sqlite", show_default=True, envvar="HEADWAY_KEY_STORE",
-    help="The database of `gateway.key_store`: a file, or postgresql://user@host/database. Also HEADWAY_KEY_STORE.",
+    help="The database of `gateway.key_store`: a file, or postgresql://user@host/database, or redis://host/0. "
+    "Also HEADWAY_KEY_STORE.",
 )  # fmt: skip
 @click.pass_context
 def command(ctx: click.Context, store: str) -> None:
@@ -125,13 +126,14 @@ def command(ctx: click.Context, store: str) -> None:
 def _in_store(location: str, work: Callable[[AccountStore], Awaitable[T]]) -> T:
     """Do something with the database. HeadwayError if it cannot be used."""
     try:
-        from headway.gateway.accounts.store import AccountStore
+        from headway.gateway.accounts.stores import account_store
         from headway.gateway.database import UNAVAILABLE
+        from headway.gateway.errors import line_of
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name)) from None
 
     async def run() -> T:
-        store = AccountStore(location)
+        store = account_store(location)
         try:
             await store.open()
             return await work(store)
@@ -141,10 +143,10 @@ def _in_store(location: str, work: Callable[[AccountStore], Awaitable[T]]) -> T:
     try:
         return asyncio.run(run())
     except ModuleNotFoundError as error:
-        raise not_installed(str(error.name), "postgres") from None
+        raise not_installed(str(error.name), "valkey" if error.name == "redis" else "postgres") from None
     except UNAVAILABLE as error:
         shown = location.rpartition("@")[2]
-        raise HeadwayError(f"{shown}: the key store cannot be used: {str(error).splitlines()[0]}") from None
+        raise HeadwayError(f"{shown}: the key store cannot be used: {line_of(error)}") from None
 
 
 def _new_key() -> tuple[str, str]:

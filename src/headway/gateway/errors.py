@@ -82,3 +82,8 @@ def logged(message: str) -> Iterator[None]:
         log.error("%s", error)
     except Exception:
         log.exception("%s", message)
+
+
+def line_of(error: BaseException) -> str:
+    """An error in one line of the log: the first of its message, or its type if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -48,7 +48,8 @@ class KeyStoreSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A database of keys and teams with budgets, which `headway keys` changes."""
 
     store: str = "keys.sqlite"
-    """The database: an SQLite file, created if it does not exist, or `postgresql://user@host/database`."""
+    """The database: an SQLite file, created if it does not exist, `postgresql://user@host/database`, or
+    `redis://user:password@host:port/0` of Valkey or Redis."""
     refresh_s: _Seconds = 2.0
     """Time between two exchanges with the database: what was spent is written, and keys and what other gateways have
     spent are read."""
@@ -61,7 +62,8 @@ class PeerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Other gateways, or pickers, that serve the same fleet beside this one."""
 
     store: str
-    """The database through which they know of each other: `postgresql://user@host/database`."""
+    """The database through which they know of each other: `postgresql://user@host/database`, or
+    `redis://user:password@host:port/0` of Valkey or Redis."""
     name: str = ""
     """What this one is called in logs; the host's name unless set."""
     period_s: _Seconds = 0.05

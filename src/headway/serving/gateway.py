@@ -28,6 +28,7 @@ from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, Servi
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.settings import Judge, Key, PeerSettings, Settings
+from headway.gateway.valkey_address import SCHEMES, is_valkey, valkey_address
 from headway.gateway.workers.planner_process import PlannerProcesses
 from headway.limits.budgets import TokenPrices
 from headway.policies import ORDERINGS, resolve
@@ -42,6 +43,10 @@ from headway.sim.replica_resources import kv_blocks
 NO_WORKLOAD = {"builtin": "chat"}
 """The workload of a fleet file without one; clients bring the real one."""
 _HOST = "replica.kv_blocks_host"
+_CLIENTS = dict.fromkeys(("postgresql", "postgres"), ("asyncpg", "postgres")) | dict.fromkeys(
+    SCHEMES, ("redis", "valkey")
+)
+"""By the scheme of a database's address, the module of its client, and the extra that installs it."""
 QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 """The admission policy of batches if the fleet file has none."""
 
@@ -207,7 +212,11 @@ def _checked_settings(scenario: Scenario) -> Settings:
         except ModuleNotFoundError as error:
             raise web_server.not_installed(str(error.name), "otel") from None
     if settings.batches is not None:
-        store = _checked_database(settings.batches.store, ("gateway", "batches", "store"), scenario, "multipart")
+        at = "gateway", "batches", "store"
+        if is_valkey(settings.batches.store):
+            raise scenario.places.error(at, "batches are not kept in Valkey or Redis; expected a file, or "
+                                        "postgresql://host/database")  # fmt: skip
+        store = _checked_database(settings.batches.store, at, scenario, "multipart")
         settings = replace(settings, batches=replace(settings.batches, store=store))
     if settings.key_store is not None:
         store = _checked_database(settings.key_store.store, ("gateway", "key_store", "store"), scenario)
@@ -222,7 +231,7 @@ def _check_peers(peers: PeerSettings, scenario: Scenario) -> None:
     places = scenario.places
     if "://" not in peers.store:
         what = f"{peers.store!r} is a file, which gateways of several machines cannot share"
-        raise places.error(("gateway", "peers", "store"), f"{what}; expected postgresql://user@host/database")
+        raise places.error(("gateway", "peers", "store"), f"{what}; expected postgresql:// or redis://host/database")
     _checked_database(peers.store, ("gateway", "peers", "store"), scenario)
     if peers.lease_s < 4 * peers.period_s:
         what = f"{peers.lease_s:g} is less than four times period_s ({peers.period_s:g}); a gateway would seem gone"
@@ -248,16 +257,21 @@ def _checked_database(store: str, at: PlaceKey, scenario: Scenario, *modules: st
     """A database's address, or the absolute path of its file. HeadwayError if it, or a module, is missing."""
     places = scenario.places
     kind, marker, _ = store.partition("://")
-    if marker and kind not in ("postgresql", "postgres"):
-        raise places.error(at, f"{kind!r} is not a known database; expected a file, or postgresql://host/database")
-    for module in ("sqlalchemy", *modules, "asyncpg" if marker else "aiosqlite"):
+    if marker and kind not in _CLIENTS:
+        what = "expected a file, postgresql://host/database or redis://host/0"
+        raise places.error(at, f"{kind!r} is not a known database; {what}")
+    client, extra = _CLIENTS[kind] if marker else ("aiosqlite", "gateway")
+    for module, installed_by in ((client, extra), *((each, "gateway") for each in ("sqlalchemy", *modules))):
         if find_spec(module) is None:
-            raise web_server.not_installed(module, "postgres" if module == "asyncpg" else "gateway")
+            raise web_server.not_installed(module, installed_by)
     if marker:
         from headway.gateway.database import postgres_url
 
         with places.at(*at):
-            postgres_url(store)
+            if kind in SCHEMES:
+                valkey_address(store)
+            else:
+                postgres_url(store)
         return store
     path = scenario.base_dir / store
     if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Databases for keys: an SQLite file, and a PostgreSQL server if one is installed."""
+"""Stores of keys: an SQLite file, and servers of PostgreSQL and of Valkey if they are installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import postgres
+import valkey_server
+from keys import Place, hidden
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +21,24 @@ def server() -> Iterator[postgres.Server]:
         yield made
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "valkey"])
 def location(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a database is, which all tests of a module share."""
+    """Where a store is, which all tests of a module share."""
     if request.param == "postgres":
         return str(request.getfixturevalue("server").url)
+    if request.param == "valkey":
+        return str(request.getfixturevalue("valkey").new())
     return str(tmp_path_factory.mktemp("keys") / "keys.sqlite")
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     return str(tmp_path / "keys.sqlite")
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def place(request: pytest.FixtureRequest, file: str) -> Place:
+    if request.param == "sqlite":
+        return Place(file, lambda: hidden(file))
+    server: valkey_server.Server = request.getfixturevalue("valkey")
+    return Place(server.new(), server.stopped)

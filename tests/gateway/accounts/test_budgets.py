@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +12,13 @@ import pytest
 pytest.importorskip("sqlalchemy")
 
 from headway.gateway.accounts.budgets import Accounts, Charge
-from headway.gateway.accounts.store import AccountStore, StoredKey
+from headway.gateway.accounts.store import StoredKey
+from headway.gateway.accounts.stores import account_store
 from headway.gateway.database import UNAVAILABLE
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import KeyStoreSettings
 from headway.limits.budgets import Budget
+from keys import Place
 
 DAY = date(2026, 11, 22)
 
@@ -27,17 +27,19 @@ class Clock:
     today = DAY
 
 
-def run(file: str, keys: dict[str, tuple[str, Budget]], work: Callable[..., Awaitable[Any]], **settings: Any) -> None:
+def run(
+    location: str, keys: dict[str, tuple[str, Budget]], work: Callable[..., Awaitable[Any]], **settings: Any
+) -> None:
     """`work(accounts, clock)` with a database of these keys, by name their team and budget."""
 
     async def within() -> None:
-        store, clock = AccountStore(file), Clock()
+        store, clock = account_store(location), Clock()
         await store.open()
         for team in {team for team, _ in keys.values() if team}:
             await store.set_team(team, Budget(1000, None, "week"))
         for name, (team, budget) in keys.items():
             await store.add_key(StoredKey(name, name, team, budget))
-        accounts = Accounts(KeyStoreSettings(store=file, **settings), lambda keys: None, lambda: clock.today)
+        accounts = Accounts(KeyStoreSettings(store=location, **settings), lambda keys: None, lambda: clock.today)
         await accounts.exchange()
         accounts.is_up = True
         try:
@@ -59,7 +61,7 @@ def code(accounts: Accounts, key: str, tokens: int, usd: float = 0.0) -> str:
     return ""
 
 
-def test_what_is_in_flight_counts_and_what_is_not_used_comes_back(file: str) -> None:
+def test_what_is_in_flight_counts_and_what_is_not_used_comes_back(place: Place) -> None:
     async def work(accounts: Accounts, clock: Clock) -> None:
         first = accounts.reserve("a", 60, 0.0)
         assert code(accounts, "a", 50) == "key_budget"
@@ -70,10 +72,10 @@ def test_what_is_in_flight_counts_and_what_is_not_used_comes_back(file: str) -> 
         accounts.give_back(second)
         assert code(accounts, "a", 90) == ""
 
-    run(file, {"a": ("", Budget(100, None, "day"))}, work)
+    run(place.location, {"a": ("", Budget(100, None, "day"))}, work)
 
 
-def test_dollars_are_a_budget_too(file: str) -> None:
+def test_dollars_are_a_budget_too(place: Place) -> None:
     async def work(accounts: Accounts, clock: Clock) -> None:
         hold = accounts.reserve("a", 10, 0.9)
         assert code(accounts, "a", 10, 0.2) == "key_budget"
@@ -83,10 +85,10 @@ def test_dollars_are_a_budget_too(file: str) -> None:
         (row,) = await accounts.store.report(["key"], DAY.isoformat(), DAY.isoformat())
         assert (row["requests"], row["input_tokens"], row["usd"]) == (1, 6, pytest.approx(1.0))
 
-    run(file, {"a": ("", Budget(None, 1.0, "month"))}, work)
+    run(place.location, {"a": ("", Budget(None, 1.0, "month"))}, work)
 
 
-def test_a_team_shares_its_budget_and_periods_begin_anew(file: str) -> None:
+def test_a_team_shares_its_budget_and_periods_begin_anew(place: Place) -> None:
     async def work(accounts: Accounts, clock: Clock) -> None:
         accounts.settle(accounts.reserve("a", 600, 0.0), [Charge("m", 600, 0, 0.0)])
         assert code(accounts, "b", 500) == "team_budget"
@@ -96,10 +98,10 @@ def test_a_team_shares_its_budget_and_periods_begin_anew(file: str) -> None:
         await accounts.exchange()
         assert code(accounts, "b", 500) == ""
 
-    run(file, {"a": ("ml", Budget()), "b": ("ml", Budget())}, work)
+    run(place.location, {"a": ("ml", Budget()), "b": ("ml", Budget())}, work)
 
 
-def test_days_of_a_period_add_up(file: str) -> None:
+def test_days_of_a_period_add_up(place: Place) -> None:
     async def work(accounts: Accounts, clock: Clock) -> None:
         for day in range(16, 20):
             clock.today = date(2026, 11, day)
@@ -108,12 +110,12 @@ def test_days_of_a_period_add_up(file: str) -> None:
         await accounts.exchange()
         assert code(accounts, "a", 21) == "key_budget" and code(accounts, "a", 20) == ""
 
-    run(file, {"a": ("", Budget(100, None, "week"))}, work)
+    run(place.location, {"a": ("", Budget(100, None, "week"))}, work)
 
 
-def test_what_another_gateway_spends_counts_after_an_exchange(file: str) -> None:
+def test_what_another_gateway_spends_counts_after_an_exchange(place: Place) -> None:
     async def work(accounts: Accounts, clock: Clock) -> None:
-        other = Accounts(KeyStoreSettings(store=file), lambda keys: None, lambda: clock.today)
+        other = Accounts(KeyStoreSettings(store=place.location), lambda keys: None, lambda: clock.today)
         await other.exchange()
         other.is_up = True
         other.settle(other.reserve("a", 90, 0.0), [Charge("m", 90, 0, 0.0)])
@@ -127,37 +129,35 @@ def test_what_another_gateway_spends_counts_after_an_exchange(file: str) -> None
         assert code(other, "a", 9) == "" and code(accounts, "a", 10) == "key_budget"
         await other.stop()
 
-    run(file, {"a": ("", Budget(100, None, "day"))}, work)
+    run(place.location, {"a": ("", Budget(100, None, "day"))}, work)
 
 
 @pytest.mark.parametrize("on_failure", ["serve", "refuse"])
-def test_a_database_that_is_away_loses_nothing(file: str, on_failure: str) -> None:
+def test_a_database_that_is_away_loses_nothing(place: Place, on_failure: str) -> None:
     async def work(accounts: Accounts, clock: Clock) -> None:
         hold = accounts.reserve("a", 50, 0.0)
-        await accounts.store.close()
-        os.rename(file, f"{file}.away")
-        Path(file).mkdir()
-        with pytest.raises(UNAVAILABLE):
-            await accounts.exchange()
-        accounts.is_up = False
-        accounts.settle(hold, [Charge("m", 50, 0, 0.0)])
-        accounts.settle(accounts.reserve("other", 5, 0.0), [Charge("m", 5, 0, 0.0)])  # a key of the fleet file
-        if on_failure == "serve":
-            assert code(accounts, "a", 51) == "key_budget" and code(accounts, "a", 50) == ""
-        else:
-            with pytest.raises(ApiError, match="cannot be used") as error:
-                accounts.reserve("a", 1, 0.0)
-            assert (error.value.status, error.value.code) == (503, "key_store_unavailable")
-        Path(file).rmdir()
-        os.rename(f"{file}.away", file)
+        if "://" not in place.location:
+            await accounts.store.close()
+        with place.away():
+            with pytest.raises(UNAVAILABLE):
+                await accounts.exchange()
+            accounts.is_up = False
+            accounts.settle(hold, [Charge("m", 50, 0, 0.0)])
+            accounts.settle(accounts.reserve("other", 5, 0.0), [Charge("m", 5, 0, 0.0)])  # a key of the fleet file
+            if on_failure == "serve":
+                assert code(accounts, "a", 51) == "key_budget" and code(accounts, "a", 50) == ""
+            else:
+                with pytest.raises(ApiError, match="cannot be used") as error:
+                    accounts.reserve("a", 1, 0.0)
+                assert (error.value.status, error.value.code) == (503, "key_store_unavailable")
         await accounts.exchange()
         rows = await accounts.store.report(["key"], DAY.isoformat(), DAY.isoformat())
         assert {row["key"]: row["input_tokens"] for row in rows} == {"a": 50, "other": 5}
 
-    run(file, {"a": ("", Budget(100, None, "day"))}, work, on_failure=on_failure)
+    run(place.location, {"a": ("", Budget(100, None, "day"))}, work, on_failure=on_failure)
 
 
-def test_a_changed_budget_holds_at_once_and_keeps_what_is_reserved(file: str) -> None:
+def test_a_changed_budget_holds_at_once_and_keeps_what_is_reserved(place: Place) -> None:
     async def work(accounts: Accounts, clock: Clock) -> None:
         hold = accounts.reserve("a", 50, 0.0)
         key = await accounts.store.find("a")
@@ -167,4 +167,4 @@ def test_a_changed_budget_holds_at_once_and_keeps_what_is_reserved(file: str) ->
         accounts.settle(hold, [Charge("m", 0, 0, 0.0)])
         assert code(accounts, "a", 50) == ""
 
-    run(file, {"a": ("", Budget(100, None, "day"))}, work)
+    run(place.location, {"a": ("", Budget(100, None, "day"))}, work)

@@ -8,7 +8,8 @@ import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from datetime import date
+from datetime import date, timedelta
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("sqlalchemy")
 
 from headway.core.errors import HeadwayError
 from headway.gateway.accounts.store import AccountStore, StoredKey, Use
+from headway.gateway.accounts.stores import account_store
 from headway.gateway.database import UNAVAILABLE
 from headway.limits.budgets import Budget
 from keys import digest
@@ -26,7 +28,7 @@ from keys import digest
 
 def run(location: str, work: Callable[[AccountStore], Awaitable[Any]]) -> Any:
     async def within() -> Any:
-        store = AccountStore(location)
+        store = account_store(location)
         try:
             await store.open()
             return await work(store)
@@ -47,11 +49,14 @@ def test_keys_and_teams_are_read_as_they_were_written(location: str) -> None:
     )  # fmt: skip
 
     async def work(store: AccountStore) -> None:
-        before = await store.num_changes()
-        await store.set_team("readers", Budget(100, None, "day"))
-        await store.add_key(full)
-        await store.add_key(key("bare", created_ns=6))
-        assert await store.num_changes() == before + 3
+        changes = [await store.num_changes()]
+        for change in (
+            store.set_team("readers", Budget(100, None, "day")), store.add_key(full),
+            store.add_key(key("bare", created_ns=6)),
+        ):  # fmt: skip
+            await change
+            changes.append(await store.num_changes())
+        assert changes == sorted(set(changes))
         assert await store.keys() == [full, key("bare", created_ns=6)]
         assert await store.teams() == {"readers": Budget(100, None, "day")}
         await store.set_team("readers", Budget(None, 9.0))
@@ -77,7 +82,7 @@ def test_what_several_gateways_use_is_added(location: str) -> None:
         return [Use(f"k{k}", "t", "2026-01-05", f"m{m}", 1, 10, i, 0.5) for k in range(5) for m in range(3)]
 
     async def work(store: AccountStore) -> None:
-        others = [AccountStore(location) for _ in range(3)]
+        others = [account_store(location) for _ in range(3)]
         await asyncio.gather(*(each.exchange(uses(i), "2026-01-05") for i, each in enumerate([store, *others] * 3)))
         for other in others:
             await other.close()
@@ -90,6 +95,43 @@ def test_what_several_gateways_use_is_added(location: str) -> None:
         assert len(await store.report(["key", "model"], "2026-01-05", "2026-01-05")) == 15
         (total,) = await store.report([], "2026-03-01", "2026-03-31")
         assert (total["requests"], total["usd"]) == (0, 0.0)
+
+    run(location, work)
+
+
+def test_a_key_is_replaced_and_its_successor_is_new(location: str) -> None:
+    async def work(store: AccountStore) -> None:
+        old, new = key("old", created_ns=7), key("successor", created_ns=8)
+        await store.add_key(old)
+        leaving = replace(old, expires=date(2031, 1, 2))
+        await store.replace_key(leaving, new)
+        assert [await store.find(each.id) for each in (old, new)] == [leaving, new]
+        await store.change_key(key("never added"))
+        with pytest.raises(HeadwayError, match="unknown key"):
+            await store.find("never added")
+
+    run(location, work)
+
+
+def test_what_is_spent_in_a_period_is_the_sum_of_its_days(location: str) -> None:
+    """Whole months and single days, in any combination, by the same days that a report adds up."""
+    first = date(2025, 11, 20)
+    days = [(first + timedelta(days=7 * i)).isoformat() for i in range(30)]
+    ends = [date.min.isoformat(), "2025-12-01", "2025-12-04", "2026-01-01", "2026-02-28", "2026-03-01", "2026-06-09"]
+
+    async def work(store: AccountStore) -> None:
+        uses = [Use("summed", "sum", day, f"m{i % 2}", 1, 2**i, 3, 0.25 * i) for i, day in enumerate(days)]
+        await store.exchange(uses, days[-1])
+        for since, before in combinations(ends, 2):
+            by_key, by_team = await store.spent(since, before)
+            inside = [use for use in uses if since <= use.day < before]
+            tokens, usd = sum(use.input_tokens + 3 for use in inside), sum(use.usd for use in inside)
+            expected = (tokens, pytest.approx(usd)) if inside else (0, 0.0)
+            assert by_key.get("summed", (0, 0.0)) == by_team.get("sum", (0, 0.0)) == expected
+        rows = await store.report(["model", "key"], days[3], days[8])
+        assert [(row["model"], row["requests"]) for row in rows if row["key"] == "summed"] == [("m0", 3), ("m1", 3)]
+        by_key, _ = await store.exchange([], days[-1])
+        assert by_key["summed"] == (2**29 + 3, pytest.approx(0.25 * 29))
 
     run(location, work)
 

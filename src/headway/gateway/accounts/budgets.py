@@ -17,9 +17,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headway.gateway.accounts.store import AccountStore, Spent, StoredKey, Use
+from headway.gateway.accounts.store import Spent, StoredKey, Use
+from headway.gateway.accounts.stores import account_store
 from headway.gateway.database import UNAVAILABLE
-from headway.gateway.errors import ApiError, logged
+from headway.gateway.errors import ApiError, line_of, logged
 from headway.gateway.settings import KeyStoreSettings
 from headway.limits.budgets import Account, Budget
 
@@ -115,7 +116,7 @@ class Accounts:
     ) -> None:
         """`on_keys` gets all keys of the database, first and after each change. `today`: by default `Today`."""
         self._settings, self._on_keys, self._today = settings, on_keys, today or Today()
-        self.store = AccountStore(settings.store)
+        self.store = account_store(settings.store)
         self._keys: dict[str, StoredKey] = {}
         self._key_accounts: dict[str, StoredAccount] = {}
         self._team_accounts: dict[str, StoredAccount] = {}
@@ -201,7 +202,7 @@ class Accounts:
             except UNAVAILABLE as error:
                 self.num_errors += 1
                 if self.is_up or self.num_errors == 1:
-                    log.error("the key store cannot be used: %s", str(error).splitlines()[0])
+                    log.error("the key store cannot be used: %s", line_of(error))
                 self.is_up = False
             except Exception:  # a defect must not stop later exchanges
                 self.num_errors += 1

@@ -1,68 +1,22 @@
-"""The database of keys, teams and what they have used."""
+"""What a store of keys, teams and their spending keeps, and what it can be asked."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Float,
-    Integer,
-    MetaData,
-    RowMapping,
-    Table,
-    Text,
-    func,
-    insert,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
+from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError, unknown
-from headway.gateway.database import Database
 from headway.gateway.settings import Key, key_id
 from headway.limits.budgets import Budget
 
 GROUPS = ("key", "team", "model", "day")
 """What a report of the spending may be by."""
-
-TABLES = MetaData()
-_BUDGET = ("budget_tokens", "budget_usd", "period")
-
-
-def _budget_columns() -> list[Column[Any]]:
-    return [Column("budget_tokens", BigInteger), Column("budget_usd", Float),
-            Column("period", Text, nullable=False)]  # fmt: skip
-
-
-TEAMS = Table("headway_teams", TABLES, Column("name", Text, primary_key=True), *_budget_columns())
-KEYS = Table(
-    "headway_keys", TABLES,
-    Column("sha256", Text, primary_key=True),
-    Column("name", Text, nullable=False), Column("team", Text, nullable=False),
-    Column("weight", Float, nullable=False), Column("tier", Integer, nullable=False),
-    Column("requests_per_minute", Float), Column("tokens_per_minute", Float), Column("expires", Text),
-    *_budget_columns(),
-    Column("created_ns", BigInteger, nullable=False), Column("revoked_ns", BigInteger),
-)  # fmt: skip
-USAGE = Table(
-    "headway_usage", TABLES,
-    Column("sha256", Text, primary_key=True), Column("team", Text, primary_key=True),
-    Column("day", Text, primary_key=True), Column("model", Text, primary_key=True),
-    Column("requests", BigInteger, nullable=False), Column("input_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False), Column("usd", Float, nullable=False),
-)  # fmt: skip
-CHANGES = Table(
-    "headway_key_changes", TABLES, Column("one", Integer, primary_key=True), Column("num", BigInteger, nullable=False)
-)
-"""One row: how often keys and teams have changed."""
 
 
 class StoredKey(Struct, frozen=True):
@@ -110,63 +64,51 @@ Spent = dict[str, tuple[int, float]]
 """Tokens and dollars, by key or by team."""
 
 
-class AccountStore(Database):
-    """One database of keys, which several gateways and `headway keys` may use at a time."""
+class AccountStore(ABC):
+    """One store of keys, which several gateways and `headway keys` may use at a time.
 
-    def __init__(self, location: str) -> None:
-        super().__init__(location, TABLES)
+    Every method but `find` is one transaction, and raises one of `database.UNAVAILABLE` if the store cannot be used.
+    """
+
+    num_opened = 0
+    """How often the store was opened: grows when another one has taken its place."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Make sure that the store can be used. To be called again and again while it is in use."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
 
     # Keys and teams.
 
+    @abstractmethod
     async def num_changes(self) -> int:
         """Grows with each change of a key or a team."""
-        async with self.begin() as connection:
-            return (await connection.execute(select(CHANGES.c.num))).scalar() or 0
 
+    @abstractmethod
     async def keys(self, with_revoked: bool = False) -> list[StoredKey]:
         """The keys, in order of their creation."""
-        query = select(KEYS).order_by(KEYS.c.created_ns)
-        if not with_revoked:
-            query = query.where(KEYS.c.revoked_ns.is_(None))
-        async with self.begin() as connection:
-            return [_stored_key(row) for row in (await connection.execute(query)).mappings()]
 
+    @abstractmethod
     async def teams(self) -> dict[str, Budget]:
-        async with self.begin() as connection:
-            rows = (await connection.execute(select(TEAMS).order_by(TEAMS.c.name))).mappings()
-            return {row["name"]: _budget(row) for row in rows}
+        """The teams, in order of their names."""
 
+    @abstractmethod
     async def add_key(self, key: StoredKey) -> None:
         """Add a key, which is new. HeadwayError if there is no such team, or the key exists."""
-        async with self.begin() as connection:
-            await _check_team(connection, key.team)
-            found = (await connection.execute(select(KEYS.c.sha256).where(KEYS.c.sha256 == key.sha256))).first()
-            if found is not None:
-                raise HeadwayError(f"there is a key {key.id} already")
-            await connection.execute(insert(KEYS).values(_row(key)))
-            await self._count_change(connection)
 
+    @abstractmethod
     async def change_key(self, key: StoredKey) -> None:
         """Write a key's present properties. HeadwayError if there is no such team."""
-        async with self.begin() as connection:
-            await _check_team(connection, key.team)
-            await connection.execute(update(KEYS).where(KEYS.c.sha256 == key.sha256).values(_row(key)))
-            await self._count_change(connection)
 
+    @abstractmethod
     async def replace_key(self, old: StoredKey, new: StoredKey) -> None:
         """Write a key's present properties, and add another one in its place."""
-        async with self.begin() as connection:
-            await connection.execute(update(KEYS).where(KEYS.c.sha256 == old.sha256).values(_row(old)))
-            await connection.execute(insert(KEYS).values(_row(new)))
-            await self._count_change(connection)
 
+    @abstractmethod
     async def set_team(self, name: str, budget: Budget) -> None:
         """Add a team, or change its budget."""
-        values = {"budget_tokens": budget.tokens, "budget_usd": budget.usd, "period": budget.period}
-        async with self.begin() as connection:
-            statement = self._insert(TEAMS).values(name=name, **values)
-            await connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))
-            await self._count_change(connection)
 
     async def find(self, text: str) -> StoredKey:
         """The key with this name, id, or first digits of its sum; a key that was revoked only by its id.
@@ -180,78 +122,21 @@ class AccountStore(Database):
             raise HeadwayError(f"several keys are {text!r}: {', '.join(key.id for key in found)}; expected one")
         return found[0]
 
-    async def _count_change(self, connection: AsyncConnection) -> None:
-        statement = self._insert(CHANGES).values(one=1, num=1)
-        change = {"num": CHANGES.c.num + 1}
-        await connection.execute(statement.on_conflict_do_update(index_elements=["one"], set_=change))
-
-    def _insert(self, table: Table) -> Any:
-        """An insertion that may become an update."""
-        return postgresql.insert(table) if self.path is None else sqlite.insert(table)
-
     # What is used.
 
+    @abstractmethod
     async def exchange(self, uses: Sequence[Use], today: str) -> tuple[Spent, Spent]:
-        """Add what was used, and return what has been spent on this day by key and by team, in one transaction."""
-        async with self.begin() as connection:
-            for use in sorted(uses, key=lambda use: (use.sha256, use.team, use.day, use.model)):  # no deadlocks
-                statement = self._insert(USAGE).values({name: getattr(use, name) for name in use.__struct_fields__})
-                added = ("requests", "input_tokens", "output_tokens", "usd")
-                sums = {name: USAGE.c[name] + getattr(use, name) for name in added}
-                await connection.execute(
-                    statement.on_conflict_do_update(index_elements=["sha256", "team", "day", "model"], set_=sums)
-                )
-            return await _spent(connection, "sha256", today, None), await _spent(connection, "team", today, None)
+        """Add what was used, and return what has been spent on this day by key and by team."""
 
+    @abstractmethod
     async def spent(self, since: str, before: str) -> tuple[Spent, Spent]:
         """What was spent by key and by team from the first day on, before the other one."""
-        async with self.begin() as connection:
-            by_key = await _spent(connection, "sha256", since, before)
-            return by_key, await _spent(connection, "team", since, before)
 
+    @abstractmethod
     async def report(self, by: Iterable[str], since: str, until: str) -> list[dict[str, Any]]:
         """What was used from one day to the other, by some of `GROUPS`."""
-        names = {"key": USAGE.c.sha256, "team": USAGE.c.team, "model": USAGE.c.model, "day": USAGE.c.day}
-        columns = [names[name].label(name) for name in by]
-        totals = [func.sum(USAGE.c[name]).label(name) for name in ("requests", "input_tokens", "output_tokens", "usd")]
-        query = select(*columns, *totals).where(USAGE.c.day >= since, USAGE.c.day <= until)
-        if columns:
-            query = query.group_by(*columns).order_by(*columns)
-        async with self.begin() as connection:
-            rows = [dict(row) for row in (await connection.execute(query)).mappings()]
-        whole = ("requests", "input_tokens", "output_tokens")
-        return [row | {name: int(row[name] or 0) for name in whole} | {"usd": float(row["usd"] or 0)} for row in rows]
 
 
-async def _check_team(connection: AsyncConnection, team: str) -> None:
-    names = [row.name for row in await connection.execute(select(TEAMS.c.name))]
-    if team and team not in names:
-        raise unknown("team", team, names)
-
-
-async def _spent(connection: AsyncConnection, by: str, since: str, before: str | None) -> Spent:
-    column = USAGE.c[by]
-    query = select(column, func.sum(USAGE.c.input_tokens + USAGE.c.output_tokens), func.sum(USAGE.c.usd))
-    query = query.where(USAGE.c.day >= since).group_by(column)
-    if before is not None:
-        query = query.where(USAGE.c.day < before)
-    return {row[0]: (int(row[1]), float(row[2])) for row in await connection.execute(query)}
-
-
-def _budget(row: RowMapping) -> Budget:
-    return Budget(row["budget_tokens"], row["budget_usd"], row["period"])
-
-
-def _row(key: StoredKey) -> dict[str, Any]:
-    names = [column.name for column in KEYS.c if column.name not in _BUDGET]
-    expires = None if key.expires is None else key.expires.isoformat()
-    return {name: getattr(key, name) for name in names} | {
-        "expires": expires, "budget_tokens": key.budget.tokens, "budget_usd": key.budget.usd,
-        "period": key.budget.period, "created_ns": key.created_ns or time.time_ns(),
-    }  # fmt: skip
-
-
-def _stored_key(row: RowMapping) -> StoredKey:
-    names = [name for name in StoredKey.__struct_fields__ if name not in ("budget", "expires")]
-    expires = None if row["expires"] is None else date.fromisoformat(row["expires"])
-    return StoredKey(**{name: row[name] for name in names}, budget=_budget(row), expires=expires)
+def stamped(key: StoredKey) -> StoredKey:
+    """The key with the time of its creation."""
+    return key if key.created_ns else replace(key, created_ns=time.time_ns())

@@ -20,7 +20,7 @@ from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
 from headway.gateway.batch.store import BatchStore
 from headway.gateway.batch.validate import validate
 from headway.gateway.database import UNAVAILABLE
-from headway.gateway.errors import ApiError, internal_error, policy_error
+from headway.gateway.errors import ApiError, internal_error, line_of, policy_error
 from headway.gateway.relay.json_body import LONG_BYTES
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest
@@ -127,7 +127,7 @@ class BatchService:
                     await self._drop_lines()
             except UNAVAILABLE as error:
                 if not self._is_unavailable:
-                    log.warning("batches wait for their database: %s", str(error).splitlines()[0])
+                    log.warning("batches wait for their database: %s", line_of(error))
                 self._is_unavailable = True
                 with suppress(*UNAVAILABLE):
                     await self.store.release_lock()

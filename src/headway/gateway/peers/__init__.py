@@ -1,1 +1,1 @@
-"""Several gateways of one fleet: what they exchange through PostgreSQL, and which of them leads."""
+"""Several gateways of one fleet: what they exchange through a store, and which of them leads."""

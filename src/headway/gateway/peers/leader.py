@@ -9,14 +9,14 @@ from typing import Protocol
 
 from headway.gateway.clock import Clock
 from headway.gateway.errors import logged
-from headway.gateway.peers.store import UNAVAILABLE, PeerStore
+from headway.gateway.peers.store import PeerStore
 
 log = logging.getLogger("headway.gateway")
 _NAME = "scaling"
 
 
 class Lease(Protocol):
-    """What one gateway at a time has. Every method raises one of `store.UNAVAILABLE` if nobody answers."""
+    """What one gateway at a time has. Every method raises an OSError if nobody answers."""
 
     async def acquire(self, lease_s: float) -> bool:
         """Take or renew it for so long, unless another gateway has it."""
@@ -26,7 +26,7 @@ class Lease(Protocol):
 
 
 class StoreLease:
-    """A row of the store."""
+    """A lease in the store."""
 
     def __init__(self, store: PeerStore) -> None:
         self._store = store
@@ -62,7 +62,7 @@ class Leader:
                 await self._task
         if self.leads:
             self._until_s = float("-inf")
-            with suppress(*UNAVAILABLE):
+            with suppress(OSError):
                 await self._lease.release()
 
     async def _run(self) -> None:
@@ -76,7 +76,7 @@ class Leader:
         try:
             # The lease lasts from its grant on, so for longer than from the request.
             self._until_s = sent_s + self._lease_s if await self._lease.acquire(self._lease_s) else float("-inf")
-        except UNAVAILABLE as error:
+        except OSError as error:
             log.debug("peers: nobody answers who leads: %s", error)
         if self.leads != self._was_leader:
             self._was_leader = self.leads

@@ -1,4 +1,4 @@
-"""What a gateway sends to the others: pieces of its state, packed into messages that PostgreSQL's NOTIFY can carry."""
+"""What a gateway sends to the others: pieces of its state, packed into messages that every store can carry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.control.peers import Load
 from headway.core.request import Segment
 
 MAX_BYTES = 7_900
-"""A payload of NOTIFY is shorter than 8,000 bytes."""
+"""A payload of PostgreSQL's NOTIFY is shorter than 8,000 bytes."""
 _HEADER_BYTES = 200
 MAX_SEGMENTS = 128
 """Leading segments of a prompt that are sent."""

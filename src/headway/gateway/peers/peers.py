@@ -23,7 +23,7 @@ from headway.control.live import Live
 from headway.control.peers import GivenElsewhere, Load, PeerLoads, SharedReplica, load_of
 from headway.core.policy import PeerOrdering
 from headway.gateway.clock import Clock
-from headway.gateway.errors import logged
+from headway.gateway.errors import line_of, logged
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import Kubernetes, ServingPlan
 from headway.gateway.peers.leader import Leader, Lease, StoreLease
@@ -43,7 +43,7 @@ from headway.gateway.peers.messages import (
     unpacked,
 )
 from headway.gateway.peers.scaling import SharedScaling
-from headway.gateway.peers.store import UNAVAILABLE, PeerStore
+from headway.gateway.peers.stores import peer_store
 from headway.gateway.peers.streams import StoredStreams
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.scheduling.driver import Driver
@@ -56,7 +56,7 @@ log = logging.getLogger("headway.gateway")
 _RETRY_S = 0.5
 """Time between two attempts to connect to the store."""
 _CLEAN_S = 30.0
-"""Time between two removals of old streams from the store."""
+"""Time after which the store is tidied again."""
 _MOST_PLACED = 256
 """Prompts that are sent at a time. Of more, the last ones are."""
 
@@ -102,7 +102,7 @@ class Peers:
         self.name = f"{settings.name or socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
         self._run_number = time.time_ns()
         self.loads, self._served_by_peers = PeerLoads(self._load_changed), GivenElsewhere()
-        self.store = PeerStore(settings.store, self.name, settings.lease_s)
+        self.store = peer_store(settings.store, self.name, settings.lease_s)
         self._streams: StoredStreams | None = None
         self.scaling: SharedScaling | None = None
         """None: the fleet has no scaler."""
@@ -164,7 +164,7 @@ class Peers:
         for task in self._tasks:
             with suppress(asyncio.CancelledError):
                 await task
-        with suppress(*UNAVAILABLE):
+        with suppress(OSError):
             if self.is_up:
                 self._sequence += 1
                 await self.store.publish(list(packed(self.name, self._run_number, self._sequence, (), True)))
@@ -219,9 +219,9 @@ class Peers:
                 self.is_up = True
                 await self._exchange()
                 raise ConnectionError("the connection is closed")
-            except UNAVAILABLE as error:
+            except OSError as error:
                 if self.is_up or not self.num_errors:
-                    log.error("peers: the store cannot be used, and this gateway goes on alone: %s", _line(error))
+                    log.error("peers: the store cannot be used, and this gateway goes on alone: %s", line_of(error))
                 self.num_errors += 1
             except Exception:  # a defect must not stop later exchanges
                 self.num_errors += 1
@@ -236,9 +236,9 @@ class Peers:
             await self._publish()
             if self._streams is not None:
                 await self._streams.write()
-                if self._host.clock.now >= clean_s:
-                    clean_s += _CLEAN_S
-                    await self._streams.remove_old()
+            if self._host.clock.now >= clean_s:
+                clean_s += _CLEAN_S
+                await self.store.tidy()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), self._settings.period_s)
 
@@ -379,14 +379,10 @@ class Peers:
         """Have a stream at hand that another gateway was sending when it was killed."""
         if key is None or self._streams is None or not self.is_up:
             return
-        with suppress(*UNAVAILABLE):
+        with suppress(OSError):
             await self._streams.restore(key.digest)
 
 
 def _with_unique_id(placed: Placed, state: _PeerState) -> Placed:
     """The same with an id that no request of this gateway or of another one has."""
     return Placed(placed.replica, (state.run << 32) + placed.id, placed.prompt_tokens, placed.segments)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,141 +1,65 @@
-"""The store of gateways that share a fleet: PostgreSQL, for messages, copies of streams, and a lease for the leader."""
+"""What gateways that share a fleet can ask their store: messages, copies of streams, and a lease for the leader."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
 
-import asyncpg
+from headway.gateway.scheduling.stream_copy import KEEP_S
 
-CHANNEL = "headway_peers"
-_ALIVE = 0x68656164
-"""The first key of the advisory locks that gateways hold while they are connected."""
-_TABLES_LOCK = 0x68656166
-_TABLES = """
-CREATE UNLOGGED TABLE IF NOT EXISTS headway_streams (
-    digest bytea, part integer, gateway text NOT NULL, body bytea NOT NULL, at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (digest, part));
-CREATE TABLE IF NOT EXISTS headway_leases (
-    name text PRIMARY KEY, holder text NOT NULL, until timestamptz NOT NULL);
-"""
-_ACQUIRE_LEASE = """
-INSERT INTO headway_leases VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
-ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until = excluded.until
-WHERE headway_leases.holder = excluded.holder OR headway_leases.until < clock_timestamp()
-RETURNING holder
-"""
-_ADD_PARTS = """
-INSERT INTO headway_streams (digest, part, gateway, body)
-SELECT digest, part, $1, body FROM unnest($2::bytea[], $3::integer[], $4::bytea[]) AS new (digest, part, body)
-ON CONFLICT (digest, part) DO UPDATE SET gateway = excluded.gateway, body = excluded.body, at = now()
-"""
-_READ_PARTS = "SELECT part, gateway, body FROM headway_streams WHERE digest = $1 ORDER BY part"
-_REMOVE = "DELETE FROM headway_streams WHERE digest = ANY($1::bytea[]) AND gateway = $2"
-_RESUME = "DELETE FROM headway_streams WHERE digest = ANY($1::bytea[]) AND gateway = $2 AND part = -1"
-_REMOVE_OLD = """
-DELETE FROM headway_streams WHERE digest IN
-(SELECT digest FROM headway_streams GROUP BY digest HAVING max(at) < now() - make_interval(secs => $1))
-"""
-_IS_ALIVE = """
-SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint = $1 AND objid::bigint = $2)
-"""
-UNAVAILABLE = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncio.TimeoutError)
-"""Raised while the store cannot be used."""
 OVER = -1
 """The part of a stream that says that its gateway does not go on with it."""
+KEEP_PARTS_S = 2 * KEEP_S
+"""A stream is kept for so long after its last part."""
 StoredPart = tuple[int, str, bytes]
 """Number, gateway, and what it has."""
 
 
-class PeerStore:
-    """One gateway's connections. Every method raises one of `UNAVAILABLE` if the store cannot be used."""
+class PeerStore(ABC):
+    """One gateway's connections. Every method but `close` raises an OSError if the store cannot be used."""
 
-    def __init__(self, address: str, gateway: str, timeout_s: float) -> None:
-        self._address, self._gateway, self._timeout_s = address, gateway, timeout_s
-        self._listening: asyncpg.Connection[Any] | None = None
-        self._pool: asyncpg.Pool[Any] | None = None
-
+    @abstractmethod
     async def connect(self, receive: Callable[[str], None], lost: Callable[[], None]) -> None:
         """Have the others' messages given to `receive` from now on, and `lost` called when the connection breaks."""
-        await self.close()
-        limits = {"timeout": self._timeout_s, "command_timeout": self._timeout_s}
-        self._listening = listening = await asyncpg.connect(self._address, **limits)
-        listening.add_termination_listener(lambda _: lost())
-        await listening.execute(f"SELECT pg_advisory_lock({_TABLES_LOCK})")
-        try:
-            await listening.execute(f"SET client_min_messages = warning; {_TABLES}")
-        finally:
-            await listening.execute(f"SELECT pg_advisory_unlock({_TABLES_LOCK})")
-        await listening.execute(f"SELECT pg_try_advisory_lock({_ALIVE}, {_lock_of(self._gateway)})")
-        await listening.add_listener(CHANNEL, lambda *event: receive(event[-1]))
-        # What is written is of use for seconds only: nothing waits for the disk.
-        self._pool = await asyncpg.create_pool(
-            self._address, min_size=1, max_size=3, server_settings={"synchronous_commit": "off"}, **limits
-        )
 
+    @abstractmethod
     async def close(self) -> None:
         """Leave at once. Never fails."""
-        listening, self._listening = self._listening, None
-        pool, self._pool = self._pool, None
-        with suppress(*UNAVAILABLE):
-            if listening is not None:
-                listening.terminate()
-        with suppress(*UNAVAILABLE):
-            if pool is not None:
-                pool.terminate()
 
-    @property
-    def _connected(self) -> asyncpg.Pool[Any]:
-        if self._pool is None:
-            raise ConnectionError("not connected")
-        return self._pool
+    @abstractmethod
+    async def publish(self, messages: Sequence[str]) -> None: ...
 
-    async def publish(self, messages: Sequence[str]) -> None:
-        for message in messages:
-            await self._connected.execute("SELECT pg_notify($1, $2)", CHANNEL, message)
-
+    @abstractmethod
     async def acquire_lease(self, name: str, lease_s: float) -> bool:
         """Take or renew a lease, unless another gateway has it."""
-        return await self._connected.fetchval(_ACQUIRE_LEASE, name, self._gateway, lease_s) is not None
 
-    async def release_lease(self, name: str) -> None:
-        await self._connected.execute("DELETE FROM headway_leases WHERE name = $1 AND holder = $2", name, self._gateway)
+    @abstractmethod
+    async def release_lease(self, name: str) -> None: ...
 
+    @abstractmethod
     async def add_parts(self, parts: Sequence[tuple[bytes, int, bytes]]) -> None:
         """Keep parts of streams: digest, number, and what they have."""
-        digests, numbers, bodies = (list(each) for each in zip(*parts, strict=True))
-        await self._connected.execute(_ADD_PARTS, self._gateway, digests, numbers, bodies)
 
+    @abstractmethod
     async def remove_streams(self, digests: Sequence[bytes]) -> None:
         """Remove streams, but for those that another gateway has taken over."""
-        await self._connected.execute(_REMOVE, list(digests), self._gateway)
 
+    @abstractmethod
     async def resume_streams(self, digests: Sequence[bytes]) -> None:
         """Streams that were over here go on here."""
-        await self._connected.execute(_RESUME, list(digests), self._gateway)
 
+    @abstractmethod
     async def take_stream(self, digest: bytes) -> None:
         """Take over a stream of another gateway."""
-        await self._connected.execute(
-            "UPDATE headway_streams SET gateway = $2 WHERE digest = $1", digest, self._gateway
-        )
-        await self.resume_streams([digest])
 
-    async def remove_old_streams(self, keep_s: float) -> None:
-        await self._connected.execute(_REMOVE_OLD, keep_s)
-
+    @abstractmethod
     async def parts(self, digest: bytes) -> list[StoredPart]:
         """What is kept of a stream, in order."""
-        return [tuple(row) for row in await self._connected.fetch(_READ_PARTS, digest)]
 
+    @abstractmethod
+    async def tidy(self) -> None:
+        """Remove streams that were kept for long enough, and make sure that the store takes what is written."""
+
+    @abstractmethod
     async def is_alive(self, gateway: str) -> bool:
         """Whether a gateway is connected."""
-        return bool(await self._connected.fetchval(_IS_ALIVE, _ALIVE, _lock_of(gateway)))
-
-
-def _lock_of(gateway: str) -> int:
-    """The second key of a gateway's advisory lock."""
-    return int.from_bytes(hashlib.blake2b(gateway.encode(), digest_size=4).digest()) >> 1

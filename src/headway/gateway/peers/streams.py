@@ -7,7 +7,7 @@ import asyncio
 from msgspec import MsgspecError, msgpack
 
 from headway.gateway.peers.store import OVER, PeerStore
-from headway.gateway.scheduling.stream_copy import KEEP_S, StreamCopies, StreamCopy, StreamPart
+from headway.gateway.scheduling.stream_copy import StreamCopies, StreamCopy, StreamPart
 
 _PART = msgpack.Decoder(StreamPart)
 _MOST_ROWS = 256
@@ -87,9 +87,6 @@ class StoredStreams:
             await self._store.resume_streams(list(resumed))
         if removed:
             await self._store.remove_streams(list(removed))
-
-    async def remove_old(self) -> None:
-        await self._store.remove_old_streams(2 * KEEP_S)
 
     async def restore(self, digest: bytes) -> None:
         """Have a stream at hand that another gateway was sending, if that does not go on with it."""

@@ -367,9 +367,8 @@ def _fleet_file(scenario: Scenario, kind: str, options: ExportOptions, watches_c
     for name in ("batches", "key_store", "peers"):
         setting = getattr(scenario.spec.gateway, name)
         if setting is not None and "://" not in setting.store:
-            what = (
-                f"{setting.store!r} is a file, and the gateway's pod has no disk; expected postgresql://host/database"
-            )
+            what = f"{setting.store!r} is a file, and the gateway's pod has no disk"
+            what += "; expected postgresql://host/database" + (" or redis://host/0" if name != "batches" else "")
             raise scenario.places.error(("gateway", name, "store"), what)
 
     def section(entry: dict[str, Any], pool: Pool, num: int) -> dict[str, Any]:
