@@ -18,7 +18,7 @@ def valkey() -> Iterator[valkey_server.Server]:
     if valkey_server.missing():
         pytest.skip(valkey_server.missing())
     pytest.importorskip("redis")
-    with valkey_server.server("--appendonly", "yes") as made:
+    with valkey_server.server("--appendonly", "yes", "--appendfsync", "always") as made:
         yield made
 
 

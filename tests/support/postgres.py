@@ -10,8 +10,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
+_numbers = count()
 HIDDEN = "HEADWAY_BARE" in os.environ
 """As on a machine without it."""
 
@@ -61,6 +63,10 @@ class Server:
         """The address of another database, empty. The server runs."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "headway", name)
         return self._url(name)
+
+    def new(self) -> str:
+        """The address of an empty database of any name."""
+        return self.create(f"n{next(_numbers)}")
 
     def _url(self, database: str) -> str:
         return f"postgresql://headway@127.0.0.1:{self.port}/{database}"

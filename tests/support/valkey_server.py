@@ -29,6 +29,10 @@ def missing() -> str:
     return "" if _program() else "no Valkey or Redis server is installed"
 
 
+class NoTlsError(Exception):
+    """The server was built without TLS."""
+
+
 class Server:
     """One, on a port of its own. Everybody on this machine may use it."""
 
@@ -57,7 +61,8 @@ class Server:
             log.append(line)
             if b"Ready to accept connections" in line:
                 return
-        raise AssertionError(b"".join(log).decode())
+        text = b"".join(log).decode()
+        raise NoTlsError if "TLS support" in text else AssertionError(text)
 
     def stop(self) -> None:
         """Kill it, as a machine that fails would."""

@@ -12,7 +12,7 @@ from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as LostError
-from redis.exceptions import MovedError, ReadOnlyError, RedisError
+from redis.exceptions import MovedError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as LateError
 
 from headway.gateway.errors import line_of
@@ -87,9 +87,11 @@ class Valkey:
         try:
             try:
                 return await work()
-            except MovedError as error:
-                moved = error
-            await self._use(moved.host or self._pool.connection_kwargs["host"], moved.port)
+            except ResponseError as error:
+                node = _node(error)
+                if node is None:
+                    raise
+            await self._use(node[0] or self._pool.connection_kwargs["host"], node[1])
             return await work()
         except _LOST as error:  # the name may be another server's by now, and the cluster's node another one
             await self._use(self._address.host, self._address.port)
@@ -116,6 +118,17 @@ class Valkey:
         client = Redis(connection_pool=pool)
         client.response_callbacks.clear()  # answers as they come: a script's and a command's have the same form
         return client
+
+
+def _node(error: Exception) -> tuple[str, int] | None:
+    """The node of the cluster that has the keys, as another one says; no name means the name of that other one."""
+    if isinstance(error, MovedError):
+        return error.host, error.port
+    words = str(error).split()
+    if len(words) != 3 or words[0] != "MOVED":  # as older clients have it
+        return None
+    host, _, port = words[2].rpartition(":")
+    return host, int(port)
 
 
 class Subscription:

@@ -168,3 +168,26 @@ def test_a_changed_budget_holds_at_once_and_keeps_what_is_reserved(place: Place)
         assert code(accounts, "a", 50) == ""
 
     run(place.location, {"a": ("", Budget(100, None, "day"))}, work)
+
+
+def test_an_error_without_words_ends_no_later_exchange(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a server takes connections and does not answer."""
+
+    async def work(accounts: Accounts, clock: Clock) -> None:
+        errors = [TimeoutError(), TimeoutError()]
+        opened = accounts.store.open
+
+        async def open() -> None:
+            if errors:
+                raise errors.pop()
+            await opened()
+
+        monkeypatch.setattr(accounts.store, "open", open)
+        accounts.is_up = False
+        accounts.start()
+        while not accounts.is_up:
+            assert accounts._task is not None and not accounts._task.done()
+            await asyncio.sleep(0.001)
+        assert accounts.num_errors == 2
+
+    run(file, {}, work, refresh_s=0.001)

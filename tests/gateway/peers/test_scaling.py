@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -18,44 +16,14 @@ import serving
 from serving import chat, metric, until
 
 pytest.importorskip("httptools")
-pytest.importorskip("asyncpg")
 pytest.importorskip("kubernetes")
 from headway.control.observe import MutablePoolsView
 from headway.gateway.fleet.scaling import ScalingWithFailures
-from headway.gateway.peers.leader import StoreLease
 from headway.gateway.peers.messages import Arrived, Drained, replica_key
 from headway.gateway.peers.scaling import SharedScaling
-from headway.gateway.peers.store import PeerStore
-
-pytestmark = pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing())
 
 BUSY = {"name": "target-utilization", "kv_use": None, "in_flight": 2, "interval_s": 0.25, "stabilization_s": 0.5}
 ENDLESS = {"stream": True, "max_tokens": 20_000, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[postgres.Server]:
-    with postgres.server() as made:
-        yield made
-
-
-def test_a_lease_of_the_store_passes_on_once_it_lapses_or_is_given_up(store: postgres.Server) -> None:
-    async def play() -> None:
-        stores = [PeerStore(store.url, name, 5.0) for name in ("first", "second")]
-        first, second = map(StoreLease, stores)
-        for each in stores:
-            await each.connect(lambda _: None, lambda: None)
-        assert await first.acquire(60.0) and not await second.acquire(60.0)
-        await first.release()
-        assert await second.acquire(0.01)
-        while not await first.acquire(60.0):
-            await asyncio.sleep(0.01)
-        assert not await second.acquire(60.0)
-        await first.release()
-        for each in stores:
-            await each.close()
-
-    asyncio.run(play())
 
 
 class Part:
@@ -121,14 +89,14 @@ def leads(gateway: serving.Process) -> bool:
 
 
 def test_one_gateway_scales_by_the_load_of_all_and_another_when_it_is_killed(
-    store: postgres.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: postgres.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No gateway alone has the requests for a second pod."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     workload, leases = kube.Workload("Deployment", 1, processes.ports(1)[0]), kube.Leases()
     with kube.serve(tmp_path / "kubeconfig", workload, leases):
         how = {"name": "chat", "namespace": "models", "port": workload.port, "poll_s": 0.25}
-        peers = {"store": store.url, "lease_s": 1.0, "leader": "kubernetes"}
+        peers = {"store": database.new(), "lease_s": 1.0, "leader": "kubernetes"}
         path = serving.fleet_file(
             tmp_path, [], pool={"endpoints": [], "kubernetes": how, "max_replicas": 2}, gateway={"peers": peers},
             policies={"scaling": BUSY},
