@@ -24,6 +24,10 @@ from headway.core.errors import HeadwayError
         ({"batches": {"store": "postgresql://a:b:c/d"}}, "not a database address"),
         ({"batches": {"store": "postgresql://a/b?user=c"}}, "only sslmode"),
         ({"batches": {"store": "no/such/folder/a.sqlite"}}, "is no folder"),
+        ({"batches": {"store": "redis://db/0"}}, "gateway.batches.store: batches are not kept in Valkey or Redis"),
+        ({"key_store": {"store": "redis://db/x"}}, "'x' is no number of a database"),
+        ({"peers": {"store": "valkeys://db?prefx=a"}}, "did you mean 'prefix'"),
+        ({"peers": {"store": "peers.sqlite"}}, "expected postgresql:// or redis://host/database"),
         ({"batches": {"max_line": 1}}, "did you mean 'max_lines'?"),
     ],
 )
@@ -32,6 +36,21 @@ def test_invalid_settings_are_refused(tmp_path: Path, gateway: dict[str, Any], w
     with pytest.raises(HeadwayError) as error:
         composition.load(path)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("store", "extra"), [("valkey://db/0", "valkey"), ("rediss://db/0", "valkey"), ("postgresql://db/a", "postgres")]
+)
+def test_a_client_that_is_missing_is_named_with_what_installs_it(
+    tmp_path: Path, store: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = ("redis", "asyncpg")
+    found = composition.gateway.find_spec
+    monkeypatch.setattr(composition.gateway, "find_spec", lambda name: None if name in clients else found(name))
+    for gateway in ({"key_store": {"store": store}}, {"peers": {"store": store}}):
+        path = serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], gateway=gateway)
+        with pytest.raises(HeadwayError, match=rf"is not installed; try: pip install 'headway\[{extra}\]'"):
+            composition.load(path)
 
 
 PODS = {"name": "chat", "kind": "StatefulSet"}

@@ -11,11 +11,12 @@ import pytest
 
 pytest.importorskip("aiosqlite")
 
-from headway.gateway.batch import queue
+from headway.gateway.batch import queue, service
 from headway.gateway.batch.files import find_file, list_files, read_lines
 from headway.gateway.batch.objects import BatchError, BatchObject, Page
 from headway.gateway.batch.queue import Line, LineResult
 from headway.gateway.batch.store import BatchStore
+from headway.gateway.settings import Batches, Settings
 
 PATH = "/v1/chat/completions"
 
@@ -115,3 +116,31 @@ def test_entries_have_the_answer_as_json_or_as_text() -> None:
     assert good["id"].startswith("batch_req_") and (good["custom_id"], good["error"]) == ("a", None)
     assert good["response"] == {"status_code": 200, "request_id": "id-1", "body": {"x": 1}}
     assert json.loads(queue.encode_entry("a", 502, "id-1", b"no\xff"))["response"]["body"] == "no\ufffd"
+
+
+def test_an_error_without_words_does_not_end_the_work_on_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a server takes connections and does not answer."""
+    monkeypatch.setattr(service, "_IDLE_S", 0.0)
+
+    async def story() -> None:
+        settings = Settings(batches=Batches(store=str(tmp_path / "batches.sqlite")))
+        batches = service.BatchService(settings, None, None, None)  # type: ignore[arg-type]  # there are no batches
+        opened, is_again = batches.store.open, asyncio.Event()
+        errors = [TimeoutError(), TimeoutError()]
+
+        async def open() -> None:
+            if errors:
+                raise errors.pop()
+            await opened()
+            is_again.set()
+
+        monkeypatch.setattr(batches.store, "open", open)
+        batches.start()
+        while not is_again.is_set():
+            assert batches._task is not None and not batches._task.done()
+            await asyncio.sleep(0)
+        await batches.stop()
+
+    asyncio.run(story())
