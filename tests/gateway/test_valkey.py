@@ -148,8 +148,47 @@ def test_a_server_that_has_lost_its_keys_is_not_taken_for_one_that_has_none(valk
     asyncio.run(work())
 
 
-def test_a_script_is_whole_or_not_at_all(valkey: valkey_server.Server) -> None:
-    """A mistaken command of a script would leave what came before it: keys of another kind are found first."""
+async def risks(location: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What a store of keys says of its server when it is opened, once."""
+    caplog.clear()
+    store = account_store(location)
+    for _ in range(2):
+        await store.open()
+    await store.close()
+    return [each.message for each in caplog.records if "the key store" in each.message]
+
+
+def test_a_server_that_removes_keys_is_named(valkey: valkey_server.Server, caplog: pytest.LogCaptureFixture) -> None:
+    assert asyncio.run(risks(valkey.new(), caplog)) == []
+    try:
+        valkey.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        (found,) = asyncio.run(risks(valkey.new(), caplog))
+        assert "allkeys-lru" in found
+    finally:
+        valkey.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+def test_a_server_without_room_is_away_and_keeps_what_it_has(valkey: valkey_server.Server) -> None:
+    async def work() -> None:
+        store = account_store(valkey.new())
+        await store.add_key(StoredKey("k", "k", "", Budget()))
+        uses = [Use("k", "", "2026-01-05", "m", 1, 10, 0, 0.5), Use("k", "", "2026-01-06", "m", 1, 10, 0, 0.5)]
+        try:
+            valkey.call("CONFIG", "SET", "maxmemory", 1)
+            for attempt in (store.exchange(uses, "2026-01-06"), store.set_team("t", Budget())):
+                with pytest.raises(OSError, match="memory"):
+                    await attempt
+        finally:
+            valkey.call("CONFIG", "SET", "maxmemory", 0)
+        assert await store.spent("2026-01-01", "2026-02-01") == ({}, {}) and await store.teams() == {}
+        await store.exchange(uses, "2026-01-06")
+        assert await store.spent("2026-01-01", "2026-02-01") == ({"k": (20, 1.0)}, {"": (20, 1.0)})
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_a_change_that_is_refused_leaves_no_trace(valkey: valkey_server.Server) -> None:
     location = valkey.new()
 
     async def work() -> None:
@@ -326,3 +365,12 @@ def test_connections_are_encrypted_and_the_server_is_who_it_says(encrypted: tupl
         with pytest.raises(OSError, match=words) as error:
             asyncio.run(works(location))
         assert "a/b" not in str(error.value) and "a%2Fb" not in str(error.value)
+
+
+def test_a_server_without_a_log_is_named(
+    encrypted: tuple[valkey_server.Server, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, certificate = encrypted
+    location = f"rediss://:a%2Fb@127.0.0.1:{server.port}/0?ssl_ca_certs={certificate}"
+    (found,) = asyncio.run(risks(location, caplog))
+    assert "appendonly no" in found

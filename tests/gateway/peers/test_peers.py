@@ -28,9 +28,8 @@ NUM_COMPARED = 400
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[postgres.Server]:
-    with postgres.server() as made:
-        yield made
+def store(database: postgres.Server) -> postgres.Server:
+    return database
 
 
 @pytest.fixture(scope="module")
@@ -135,16 +134,17 @@ def test_gateways_go_on_alone_while_the_store_is_away_and_agree_when_it_is_back(
     first.wait_for("goes on alone", "shares its state now")
 
 
-@pytest.mark.parametrize("ordering", ["vtc", "drr"])
+@pytest.mark.parametrize(("ordering", "server"), [("vtc", "database"), ("drr", "valkey")])
 def test_a_tenant_that_floods_at_one_gateway_is_held_back_at_another(
-    store: postgres.Server, tmp_path: Path, ordering: str
+    tmp_path: Path, ordering: str, server: str, request: pytest.FixtureRequest
 ) -> None:
+    address = request.getfixturevalue(server).new()
     engine = serving.emulator("--speed", "4")
     keys = [{"sha256": digest(name), "name": name} for name in ("flood", "quiet", "third")]
     path = serving.fleet_file(
         tmp_path, [engine.url],
         policies={"ordering": ordering, "ordering_at": "gateway", "window": 1},
-        gateway={"api_keys": keys, "peers": {"store": store.create(ordering), "lease_s": 5.0}},
+        gateway={"api_keys": keys, "peers": {"store": address, "lease_s": 5.0}},
     )  # fmt: skip
     first, second = serving.gateway(path), serving.gateway(path)
     with serving.closing(engine, first, second):

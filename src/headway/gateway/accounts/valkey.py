@@ -6,7 +6,9 @@ hashes for each day and for each month, so that a long period is read from few o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import date, timedelta
 from typing import Any
 
@@ -17,6 +19,7 @@ from headway.gateway.accounts.store import AccountStore, Spent, StoredKey, Use, 
 from headway.gateway.valkey import Valkey
 from headway.limits.budgets import Budget
 
+log = logging.getLogger("headway.gateway")
 _TIMEOUT_S = 10.0
 _COUNTED = ("requests", "input_tokens", "output_tokens", "usd")
 _ONE_DAY = timedelta(days=1)
@@ -94,7 +97,25 @@ class ValkeyAccountStore(AccountStore):
 
     async def open(self) -> None:
         await self.num_changes()
-        self.num_opened = 1
+        if not self.num_opened:
+            self.num_opened = 1
+            for risk in await self._risks():
+                log.warning("the key store: %s", risk)
+
+    async def _risks(self) -> list[str]:
+        """How the server may lose what it was told, by its own settings."""
+        settings = {}
+        for section in ("memory", "persistence"):
+            with suppress(OSError):  # not every user may ask
+                lines = (await self._valkey.run("INFO", section)).decode().splitlines()
+                settings |= dict(line.split(":", 1) for line in lines if ":" in line)
+        policy = settings.get("maxmemory_policy", "noeviction")
+        found = []
+        if policy.startswith("allkeys"):
+            found.append(f"its server removes keys when its memory is full ({policy}); expected noeviction")
+        if settings.get("aof_enabled") == "0":
+            found.append("its server has no log (appendonly no): a restart loses changes and spending")
+        return found
 
     async def close(self) -> None:
         await self._valkey.close()
