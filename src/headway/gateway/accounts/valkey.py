@@ -104,7 +104,7 @@ class ValkeyAccountStore(AccountStore):
 
     async def _risks(self) -> list[str]:
         """How the server may lose what it was told, by its own settings."""
-        settings = {}
+        settings: dict[str, str] = {}
         for section in ("memory", "persistence"):
             with suppress(OSError):  # not every user may ask
                 lines = (await self._valkey.run("INFO", section)).decode().splitlines()
