@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -338,6 +339,15 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[valkey
         pytest.skip("this Valkey was built without TLS")
 
 
+@pytest.fixture
+def cut_connections() -> Iterator[None]:
+    """A TLS connection that ends before its peer has said so is closed when it is collected: here and now."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.usefixtures("cut_connections")
 def test_connections_are_encrypted_and_the_server_is_who_it_says(encrypted: tuple[valkey_server.Server, str]) -> None:
     server, certificate = encrypted
     begin = f"valkeys://:a%2Fb@127.0.0.1:{server.port}/0"
@@ -367,6 +377,8 @@ def test_connections_are_encrypted_and_the_server_is_who_it_says(encrypted: tupl
         assert "a/b" not in str(error.value) and "a%2Fb" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.usefixtures("cut_connections")
 def test_a_server_without_a_log_is_named(
     encrypted: tuple[valkey_server.Server, str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -148,6 +148,9 @@ class Subscription:
             raise ConnectionError(line_of(error)) from error
 
     async def close(self) -> None:
-        """Never fails."""
+        """Cut the connection: over TLS, its polite end would wait for the server. Never fails."""
+        writer = getattr(self._connection, "_writer", None)
+        if writer is not None:
+            writer.transport.abort()
         with suppress(RedisError, OSError):
             await self._connection.disconnect(nowait=True)
