@@ -121,3 +121,21 @@ def test_only_what_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert status_of(lambda: supervise(ends(3), 2)) == 3
     assert status_of(lambda: supervise(ends(0), 2)) == 0
     assert status_of(lambda: supervise(crashes_once, 2)) == 7
+
+
+def test_a_crash_at_the_end_leaves_no_signal_that_kills() -> None:
+    """Signals to end go on until the supervising process is gone; its own handler is dropped before that."""
+
+    def crashes_at_its_end(is_restart: bool) -> None:
+        def crash(number: int, frame: object) -> None:
+            raise RuntimeError
+
+        signal.signal(signal.SIGTERM, crash)
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(serving.PATIENCE_S)
+
+    def told_to_end() -> None:
+        supervise(crashes_at_its_end, 2)
+        os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else 3)
+
+    assert status_of(told_to_end) == 0

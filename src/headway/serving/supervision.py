@@ -38,11 +38,11 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
     Returns, in either process, when `run` does. HeadwayError after `max_restarts` restarts in a row that did not last;
     SystemExit with the status of a process that ended with another one than 0. To be called without threads.
     """
-    pause_s, num_restarts, hangup, has_to_end = _FIRST_PAUSE_S, 0, Hangup(), threading.Event()
+    pause_s, num_restarts, hangup, ending = _FIRST_PAUSE_S, 0, Hangup(), _Ending()
     is_restart = False
     while True:
         started_s = time.monotonic()
-        child = _Child(run, is_restart, hangup, has_to_end)
+        child = _Child(run, is_restart, hangup, ending)
         if child.is_child:
             return
         how = child.wait()
@@ -58,18 +58,21 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
         num_restarts, pause_s, is_restart = num_restarts + 1, min(2 * pause_s, _LONGEST_PAUSE_S), True
 
 
+class _Ending:
+    """Whether a signal to end has come. Without a lock: a handler interrupts itself where signals follow each other."""
+
+    is_told = False
+
+
 class _Child:
     """One process of the gateway, for the supervising one; or, with `is_child`, the process itself, at its end."""
 
-    def __init__(
-        self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup, has_to_end: threading.Event
-    ) -> None:
-        """`has_to_end` is set at a signal."""
+    def __init__(self, run: Callable[[bool], None], is_restart: bool, hangup: Hangup, ending: _Ending) -> None:
         alive, self._held = os.pipe()  # its other end closes when the supervising process is gone
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # memory that both processes share stays shared
-        self._has_to_end, self._is_running = has_to_end, True
+        self._ending, self._is_running = ending, True
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until each process has handlers of its own
         self.pid = os.fork()
         self.is_child = self.pid == 0
@@ -85,7 +88,7 @@ class _Child:
             signal.signal(number, self._end)
         signal.signal(signal.SIGHUP, partial(self._hang_up, hangup))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if has_to_end.is_set():  # a signal came since the last process ended
+        if ending.is_told:  # a signal came since the last process ended
             self._end(signal.SIGTERM, None)
 
     def _hang_up(self, hangup: Hangup, number: int, frame: FrameType | None) -> None:
@@ -97,7 +100,7 @@ class _Child:
             os.kill(self.pid, number)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        self._has_to_end.set()
+        self._ending.is_told = True
         if self._is_running:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -107,13 +110,13 @@ class _Child:
         _, status = os.waitpid(self.pid, 0)
         self._is_running = False
         os.close(self._held)
-        if os.WIFSIGNALED(status) and not self._has_to_end.is_set():
+        if self._ending.is_told:
+            ignore_sigterm()
+        if os.WIFSIGNALED(status) and not self._ending.is_told:
             return f"been killed by signal {os.WTERMSIG(status)}"
         code = os.waitstatus_to_exitcode(status)
         if code == _CRASHED:
             return "crashed"
-        if self._has_to_end.is_set():
-            ignore_sigterm()
         if code:
             raise SystemExit(max(code, 1))
         return None
@@ -121,9 +124,11 @@ class _Child:
     def wait_to_restart(self, pause_s: float) -> bool:
         """Pause. True if the gateway has to end meanwhile."""
         end_s = time.monotonic() + pause_s
-        while time.monotonic() < end_s and not self._has_to_end.is_set():
+        while time.monotonic() < end_s and not self._ending.is_told:
             time.sleep(min(0.05, pause_s))
-        return self._has_to_end.is_set()
+        if self._ending.is_told:
+            ignore_sigterm()
+        return self._ending.is_told
 
 
 def _run(run: Callable[[bool], None], is_restart: bool, alive: int) -> None:
