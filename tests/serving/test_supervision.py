@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -139,3 +142,29 @@ def test_a_crash_at_the_end_leaves_no_signal_that_kills() -> None:
         os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else 3)
 
     assert status_of(told_to_end) == 0
+
+
+def test_a_signal_to_end_may_interrupt_its_own_handler() -> None:
+    """At each line of the handler: with a lock in it, it waited for itself."""
+    child = object.__new__(supervision._Child)
+    child._ending, child._is_running = supervision._Ending(), False
+    num_lines = 0
+
+    def interrupts(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+        nonlocal num_lines
+        if event == "line":
+            num_lines += 1
+            sys.settrace(None)
+            child._end(signal.SIGTERM, None)
+            sys.settrace(interrupts)
+        return interrupts
+
+    def handle() -> None:
+        sys.settrace(interrupts)
+        child._end(signal.SIGTERM, None)
+        sys.settrace(None)
+
+    handling = threading.Thread(target=handle, daemon=True)
+    handling.start()
+    handling.join(serving.PATIENCE_S)
+    assert not handling.is_alive() and num_lines and child._ending.is_told
