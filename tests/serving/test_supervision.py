@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_a_signal_to_end_may_interrupt_its_own_handler() -> None:
     child._ending, child._is_running = supervision._Ending(), False
     num_lines = 0
 
-    def interrupts(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+    def interrupts(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal num_lines
         if event == "line":
             num_lines += 1
