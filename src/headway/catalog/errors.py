@@ -136,6 +136,22 @@ class PredictionErrors:
         room = log(target_s / predicted_s) if target_s > 0 else -inf
         return min(each.chance(room) for each in found)
 
+    def joint(self, metrics: Sequence[str], known: Known, level: float = LEVEL) -> float | None:
+        """Factor on the logarithms of these metrics' bands that hold all of a run's errors with a chance of `level`.
+
+        The score of a run is its largest error as a share of half the band, from runs of other models. None: too few.
+        """
+        scores = []
+        for model in {run.model for run in self._runs}:
+            others = PredictionErrors([run for run in self._runs if run.model != model], self._least_models - 1)
+            for run in self._runs:
+                if run.model == model and run.known == known:
+                    wanted = ErrorClass(known, run.weights, run.load)
+                    found = {each: others.band(1.0, each, wanted) for each in metrics if each in run.errors}
+                    shares = [abs(run.errors[each]) / log(band.high) for each, band in found.items() if band]
+                    scores += [max(shares)] if shares else []
+        return quantile(scores, level)
+
     def _of(self, metric: str, wanted: ErrorClass) -> list[RunErrors]:
         return [run for run in self._runs if metric in run.errors and run.is_in(wanted)]
 

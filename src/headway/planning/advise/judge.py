@@ -2,8 +2,7 @@
 
 The interval of a gain has two independent errors, and is the root of the sum of their squares to each side. One is
 that of few days: Student's interval of the paired differences. The other is the model's: the furthest mean with all
-step times as much longer and shorter as 9 of 10 measured ones are, for today's fleet and for the change alike, so that
-queues follow.
+step times as much longer and shorter as they may be, for today's fleet and for the change alike, so that queues follow.
 """
 
 from __future__ import annotations
@@ -68,12 +67,15 @@ def rehearsals_for(num: int, num_parts: int) -> int:
 
 
 def judge(
-    chosen: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, step_time_factor: float
+    chosen: Sequence[Candidate], parts: Sequence[Part], trials: Trials, target: float, factors: Sequence[float]
 ) -> Verdict:  # fmt: skip
-    """The changes whose gain is above 0 within both errors."""
+    """The changes whose gain is above 0 within both errors.
+
+    `factors`: on the step times of the trials, where they may be as well.
+    """
     worlds: list[Gains] = []
     alive = list(chosen)
-    for factor in (1.0, step_time_factor, 1 / step_time_factor):
+    for factor in (1.0, *factors):
         if not alive:
             break
         worlds.append(trials.gains(alive, parts, target, factor))

@@ -18,7 +18,8 @@ from headway.metrics.columns import floats
 from headway.planning.advise import days as days_of
 from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, Candidate, LeftOut, candidates
 from headway.planning.advise.choose import MOST_JUDGED, Chosen, choose
-from headway.planning.advise.days import Day, Split
+from headway.planning.advise.correct import MOST_ROUNDS, MeansTask, PartMeans, StepTimeFactor, correct, measured, slower
+from headway.planning.advise.days import Day, Part, Split
 from headway.planning.advise.judge import Proposal, Verdict, judge, rehearsals_for
 from headway.planning.advise.trials import Outcome, Trials
 from headway.planning.advise.twin import Rehearsed, TwinCheck, TwinTask, as_it_ran, check, whole
@@ -72,6 +73,8 @@ class Advice(Struct, frozen=True):
     days: tuple[str, ...]
     num_requests: int
     twin: TwinCheck
+    step_times: StepTimeFactor | None
+    """With which the days come out, over the model's; None: advice is withheld."""
     is_withheld: bool
     today: Outcome | None
     """On the judged days, the mean over their parts."""
@@ -104,27 +107,56 @@ def advise(
         raise HeadwayError("cascade: a cascade's models are planned by headway plan cascade")
     split = days_of.split(days, options.max_requests, today.spec.policies.scaling is not None)
     runner = RehearsalRunner(RehearsalCache(cache_dir), pool, progress, options.max_rehearsals)
-    twin, notes = _twin(fleet, days, today, simulator, runner)
-    trials = Trials(fleet.document, fleet.assemble, simulator, runner, options.max_rehearsals, runner.num_done)
+    ran, notes = _as_they_ran(fleet, days)
+    tasks = []
+    for day in days:
+        scenario = fleet.assemble(whole(day).document(ran[day.name]))
+        tasks.append((scenario_key(scenario, "twin"), TwinTask(simulator, scenario)))
+    twin = check(days, runner.run(tasks, Rehearsed), today.spec.slo)
     found = _Found(fleet, days, split, options, twin, notes)
-    return found.withheld(runner) if not twin.is_met else found.advice(trials, today)
+    if not twin.is_met or twin.step_time_factor is None:
+        return found.withheld(runner)
+    step_times = _step_times(fleet, days, ran, split.chosen_on, twin.step_time_factor, simulator, runner)
+    trials = Trials(
+        fleet.document, fleet.assemble, simulator, runner, options.max_rehearsals, runner.num_done, step_times.mean
+    )
+    return found.advice(trials, today, step_times)
 
 
-def _twin(
-    fleet: FleetFile, days: Sequence[Day], today: Scenario, simulator: Simulator, runner: RehearsalRunner
-) -> tuple[TwinCheck, list[str]]:
-    """The check, and what was assumed about the days."""
-    tasks, notes = [], []
+def _as_they_ran(fleet: FleetFile, days: Sequence[Day]) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """The documents of the fleets that ran, by day, and what was assumed about them."""
+    ran, notes = dict[str, Mapping[str, Any]](), []
     for day in days:
         document, note = as_it_ran(day, fleet.document)
         try:
-            scenario = only_variant(fleet.assemble(whole(day).document(document)))
+            only_variant(fleet.assemble(whole(day).document(document)))
         except HeadwayError as error:
-            note = f"{day.name}: today's fleet was taken for what ran ({error})"
-            scenario = only_variant(fleet.assemble(whole(day).document(fleet.document)))
+            document, note = dict(fleet.document), f"{day.name}: today's fleet was taken for what ran ({error})"
+        ran[day.name] = document
         notes += [note] if note else []
-        tasks.append((scenario_key(scenario, "twin"), TwinTask(simulator, scenario)))
-    return check(days, runner.run(tasks, Rehearsed), today.spec.slo), notes
+    return ran, notes
+
+
+def _step_times(
+    fleet: FleetFile,
+    days: Sequence[Day],
+    ran: Mapping[str, Mapping[str, Any]],
+    parts: Sequence[Part],
+    band: float,
+    simulator: Simulator,
+    runner: RehearsalRunner,
+) -> StepTimeFactor:
+    """How fast the engines were on the parts to choose on, within `band` of the model's step times."""
+    by_name = {day.name: day for day in days}
+
+    def rehearse(factor: float) -> list[dict[str, float]]:
+        scenarios = [fleet.assemble(slower(part.document(ran[part.day]), factor)) for part in parts]
+        tasks = [(scenario_key(each, "means"), MeansTask(simulator, each)) for each in scenarios]
+        return [each.means_s for each in runner.run(tasks, PartMeans)]
+
+    most_rounds = max(min(MOST_ROUNDS, runner.total // 10 // len(parts)), 1)
+    found = correct([measured(by_name[part.day], part) for part in parts], rehearse, band, most_rounds)
+    return found or StepTimeFactor(1.0, 1 / band, band, {})
 
 
 @dataclass(frozen=True)
@@ -141,27 +173,27 @@ class _Found:
     def withheld(self, runner: RehearsalRunner) -> Advice:
         return self._answer(Tried(0, 0, runner.num_done, runner.num_simulated, (), (), ()), None, (), ())
 
-    def advice(self, trials: Trials, today: Scenario) -> Advice:
+    def advice(self, trials: Trials, today: Scenario, step_times: StepTimeFactor) -> Advice:
         wanted, left_out = self._candidates(today)
         chosen_on, judged_on, target = self.split.chosen_on, self.split.judged_on, self.options.attainment
         before = trials.outcomes([None], judged_on)[None]
         num_judged = len(judged_on)
         later = max(min(rehearsals_for(MOST_JUDGED, num_judged), trials.left // 2), rehearsals_for(1, num_judged))
         chosen = choose(wanted, chosen_on, trials, target, later) if wanted else Chosen()
-        assert self.twin.step_time_factor is not None
         verdict, best = Verdict((), ()), list(chosen.gains)
         if (num := trials.left // rehearsals_for(0, num_judged) - 1) < len(best):
             chosen.notes.append(f"{max(num, 0)} of {len(best)} changes were judged: --max-rehearsals")
             best = best[: max(num, 0)]
         if best:
-            verdict = judge(best, judged_on, trials, target, self.twin.step_time_factor)
+            factors = (step_times.high / step_times.mean, step_times.low / step_times.mean)
+            verdict = judge(best, judged_on, trials, target, factors)
         left_out += [LeftOut(each.kinds[0], each.name, why) for each, why in trials.refused.items()]
         tried = Tried(
             len(wanted), chosen.num_pairs, trials.runner.num_done, trials.runner.num_simulated,
             tuple(part.name for part in chosen_on), tuple(part.name for part in judged_on), verdict.rejected,
         )  # fmt: skip
         proposals = tuple(replace(each, diff=self._diff(each)) for each in verdict.proposals)
-        return self._answer(tried, _mean(before), proposals, left_out, chosen.notes)
+        return self._answer(tried, _mean(before), proposals, left_out, chosen.notes, step_times)
 
     def _candidates(self, today: Scenario) -> tuple[list[Candidate], list[LeftOut]]:
         """What the simulator and, if the file can be served, the gateway accept."""
@@ -189,7 +221,7 @@ class _Found:
 
     def _answer(
         self, tried: Tried, today: Outcome | None, proposals: Sequence[Proposal], left_out: Sequence[LeftOut],
-        notes: Sequence[str] = (),
+        notes: Sequence[str] = (), step_times: StepTimeFactor | None = None,
     ) -> Advice:  # fmt: skip
         return Advice(
             name=str(self.fleet.document.get("name") or self.fleet.name),
@@ -197,6 +229,7 @@ class _Found:
             days=tuple(day.name for day in self.days),
             num_requests=sum(day.num_requests for day in self.days),
             twin=self.twin,
+            step_times=step_times,
             is_withheld=not self.twin.is_met,
             today=today,
             proposals=tuple(proposals),

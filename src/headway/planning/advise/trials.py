@@ -13,6 +13,7 @@ from headway.core.errors import HeadwayError
 from headway.metrics.latency import slo_masks
 from headway.metrics.usage import usage
 from headway.planning.advise.candidates import Candidate
+from headway.planning.advise.correct import slower
 from headway.planning.advise.days import Part
 from headway.planning.rehearsals import RehearsalRunner, Simulator, counted, scenario_key
 
@@ -81,6 +82,8 @@ class Trials:
     runner: RehearsalRunner
     most: int
     num: int = 0
+    step_time_factor: float = 1.0
+    """On the step times of all rehearsals."""
     refused: dict[Candidate, str] = field(default_factory=dict)
     """Candidates whose rehearsals failed, and why."""
 
@@ -91,7 +94,7 @@ class Trials:
     def outcomes(
         self, wanted: Sequence[Candidate | None], parts: Sequence[Part], factor: float = 1.0
     ) -> dict[Candidate | None, list[Outcome]]:
-        """Of each candidate, and of today's fleet (None): the outcome on each part, with step times times `factor`.
+        """Of each candidate, and of today's fleet (None): the outcome on each part, with step times longer by `factor`.
 
         Candidates of which one rehearsal fails are left out. HeadwayError where today's fleet cannot be rehearsed.
         """
@@ -119,10 +122,7 @@ class Trials:
 
     def _scenario(self, candidate: Candidate | None, part: Part, factor: float) -> Scenario:
         document = dict(self.document) if candidate is None else candidate.document(self.document)
-        made = part.document(document)
-        if factor != 1.0:
-            made["simulation"] = {**(made.get("simulation") or {}), "step_time_factor": factor}
-        return self.assemble(made)
+        return self.assemble(slower(part.document(document), factor * self.step_time_factor))
 
 
 Gains = dict[Candidate, list[Gain]]

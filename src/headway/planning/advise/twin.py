@@ -1,7 +1,7 @@
 """Whether the simulator is the twin of what ran: each day rehearsed as it was, and its latencies compared.
 
-A day's measured latencies are within the bands of the step times' error (`catalog.errors`), or the model of this fleet
-is off by more than models are, and no rehearsal of it is advice.
+A day's measured latencies are all within the bands of the step times' error (`catalog.errors`), or the model of this
+fleet is off by more than models are, and no rehearsal of it is advice.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from headway.catalog.coefficients import Coefficients
+from headway.catalog.errors import metric_of, prediction_errors
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, StepTimes
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Model
 from headway.metrics.summary import flatten, summarize
+from headway.planning.advise.correct import own_factor, slower
 from headway.planning.advise.days import Day, Part
 from headway.planning.rehearsals import Simulator
 from headway.report import model_error
@@ -35,6 +39,8 @@ class Rehearsed(Struct, frozen=True):
     """By `KEYS`."""
     factors: dict[str, float]
     """By the same keys: 9 of 10 measured values are within this factor, to both sides."""
+    joint: float
+    """The power of all factors with which 9 of 10 measured runs have all of their latencies within them."""
     cached_share: float | None
     """Of prompt tokens."""
     error: str = ""
@@ -63,7 +69,7 @@ class Term(Struct, frozen=True):
     error: float
     """Measured over predicted, minus 1: the geometric mean over the days."""
     band: float
-    """The largest error of 9 of 10 measured runs, as a factor minus 1."""
+    """As a factor minus 1: 9 of 10 measured runs have the errors of all terms within their bands."""
 
     @property
     def is_off(self) -> bool:
@@ -74,7 +80,7 @@ class TwinCheck(Struct, frozen=True):
     residuals: tuple[Residual, ...]
     terms: tuple[Term, ...]
     step_time_factor: float | None
-    """9 of 10 step times are within this factor of the model's; None: not known, and nothing can be advised."""
+    """The furthest from the model's that step times may be; None: not known, and nothing can be advised."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -100,14 +106,23 @@ class TwinTask:
             summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo)
             pools = [pool for pool in self.scenario.fleet.all_pools if pool.hosted is None]
             coefficients = StepTimes(self.scenario).coefficients
-            bands = model_error.bands([(each.model, coefficients[each.name]) for each in pools], summary)
+            on_gpus = [(each.model, coefficients[each.name]) for each in pools]
+            bands = model_error.bands(on_gpus, summary)
         except HeadwayError as error:
-            return Rehearsed({}, {}, None, str(error))
+            return Rehearsed({}, {}, 1.0, None, str(error))
         found = _latencies(flatten(summary, replicas=False))
         return Rehearsed(
             found, {key: bands[key].high / found[key] for key in found if key in bands and found[key] > 0},
-            summary.cached_prompt_share,
+            _joint(on_gpus), summary.cached_prompt_share,
         )  # fmt: skip
+
+
+def _joint(on_gpus: Sequence[tuple[Model, Coefficients]]) -> float:
+    if not on_gpus:
+        return 1.0
+    metrics = dict.fromkeys(metric for key in KEYS if (metric := metric_of(key)))
+    known = model_error.error_class(on_gpus, 0.0, 0.0).known
+    return max(prediction_errors().joint(tuple(metrics), known) or 1.0, 1.0)
 
 
 def _latencies(flat: Mapping[str, Any]) -> dict[str, float]:
@@ -134,6 +149,7 @@ def as_it_ran(day: Day, document: Mapping[str, Any]) -> tuple[dict[str, Any], st
     for key in ("gpus", "models", "engines", "slo"):
         if key in today:
             made[key] = today[key]
+    made = slower(made, own_factor(today) / own_factor(made))
     return {**made, "workload": today.get("workload", {})}, ""
 
 
@@ -161,9 +177,9 @@ def check(days: Sequence[Day], rehearsed: Sequence[Rehearsed], slo: Any) -> Twin
             if not real > 0:
                 continue
             residuals.append(Residual(day.name, key, real, predicted, predicted / factor, predicted * factor))
-            logs.setdefault(key, []).append((log(real / predicted), log(factor)))
+            logs.setdefault(key, []).append((log(real / predicted), one.joint * log(factor)))
         if STEP_TIMES in one.factors:
-            factors.append(one.factors[STEP_TIMES])
+            factors.append(one.factors[STEP_TIMES] ** one.joint)
         notes += _on_caches(day, summary.cached_prompt_share, one.cached_share)
     if notes and not any(one.latencies_s for one in rehearsed):
         raise HeadwayError(notes[0])

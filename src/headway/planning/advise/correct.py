@@ -1,0 +1,156 @@
+"""How fast the engines were on the recorded days: one factor on all step times, and the error that is left.
+
+The days are rehearsed as they ran with other factors until their E2E latencies come out. What is left of the model's
+error is the largest of three: how far the factors by TTFT and by TPOT are from it, as prompts and decoding may be off
+by different amounts; Student's interval over the days; and `LEAST_ERROR`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, nan
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from headway.config.scenario import Scenario
+from headway.core.errors import HeadwayError
+from headway.metrics.columns import Floats
+from headway.metrics.interval import interval
+from headway.metrics.latency import DefaultSlo, Sample, sample
+from headway.planning.advise.days import Day, Part
+from headway.planning.rehearsals import Simulator, counted
+
+E2E = "e2e_s"
+KEYS = (E2E, "tpot_s", "ttft_s")
+LEAST_ERROR = 0.023
+"""Of step times that were fitted to the same engine, on other requests: docs/calibrate.md, all iterations together."""
+LEVEL = 0.9
+MOST_ROUNDS = 5
+"""Rehearsals of each part."""
+CLOSE = 0.002
+"""Mean logarithm of measured over predicted E2E at which the search ends."""
+
+Means = Mapping[str, float]
+"""Mean latencies of a part of a day, by `KEYS`."""
+
+
+class StepTimeFactor(Struct, frozen=True):
+    """Step times over the model's."""
+
+    mean: float
+    low: float
+    high: float
+    by: dict[str, float]
+    """With which each of `KEYS` comes out; those within `mean` explain `low` and `high`."""
+
+
+class PartMeans(Struct, frozen=True):
+    """What a rehearsal of a part of a day gives."""
+
+    means_s: dict[str, float]
+    error: str = ""
+    """Why it cannot be rehearsed."""
+
+
+@dataclass(frozen=True)
+class MeansTask:
+    """The rehearsal of a part of a day as it ran, for this process or another one."""
+
+    simulator: Simulator
+    scenario: Scenario
+
+    def __call__(self) -> PartMeans:
+        spec = self.scenario.spec
+        try:
+            records = self.simulator.records(self.scenario)
+            return PartMeans(_means(counted(records, spec.simulation.warmup_s, spec.slo)))
+        except HeadwayError as error:
+            return PartMeans({}, str(error))
+
+
+def measured(day: Day, part: Part) -> dict[str, float]:
+    """Mean latencies of the requests that arrived in a part of a day, by `KEYS`."""
+    until_s = float("inf") if part.to_s is None else float(np.nextafter(part.to_s, 0.0))
+    return _means(sample(day.records, part.from_s, DefaultSlo(), until_s=until_s))
+
+
+def _means(chosen: Sample) -> dict[str, float]:
+    found = {}
+    for key in KEYS:
+        values = getattr(chosen, key)
+        values = values[np.isfinite(values)]
+        if len(values) and (mean := float(values.mean())) > 0:
+            found[key] = mean
+    return found
+
+
+def correct(
+    ran: Sequence[Means], rehearse: Callable[[float], Sequence[Means]], band: float, most_rounds: int = MOST_ROUNDS
+) -> StepTimeFactor | None:
+    """The factor on step times with which parts of days come out as they `ran`; None: a part has no E2E latency.
+
+    `rehearse`: the means of the same parts with a factor on step times. `band`: no factor is further from 1.
+    """
+    most, at = log(band), 0.0
+    tried: list[float] = []
+    off: list[list[list[float]]] = []
+    while len(tried) < most_rounds and at not in tried:
+        found = rehearse(exp(at))
+        tried.append(at)
+        off.append(
+            [[_log_ratio(each.get(key), one.get(key)) for key in KEYS] for each, one in zip(ran, found, strict=True)]
+        )
+        e2e = np.array(off)[:, :, 0].mean(axis=1)
+        if not abs(e2e[-1]) > CLOSE:
+            break
+        at = _root(tried, e2e, most)
+    return _factor(tried, np.array(off), most)
+
+
+def _log_ratio(real: float | None, found: float | None) -> float:
+    return nan if real is None or found is None else log(real / found)
+
+
+def _factor(tried: Sequence[float], off: Floats, most: float) -> StepTimeFactor | None:
+    """`off`: logarithms of measured over predicted, by factor, part and latency."""
+    of_all = off.mean(axis=1)
+    by = {key: _root(tried, of_all[:, i], most) for i, key in enumerate(KEYS) if np.isfinite(of_all[:, i]).all()}
+    of_parts = [_root(tried, off[:, i, 0], most) for i in range(off.shape[1]) if np.isfinite(off[:, i, 0]).all()]
+    if E2E not in by:
+        return None
+    mean, least = by[E2E], log(1 + LEAST_ERROR)
+    ends = [*by.values(), *(interval(of_parts, LEVEL) or ())]
+    low = min(max(min(ends), -most), mean - least)
+    high = max(min(max(ends), most), mean + least)
+    return StepTimeFactor(exp(mean), exp(low), exp(high), {key: exp(at) for key, at in by.items()})
+
+
+def _root(tried: Sequence[float], off: Floats, most: float) -> float:
+    """Where `off`, which falls, is 0: on the line through the two points nearest to it, at most `most` from 0."""
+    points = sorted(zip(tried, map(float, off), strict=True))
+    above = [point for point in points if point[1] > 0][-2:]
+    below = [point for point in points if point[1] <= 0][:2]
+    line = [above[-1], below[0]] if above and below else above or below
+    nearest = min(line, key=lambda point: abs(point[1]))
+    slope = -1.0  # latencies are as long as step times, where nothing waits
+    if len(line) == 2 and line[1][1] < line[0][1]:
+        slope = (line[1][1] - line[0][1]) / (line[1][0] - line[0][0])
+    return min(max(nearest[0] - nearest[1] / slope, -most), most)
+
+
+def own_factor(document: Mapping[str, Any]) -> float:
+    """A document's `simulation: step_time_factor`."""
+    simulation = document.get("simulation")
+    found = simulation.get("step_time_factor", 1.0) if isinstance(simulation, dict) else 1.0
+    return float(found) if isinstance(found, int | float) and found > 0 else 1.0  # else its scenario is an error
+
+
+def slower(document: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """A document whose step times are longer by a factor."""
+    if factor == 1.0:
+        return dict(document)
+    simulation = {**(document.get("simulation") or {}), "step_time_factor": factor * own_factor(document)}
+    return {**document, "simulation": simulation}
