@@ -153,3 +153,22 @@ def test_metrics_of_a_summary() -> None:
     assert [metric_of(key) for key in ("itl_s.p99", "itl_s.p50", "ttft_s.max", "tier.0.ttft_s.p50", "usd")] == 5 * [
         None
     ]
+
+
+def test_the_joint_factor_holds_all_metrics_of_nine_runs_of_ten() -> None:
+    """Of independent errors of two metrics: each band holds 9 of 10 runs, and both bands fewer."""
+    drawn, metrics = random.Random(0), ("tpot_mean", "e2e_mean")
+    runs = [
+        replace(run(0.0, f"m{i % 8}", "GPU"), errors={metric: drawn.gauss(0, 0.05) for metric in metrics})
+        for i in range(160)
+    ]
+    errors = PredictionErrors(runs)
+    factor = errors.joint(metrics, "GPU")
+    assert factor is not None and 1.0 < factor < 1.6
+    halves = {metric: log(band.high) for metric in metrics if (band := errors.band(1.0, metric, ErrorClass("GPU")))}
+
+    def share(power: float) -> float:
+        return sum(all(abs(each.errors[key]) <= power * halves[key] for key in metrics) for each in runs) / len(runs)
+
+    assert share(1.0) < 0.87 and share(factor) >= 0.88
+    assert errors.joint(metrics, "neither") is None

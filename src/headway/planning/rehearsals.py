@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -76,9 +77,9 @@ def _named(policies: PolicySpecs) -> str:
     return " and ".join(each if isinstance(each, str) else str(listed(each)[0]) for each in chosen)
 
 
-def counted(records: Records, warmup_s: float, slo: DefaultSlo | None) -> Sample:
+def counted(records: Records, warmup_s: float, slo: DefaultSlo | None, until_s: float = inf) -> Sample:
     """The requests that a verdict is made from. HeadwayError, with the cause, if there are none."""
-    found = sample(records, warmup_s, slo)
+    found = sample(records, warmup_s, slo, until_s=until_s)
     if not len(found):
         raise HeadwayError(nothing_measured(records.workload["arrival_s"], warmup_s))
     return found

@@ -1,8 +1,8 @@
 """How fast the engines were on the recorded days: one factor on all step times, and the error that is left.
 
 The days are rehearsed as they ran with other factors until their E2E latencies come out. What is left of the model's
-error is the largest of three: how far the factors by TTFT and by TPOT are from it, as prompts and decoding may be off
-by different amounts; Student's interval over the days; and `LEAST_ERROR`.
+error is the largest of three: how far the factors by TTFT, by TPOT and by each pool's TPOT are from it, as prompts,
+decoding and GPUs may be off by different amounts; Student's interval over the parts; and `LEAST_ERROR`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ MOST_ROUNDS = 5
 CLOSE = 0.002
 """Mean logarithm of measured over predicted E2E at which the search ends."""
 
+LEAST_SLOPE = -0.5
+"""Of these logarithms over those of the factor: at least half of a latency is step times. A flatter line is noise."""
+
 Means = Mapping[str, float]
-"""Mean latencies of a part of a day, by `KEYS`."""
+"""Mean latencies of a part of a day, by `KEYS`, and by pool where there are several."""
 
 
 class StepTimeFactor(Struct, frozen=True):
@@ -44,15 +47,13 @@ class StepTimeFactor(Struct, frozen=True):
     low: float
     high: float
     by: dict[str, float]
-    """With which each of `KEYS` comes out; those within `mean` explain `low` and `high`."""
+    """With which each of the latencies comes out."""
 
 
 class PartMeans(Struct, frozen=True):
-    """What a rehearsal of a part of a day gives."""
+    """What a rehearsal of a part of a day gives; nothing where it cannot be rehearsed."""
 
     means_s: dict[str, float]
-    error: str = ""
-    """Why it cannot be rehearsed."""
 
 
 @dataclass(frozen=True)
@@ -61,30 +62,33 @@ class MeansTask:
 
     simulator: Simulator
     scenario: Scenario
+    until_s: float
 
     def __call__(self) -> PartMeans:
         spec = self.scenario.spec
         try:
             records = self.simulator.records(self.scenario)
-            return PartMeans(_means(counted(records, spec.simulation.warmup_s, spec.slo)))
-        except HeadwayError as error:
-            return PartMeans({}, str(error))
+            return PartMeans(_means(counted(records, spec.simulation.warmup_s, spec.slo, self.until_s)))
+        except HeadwayError:
+            return PartMeans({})
 
 
 def measured(day: Day, part: Part) -> dict[str, float]:
-    """Mean latencies of the requests that arrived in a part of a day, by `KEYS`."""
+    """Mean latencies of the requests that arrived in a part of a day."""
     until_s = float("inf") if part.to_s is None else float(np.nextafter(part.to_s, 0.0))
     return _means(sample(day.records, part.from_s, DefaultSlo(), until_s=until_s))
 
 
 def _means(chosen: Sample) -> dict[str, float]:
-    found = {}
-    for key in KEYS:
-        values = getattr(chosen, key)
-        values = values[np.isfinite(values)]
-        if len(values) and (mean := float(values.mean())) > 0:
-            found[key] = mean
-    return found
+    latencies = {key: getattr(chosen, key) for key in KEYS}
+    pools = np.array([each.pool for each in chosen.records.replicas])
+    if len(set(pools)) > 1:
+        ids = np.array([each.id for each in chosen.records.replicas])
+        for pool in sorted(set(pools)):
+            own = np.isin(chosen.column("replica"), ids[pools == pool])
+            latencies[f"tpot_s of {pool}"] = latencies["tpot_s"][own]
+    finite = {key: values[np.isfinite(values)] for key, values in latencies.items()}
+    return {key: mean for key, values in finite.items() if len(values) and (mean := float(values.mean())) > 0}
 
 
 def correct(
@@ -95,29 +99,30 @@ def correct(
     `rehearse`: the means of the same parts with a factor on step times. `band`: no factor is further from 1.
     """
     most, at = log(band), 0.0
+    keys = [*KEYS, *sorted(set(ran[0]) - set(KEYS))]
     tried: list[float] = []
     off: list[list[list[float]]] = []
     while len(tried) < most_rounds and at not in tried:
         found = rehearse(exp(at))
         tried.append(at)
         off.append(
-            [[_log_ratio(each.get(key), one.get(key)) for key in KEYS] for each, one in zip(ran, found, strict=True)]
+            [[_log_ratio(each.get(key), one.get(key)) for key in keys] for each, one in zip(ran, found, strict=True)]
         )
         e2e = np.array(off)[:, :, 0].mean(axis=1)
         if not abs(e2e[-1]) > CLOSE:
             break
         at = _root(tried, e2e, most)
-    return _factor(tried, np.array(off), most)
+    return _factor(tried, keys, np.array(off), most)
 
 
 def _log_ratio(real: float | None, found: float | None) -> float:
     return nan if real is None or found is None else log(real / found)
 
 
-def _factor(tried: Sequence[float], off: Floats, most: float) -> StepTimeFactor | None:
+def _factor(tried: Sequence[float], keys: Sequence[str], off: Floats, most: float) -> StepTimeFactor | None:
     """`off`: logarithms of measured over predicted, by factor, part and latency."""
     of_all = off.mean(axis=1)
-    by = {key: _root(tried, of_all[:, i], most) for i, key in enumerate(KEYS) if np.isfinite(of_all[:, i]).all()}
+    by = {key: _root(tried, of_all[:, i], most) for i, key in enumerate(keys) if np.isfinite(of_all[:, i]).all()}
     of_parts = [_root(tried, off[:, i, 0], most) for i in range(off.shape[1]) if np.isfinite(off[:, i, 0]).all()]
     if E2E not in by:
         return None
@@ -136,8 +141,8 @@ def _root(tried: Sequence[float], off: Floats, most: float) -> float:
     line = [above[-1], below[0]] if above and below else above or below
     nearest = min(line, key=lambda point: abs(point[1]))
     slope = -1.0  # latencies are as long as step times, where nothing waits
-    if len(line) == 2 and line[1][1] < line[0][1]:
-        slope = (line[1][1] - line[0][1]) / (line[1][0] - line[0][0])
+    if len(line) == 2:
+        slope = min((line[1][1] - line[0][1]) / (line[1][0] - line[0][0]), LEAST_SLOPE)
     return min(max(nearest[0] - nearest[1] / slope, -most), most)
 
 

@@ -27,7 +27,8 @@ PARTS_OF_ONE_DAY = 7
 MOST_PARTS = 16
 """Of one day, or of all days together; spread evenly over them."""
 LEAD = 3.0
-"""Times the p99 of E2E: a part begins so long before its requests count, with those that came then."""
+"""Times the p99 of E2E: a part begins so long before its requests count and ends so long after, with those that came
+then."""
 LEAST_SCALED_S = 3600.0
 """A shorter part of a day says nothing about scalers: replicas start for minutes, and each part begins anew."""
 
@@ -60,6 +61,8 @@ class Part(Struct, frozen=True):
     num_requests: int
     lead_s: float = 0.0
     """Before `from_s`: the time that fills the empty fleet, whose requests do not count."""
+    tail_s: float = 0.0
+    """After `to_s`: the time in which requests that count are served beside others, which do not."""
 
     @property
     def name(self) -> str:
@@ -71,11 +74,18 @@ class Part(Struct, frozen=True):
     def suits_scaling(self) -> bool:
         return self.is_whole or (self.to_s is not None and self.to_s - self.from_s >= LEAST_SCALED_S)
 
+    @property
+    def until_s(self) -> float:
+        """Of a rehearsal: requests that arrived later do not count."""
+        return inf if self.to_s is None else nextafter(self.lead_s + self.to_s - self.from_s, 0.0)
+
     def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """A fleet's document with these requests for its workload."""
         trace: dict[str, Any] = {"path": self.folder}
         if not self.is_whole:
-            trace |= {"from_s": self.from_s - self.lead_s} | ({} if self.to_s is None else {"to_s": self.to_s})
+            trace |= {"from_s": self.from_s - self.lead_s} | (
+                {} if self.to_s is None else {"to_s": self.to_s + self.tail_s}
+            )
         workload = document.get("workload")
         sampling = {key: workload[key] for key in ("sampling",) if isinstance(workload, dict) and key in workload}
         made = {**document, "workload": {"trace": trace, **sampling}}
@@ -161,8 +171,9 @@ def parts_of(day: Day, most_requests: int, least: int, most: int) -> list[Part]:
     for i in range(wanted):
         inside = int(np.count_nonzero((arrival_s >= edges[i]) & (arrival_s < edges[i + 1])))
         if inside:
-            lead = min(lead_s, edges[i + 1] - edges[i], edges[i])
-            made.append(Part(day.name, str(day.folder), edges[i], edges[i + 1], False, inside, lead))
+            wide = edges[i + 1] - edges[i]
+            beside = min(lead_s, wide, edges[i]), min(lead_s, wide, edges[-1] - edges[i + 1])
+            made.append(Part(day.name, str(day.folder), edges[i], edges[i + 1], False, inside, *beside))
     if len(made) <= most:
         return made
     return [made[round(i * (len(made) - 1) / (most - 1))] for i in range(most)]

@@ -116,7 +116,8 @@ def advise(
     found = _Found(fleet, days, split, options, twin, notes)
     if not twin.is_met or twin.step_time_factor is None:
         return found.withheld(runner)
-    step_times = _step_times(fleet, days, ran, split.chosen_on, twin.step_time_factor, simulator, runner)
+    parts = _whole_where_short(days, split.chosen_on, options.max_requests)
+    step_times = _step_times(fleet, days, ran, parts, twin.step_time_factor, simulator, runner)
     trials = Trials(
         fleet.document, fleet.assemble, simulator, runner, options.max_rehearsals, runner.num_done, step_times.mean
     )
@@ -137,6 +138,12 @@ def _as_they_ran(fleet: FleetFile, days: Sequence[Day]) -> tuple[dict[str, Mappi
     return ran, notes
 
 
+def _whole_where_short(days: Sequence[Day], parts: Sequence[Part], most_requests: int) -> list[Part]:
+    """The parts, and whole days instead of parts of days that are no longer than a part may be."""
+    short = {day.name: whole(day) for day in days if day.num_requests <= most_requests}
+    return list(dict.fromkeys(short.get(part.day, part) for part in parts))
+
+
 def _step_times(
     fleet: FleetFile,
     days: Sequence[Day],
@@ -151,7 +158,10 @@ def _step_times(
 
     def rehearse(factor: float) -> list[dict[str, float]]:
         scenarios = [fleet.assemble(slower(part.document(ran[part.day]), factor)) for part in parts]
-        tasks = [(scenario_key(each, "means"), MeansTask(simulator, each)) for each in scenarios]
+        tasks = [
+            (scenario_key(each, "means", part.until_s), MeansTask(simulator, each, part.until_s))
+            for each, part in zip(scenarios, parts, strict=True)
+        ]
         return [each.means_s for each in runner.run(tasks, PartMeans)]
 
     most_rounds = max(min(MOST_ROUNDS, runner.total // 10 // len(parts)), 1)

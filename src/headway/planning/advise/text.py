@@ -31,7 +31,17 @@ def _on_twin(answer: Advice) -> str:
         return f"Rehearsed as they ran, the {ran} do not come out: measured over predicted, {named}."
     close = ", ".join(f"{_name(each.key)} {_signed(each.error)}" for each in answer.twin.terms)
     found = "come out within the error of such predictions"
-    return f"Rehearsed as they ran, the {ran} {found}: {close} (measured over predicted)."
+    return f"Rehearsed as they ran, the {ran} {found}: {close} (measured over predicted).{_on_step_times(answer)}"
+
+
+def _on_step_times(answer: Advice) -> str:
+    found = answer.step_times
+    if found is None or not found.by:
+        return ""
+    return (
+        f" What is tried takes {found.mean:.3f} times the model's step times, with which E2E comes out"
+        f" ({found.low:.3f} to {found.high:.3f})."
+    )
 
 
 def _on_best(answer: Advice) -> str:

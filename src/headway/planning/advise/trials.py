@@ -56,13 +56,14 @@ class TrialTask:
 
     simulator: Simulator
     scenario: Scenario
+    until_s: float
 
     def __call__(self) -> Outcome:
         spec = self.scenario.spec
         warmup_s = spec.simulation.warmup_s
         try:
             records = self.simulator.records(self.scenario)
-            has, good = slo_masks(counted(records, warmup_s, spec.slo))["all"]
+            has, good = slo_masks(counted(records, warmup_s, spec.slo, self.until_s))["all"]
         except HeadwayError as error:
             return Outcome(0.0, 0.0, 0, str(error))
         if not has.any():
@@ -100,7 +101,10 @@ class Trials:
         """
         order = [(each, part) for part in parts for each in wanted]
         scenarios = [self._scenario(each, part, factor) for each, part in order]
-        tasks = [(scenario_key(one, "advise"), TrialTask(self.simulator, one)) for one in scenarios]
+        tasks = [
+            (scenario_key(one, "advise", part.until_s), TrialTask(self.simulator, one, part.until_s))
+            for one, (_, part) in zip(scenarios, order, strict=True)
+        ]
         self.num += len(tasks)
         found: dict[Candidate | None, list[Outcome]] = {each: [] for each in wanted}
         for (each, part), outcome in zip(order, self.runner.run(tasks, Outcome), strict=True):
