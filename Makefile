@@ -21,18 +21,18 @@ test-skipped: .venv/ready  ## The tests that the last `make test` skipped, once 
 test-ci: .venv/ready  ## The tests that `make test` leaves out, as they take long: documents' commands, floods, plans, days
 	$(BIN)/pytest -q -n 4 -m ci
 
-test-newest: .venv/base  ## The fast tests and the JSON of every command with the newest packages, without constraints.txt
+test-newest: .venv/base  ## The fast tests, servers, and the JSON of every command with the newest packages, without constraints.txt
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	.venv-newest/bin/pytest -q -n 2 -m "not slow"
-	.venv-newest/bin/pytest -q -n 2 tests/cli/test_json.py tests/planning/test_solver.py
+	.venv-newest/bin/pytest -q -n 2 -m "not long and not ci" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
 
 test-oldest: .venv/base  ## The same with the oldest packages that pyproject.toml allows
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[dev]'
 	.venv-oldest/bin/pytest -q -n 2 -m "not slow"
-	.venv-oldest/bin/pytest -q -n 2 tests/cli/test_json.py tests/planning/test_solver.py
+	.venv-oldest/bin/pytest -q -n 2 -m "not long and not ci" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
 
 prove: .venv/ready  ## A prediction beside an engine measured on this machine: prints, judges nothing
 	$(BIN)/python bench/prove.py

@@ -121,7 +121,8 @@ def test_kinds_of_a_mix_depend_only_on_the_shares(shares: list[float], seed: int
     rows = generate(msgspec.convert(spec, WorkloadSpec), seed)
     counts = np.bincount(rows.prompt_tokens, minlength=len(shares) + 1)[1:]
     expected = 2000 * np.array(shares) / sum(shares)
-    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1e-6).all()
+    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 5).all()  # of a share near 0, one may come
+    assert not counts[np.array(shares) == 0].any()
 
 
 def test_part_of_a_mix_overrides_lengths_of_its_builtin() -> None:
