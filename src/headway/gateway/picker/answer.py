@@ -7,6 +7,7 @@ import logging
 from headway.gateway.gateway import Gateway
 from headway.gateway.picker.usage_hider import UsageHider
 from headway.gateway.relay.engine_stream import EngineStream
+from headway.gateway.relay.failover import is_failed
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
@@ -15,7 +16,6 @@ from headway.gateway.upstream.errors import (
     RefusedError,
     ReportedRefusalError,
     UnreachableError,
-    is_retryable,
 )
 
 log = logging.getLogger("headway.gateway")
@@ -118,7 +118,7 @@ class Answer:
                 self._meter.measure_unstreamed(body, self._is_json)
             except EngineError as error:
                 self._failed(error)
-        if is_retryable(self.status):
+        if is_failed(self.status, has_begun=False):
             is_local = self.status in (503, 504) and body.startswith(_LOCAL_REPLIES)
             self._failed(UnreachableError("cannot be reached by Envoy") if is_local
                          else RefusedError(self.status, body))  # fmt: skip

@@ -19,10 +19,19 @@ from headway.core.record import Outcome
 from headway.gateway.errors import ApiError, policy_error, rejected_error
 from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
 from headway.gateway.relay.engine_stream import EngineStream
+from headway.gateway.relay.failover import (
+    Attempts,
+    Failure,
+    Situation,
+    error_of_end,
+    failure_of,
+    is_failed,
+    is_replicas_fault,
+)
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.paced import PacedWriter
 from headway.gateway.relay.passthrough import error_event
-from headway.gateway.relay.quarantine import BrokenEngines, Quarantine
+from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.writer import BufferedWriter, Headers, ResponseWriter, TokenWriter, write_error
 from headway.gateway.scheduling import vllm_disaggregation
@@ -34,17 +43,12 @@ from headway.gateway.upstream import sse
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import (
-    BrokenOffError,
     EngineError,
-    ExhaustedError,
     RefusedError,
     ReportedRefusalError,
     TooLongError,
     UnconfirmedRefusalError,
-    UnreachableError,
-    client_error,
     exhausted,
-    is_retryable,
     is_too_long,
     openai_error,
 )
@@ -61,8 +65,6 @@ _RENDER_S = 1.0
 """Time that the engine of the first attempt still has to render the chat, once another one needs it."""
 _MAX_REFUSAL_BYTES = 1 << 20
 _KEPT_HEADERS = ("content-encoding", "content-disposition")
-_PROGRESS_TOKENS = 8
-"""Tokens after which a failure counts as the first one again. A replica that fails after fewer made no progress."""
 _TAIL_S = 1.0
 """The time from [DONE] to the end of the response, after which its connection is not kept."""
 
@@ -72,19 +74,10 @@ class Relay:
     """One client request on its way to engines, and the response on its way back."""
 
     # What a request starts with is set in the class: most requests leave it as it is.
-    _broken: BrokenEngines | None = None
-    _error: EngineError | None = None
-    """The last attempt's failure."""
-    _num_failures = 0
-    _tokens_at_failure = 0
     _escalated_tokens = 0
     _is_cut_off = False
     _rendering: asyncio.Task[None] | None = None
     """Has an engine render the chat."""
-    _refusal: tuple[EngineEndpoint, RefusedError] | None = None
-    """The replica whose refusal another one is to confirm, or a fallback to do without."""
-    _tokens_at_start = 0
-    """Tokens of the answer at the start of the present attempt."""
     _snapshot: KvSnapshot | None = None
     _dispatch: DualDispatch | None = None
     _resumed: ResumedStream | None = None
@@ -123,8 +116,8 @@ class Relay:
         self._request, self._live, self.in_flight = request, in_flight.live, in_flight
         self._scheduler, self._health = scheduler, health
         self._client = self._writer = client
-        self._max_attempts, self._sends_priority = max_attempts, sends_priority
-        self._quarantine = quarantine
+        self._sends_priority, self._quarantine = sends_priority, quarantine
+        self._attempts = Attempts(max_attempts)
         self._models = {self._live.model}
         """The models that were to answer so far."""
         self._headers = (
@@ -150,7 +143,7 @@ class Relay:
     def _start_fallback(self) -> None:
         """Begin the attempts at one more model. Only the same one continues what another has begun."""
         self._models.add(self._live.model)
-        self._num_failures, self._refusal = 0, None
+        self._attempts.start_model()
         if not self._has_begun and not self._meter.partial.tokens:
             self._start_next_stage()
 
@@ -197,12 +190,12 @@ class Relay:
                 await self._writer.copy_to(self._client)
             await self._client.drain()
         except RequestEndedError as ended:
-            if ended.outcome is Outcome.REJECTED and self._refusal is not None:
-                return self._refusal[1]
-            return self._error_of(ended.outcome)
+            if ended.outcome is Outcome.REJECTED:
+                return self._attempts.or_refusal(self._rejection())
+            return error_of_end(ended.outcome, self._is_cut_off)
         except ApiError as error:
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-            return error if self._refusal is None else self._refusal[1]
+            return self._attempts.or_refusal(error)
         except HeadwayError as error:
             log.error("%s", error)
             return policy_error()
@@ -238,7 +231,7 @@ class Relay:
             replica = await self.in_flight.wait_for_replica()
             if self._live.model not in self._models:
                 self._start_fallback()
-            self._tokens_at_start = self._live.generated_tokens
+            self._attempts.tokens_at_start = self._live.generated_tokens
             error: EngineError | None = None
             try:
                 if self._snapshot is not None:
@@ -250,7 +243,7 @@ class Relay:
                 continue
             if self.in_flight.move_target is not None and self.in_flight.outcome is None:
                 await self._save_kv(replica)
-            if self._num_failures and isinstance(error, BrokenOffError):
+            if self._attempts.waits_for_others(failure_of(error)):
                 await self._settle(replica)
             self._release_failed(replica, error)
 
@@ -377,7 +370,7 @@ class Relay:
             leg,
             lambda: self._meter.partial.tokens > tokens_before or self._is_complete,
             self._scheduler.prefill_leg_done,
-            self._may_resend,
+            self._attempts.may_resend,
         )
         try:
             await self._dispatch.send(self._exchange, replica, path, self._headers, body)
@@ -390,11 +383,11 @@ class Relay:
     async def _exchange(self, replica: EngineEndpoint, path: str, data: bytes) -> None:
         """Send the request's bytes, and relay the response by its kind."""
         connection = await replica.client.request(
-            "POST", path, self._headers, data, self._set_connection, self._may_resend
+            "POST", path, self._headers, data, self._set_connection, self._attempts.may_resend
         )
         status = connection.status
         if status != 200:
-            if self._has_begun or is_retryable(status):
+            if is_failed(status, self._has_begun):
                 raise RefusedError(status, await connection.read(1 << 16))
             if status >= 400 and self._needs_confirmation(replica, status):
                 raise UnconfirmedRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
@@ -402,7 +395,7 @@ class Relay:
             is_well = await self._relay_by_kind(connection)
         except ReportedRefusalError as error:
             status = error.status
-            if self._has_begun or is_retryable(status):
+            if is_failed(status, self._has_begun):
                 raise
             if self._needs_confirmation(replica, status):
                 raise UnconfirmedRefusalError(status, error.body) from None
@@ -440,29 +433,20 @@ class Relay:
         """Whether another replica is to confirm that the request is to blame for a refusal."""
         in_flight = self.in_flight
         is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
-        may_retry = is_whole and in_flight.has_alternative and not self._has_begun and self._refusal is None
-        may_retry = may_retry and self._num_failures + 1 < self._max_attempts
-        return may_retry and self._health.needs_confirmation(replica, status)
+        may_confirm = self._attempts.may_confirm(is_whole, in_flight.has_alternative, self._has_begun)
+        return may_confirm and self._health.needs_confirmation(replica, status)
 
     def _settle_refusal(self, status: int) -> None:
         """A second replica has answered, or refused, the request that another one may have refused."""
-        if self._refusal is None:
+        if self._attempts.refusal is None:
             return
-        (refusing, error), self._refusal = self._refusal, None
+        (refusing, error), self._attempts.refusal = self._attempts.refusal, None
         replica = self.in_flight.replica
         if status < 400:
             self._health.failed(refusing, error)
         elif replica is not None:
             self._health.refusal_confirmed(refusing)
             self._health.refusal_confirmed(replica)
-
-    def _may_resend(self) -> bool:
-        """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
-        failure: later ones are more likely the engine's end than that of an idle connection."""
-        if self._num_failures or self._max_attempts == 1:
-            return False
-        self._num_failures = 1
-        return True
 
     def _set_connection(self, connection: Connection) -> None:
         if self.in_flight.outcome is not None or (self._dispatch is not None and self._dispatch.has_failed):
@@ -578,7 +562,7 @@ class Relay:
         meter.measure_unstreamed(data, is_json and bool(data))
         if not is_json and not self._request.may_be_bytes:
             meter.note_unread(OTHER_TYPE)
-        if self._refusal is not None:
+        if self._attempts.refusal is not None:
             self._settle_refusal(status)
         if self._dispatch is not None:
             await self._dispatch.wait_for_prefill(_TAIL_S)
@@ -685,71 +669,47 @@ class Relay:
     # After a failure.
 
     def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
-        """Release the request after a failed attempt, to be placed again. ApiError if it must not be retried."""
-        in_flight, scheduler = self.in_flight, self._scheduler
+        """Release the request after a failed attempt, to be placed again. ApiError if the client gets the failure."""
+        in_flight, attempts, meter = self.in_flight, self._attempts, self._meter
         in_flight.raise_if_ended()
-        if in_flight.move_target is not None:
-            scheduler.release(in_flight, ReleaseReason.MOVED)
-            return
-        if isinstance(error, TooLongError):
-            self._refusal = replica, error  # the client's answer, unless a fallback takes the request
-            scheduler.release(in_flight, ReleaseReason.EXHAUSTED)
-            return
-        is_prefill_leg = isinstance(error, PrefillLegError)
+        is_moving, is_prefill_leg = in_flight.move_target is not None, False
         if isinstance(error, PrefillLegError):
-            replica, error = error.replica, error.cause
-        if isinstance(error, ExhaustedError):
+            replica, error, is_prefill_leg = error.replica, error.cause, True
+        failure = failure_of(error)
+        if not is_moving:
+            self._note_failure(replica, error, failure)
+        breaks_off = failure is Failure.BROKEN_OFF and not is_moving and not self._is_opaque
+        may_break = breaks_off and not self._quarantine.is_harmless(self._request.raw)
+        if may_break:
+            self._quarantine.check(self._request.raw, self._scheduler.now)
+        has_output = meter.partial.tokens > 0 or meter.passthrough is not None
+        situation = Situation(
+            is_moving, self._is_opaque, self._has_begun, has_output, self._request.can_resume, in_flight.has_fallback,
+            self._is_prefill, is_prefill_leg, may_break,
+        )  # fmt: skip
+        reason = attempts.after(failure, situation, replica.name, self._live.generated_tokens)
+        if failure is Failure.NO_DESCRIPTOR and reason is None:
             raise exhausted()
-        error.after_tokens = max(self._live.generated_tokens - self._tokens_at_start, 0)
-        if isinstance(error, UnconfirmedRefusalError):
-            self._refusal = replica, error
-        elif not isinstance(error, ReportedRefusalError) or is_retryable(error.status):
-            self._health.failed(replica, error)
-        self._error = error
-        if self._is_opaque:
+        if reason is None:
+            if attempts.is_quarantined:
+                log.warning("request %s is quarantined: %s", in_flight.request_id, self._failure().message)
+                self._quarantine.add(self._request.raw, self._scheduler.now)
             raise self._failure()
-        if isinstance(error, ReportedRefusalError) and self._has_begun and not is_retryable(error.status):
-            raise self._failure()  # another engine would refuse what this one has begun to answer
-        self._count_failure(error)
-        if isinstance(error, BrokenOffError):
-            self._count_break(replica)
-        has_output = self._meter.partial.tokens or self._meter.passthrough is not None
-        if self._num_failures >= self._max_attempts:
-            if self._has_begun or self._refusal is not None or not in_flight.has_fallback:
-                raise self._failure()
-            scheduler.release(in_flight, ReleaseReason.EXHAUSTED)
-            return
-        if self._has_begun and has_output and not self._request.can_resume:
-            raise self._failure()
-        if is_prefill_leg:
-            scheduler.release(in_flight, ReleaseReason.PREFILL_LEG_FAILED)
-        elif self._is_prefill:
+        if reason is ReleaseReason.PREFILL_FAILED:
             log.warning("%s did not prefill: %s", replica.name, error)
-            scheduler.release(in_flight, ReleaseReason.PREFILL_FAILED)
-        elif error.is_untouched:
-            scheduler.release(in_flight, ReleaseReason.FAILED_BEFORE_FETCH)
-        else:
-            scheduler.release(in_flight, ReleaseReason.FAILED)
+        self._scheduler.release(in_flight, reason)
 
-    def _count_failure(self, error: EngineError) -> None:
-        """Count failures without progress in between. A request that could not be sent did not fail."""
-        tokens = self._live.generated_tokens
-        if tokens >= self._tokens_at_failure + _PROGRESS_TOKENS:
-            self._num_failures = 0
-        self._tokens_at_failure = tokens
-        self._num_failures += not isinstance(error, UnreachableError)
-
-    def _count_break(self, replica: EngineEndpoint) -> None:
-        """Count an engine that broke with the request on it. ApiError if it, or a copy of it, is quarantined."""
-        if self._quarantine.is_harmless(self._request.raw):
-            return
-        self._quarantine.check(self._request.raw, self._scheduler.now)
-        broken = self._broken = self._broken or BrokenEngines()
-        broken.count(replica.name, self._live.generated_tokens - self._tokens_at_start)
-        if broken.is_quarantined:
-            log.warning("request %s is quarantined: %s", self.in_flight.request_id, broken.error().message)
-            self._quarantine.add(self._request.raw, self._scheduler.now)
-            raise broken.error()
+    def _note_failure(self, replica: EngineEndpoint, error: EngineError, failure: Failure) -> None:
+        """Keep the failure for the client, and report it if it is the replica's."""
+        attempts = self._attempts
+        error.after_tokens = max(self._live.generated_tokens - attempts.tokens_at_start, 0)
+        if failure in (Failure.TOO_LONG, Failure.UNCONFIRMED):
+            assert isinstance(error, RefusedError)
+            attempts.refusal = replica, error
+        if failure not in (Failure.TOO_LONG, Failure.NO_DESCRIPTOR):
+            attempts.error = error
+        if is_replicas_fault(failure):
+            self._health.failed(replica, error)
 
     async def _save_kv(self, replica: EngineEndpoint) -> None:
         """Save the KV cache of a request that moves. Without it, the next replica computes the tokens again."""
@@ -764,19 +724,13 @@ class Relay:
     def _failure(self) -> ApiError:
         """The client's error for the last attempt's failure."""
         replica = self.in_flight.replica
-        return client_error("the replica" if replica is None else replica.name, self._error)
+        return self._attempts.client_error("the replica" if replica is None else replica.name)
 
-    def _error_of(self, outcome: Outcome) -> ApiError | None:
-        """The client's error for a request that control has ended."""
-        if outcome is Outcome.FINISHED:
-            return None
-        if outcome is Outcome.REJECTED:
-            if self._error is not None:
-                return self._failure()
-            return rejected_error(self.in_flight.is_shed, self.in_flight.retry_after_s)
-        if self._is_cut_off:
-            return ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
-        return ApiError(504, "the request took too long", "timeout")
+    def _rejection(self) -> ApiError:
+        """The client's error for a request that control has rejected."""
+        if self._attempts.error is not None:
+            return self._failure()
+        return rejected_error(self.in_flight.is_shed, self.in_flight.retry_after_s)
 
     async def _write_refusal(self, error: RefusedError) -> None:
         """Write a refusal that no other replica could confirm, or do without."""

@@ -112,7 +112,7 @@ class TracedRelay(Relay):
         if live.first_token_s == live.first_token_s:
             span.add_event("first token", timestamp=self._ns(live.first_token_s))
         if outcome is Outcome.REJECTED:
-            error = self._error
+            error = self._attempts.error
             span.set_attribute("error.type", "rejected" if error is None else type(error).__name__)
             span.set_status(Status(StatusCode.ERROR, None if error is None else str(error)[:300]))
         span.end()

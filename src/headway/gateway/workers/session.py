@@ -18,6 +18,7 @@ from headway.core.record import Outcome
 from headway.gateway.auth.keys import Caller, unknown_key
 from headway.gateway.errors import ApiError, logged, policy_error
 from headway.gateway.gateway import Gateway
+from headway.gateway.relay.failover import reason_here
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.stream_copy import StreamKey
@@ -348,11 +349,7 @@ class WorkerSession:
             self._driver.release(request, ReleaseReason.ACKNOWLEDGED)
             self._gateway.fleet.remove_empty()
             return
-        if request.move_target is not None and reason in RESUMES:
-            reason = ReleaseReason.MOVED
-        elif reason in (ReleaseReason.MOVED, ReleaseReason.ACKNOWLEDGED):
-            reason = ReleaseReason.CANCELLED  # a message that does not fit the request's state
-        self._driver.release(request, reason)
+        self._driver.release(request, reason_here(reason, request.move_target is not None))
 
     def _drop(self, request: RemoteRequest) -> None:
         try:

@@ -1,0 +1,237 @@
+"""Failover: what follows when an engine fails, or refuses, a request.
+
+`Attempts` counts the attempts of one request. Its method `after` decides, from the kind of failure, the attempts so
+far, and where the request and its answer are. The relay carries the decision out. Nothing here does I/O or reads a
+clock.
+
+| the failed attempt | what follows |
+|---|---|
+| was ended by a move or a pause | the request continues at the move's target, or is held |
+| found the request too long for the model | a fallback answers |
+| found no free descriptor in this process | the client gets the error |
+| had sent the client bytes that mean nothing here | the client's connection is closed |
+| refused what it had begun to answer | the client gets the error |
+| broke the second engine | the request is quarantined |
+| was the last one | a fallback answers, if this model has neither begun nor refused; else the client gets the error |
+| had begun an answer that no other engine can continue | the client gets the error |
+| ran at a pair's prefill replica | the request is placed again |
+| computed the prompt for another replica | that one computes it |
+| was not begun by the engine | the request is placed again; a KV cache that is stored for it can still be fetched |
+| any other | the request is placed again, and its answer continues from the tokens so far |
+
+The first row that fits holds.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+from typing import Final, NamedTuple
+
+from headway.core.record import Outcome
+from headway.gateway.errors import ApiError
+from headway.gateway.relay.quarantine import BrokenEngines
+from headway.gateway.scheduling.in_flight import RESUMES, ReleaseReason
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import (
+    BrokenOffError,
+    EngineError,
+    ExhaustedError,
+    RefusedError,
+    ReportedRefusalError,
+    TooLongError,
+    UnconfirmedRefusalError,
+    UnreachableError,
+    client_error,
+    is_retryable,
+)
+
+_PROGRESS_TOKENS: Final = 8
+"""Tokens after which a failure counts as the first one again. A replica that fails after fewer made no progress."""
+
+
+class Failure(IntEnum):
+    """The kinds of failed attempts after which something else follows."""
+
+    TOO_LONG = auto()
+    """Refused: the model's context cannot hold the request."""
+    NO_DESCRIPTOR = auto()
+    """This process could not open a connection, which says nothing about the engine."""
+    UNCONFIRMED = auto()
+    """Refused, and another replica is to confirm that the request is to blame."""
+    REFUSED = auto()
+    """Refused in an answer with status 200, as another engine would."""
+    UNREACHABLE = auto()
+    UNTOUCHED = auto()
+    """The engine was reached, and did not begin with the request."""
+    BROKEN_OFF = auto()
+    OTHER = auto()
+
+
+_NOT_THE_REPLICAS: Final = frozenset({
+    Failure.TOO_LONG, Failure.NO_DESCRIPTOR, Failure.UNCONFIRMED, Failure.REFUSED,
+})  # fmt: skip
+
+
+def failure_of(error: EngineError) -> Failure:
+    """The kind of a failed attempt."""
+    if isinstance(error, TooLongError):
+        return Failure.TOO_LONG
+    if isinstance(error, ExhaustedError):
+        return Failure.NO_DESCRIPTOR
+    if isinstance(error, UnconfirmedRefusalError):
+        return Failure.UNCONFIRMED
+    if isinstance(error, ReportedRefusalError) and not is_retryable(error.status):
+        return Failure.REFUSED
+    if isinstance(error, UnreachableError):
+        return Failure.UNREACHABLE
+    if isinstance(error, BrokenOffError):
+        return Failure.BROKEN_OFF
+    return Failure.UNTOUCHED if error.is_untouched else Failure.OTHER
+
+
+def is_replicas_fault(failure: Failure) -> bool:
+    """Whether the failure counts against the health of the replica."""
+    return failure not in _NOT_THE_REPLICAS
+
+
+def is_failed(status: int, has_begun: bool) -> bool:
+    """Whether a status other than 200 is a failed attempt, rather than the client's answer."""
+    return has_begun or is_retryable(status)
+
+
+class Situation(NamedTuple):
+    """Where a request and its answer are when an attempt has failed."""
+
+    is_moving: bool = False
+    """The attempt was ended by a move or a pause."""
+    is_opaque: bool = False
+    """The client was sent bytes that mean nothing here."""
+    has_begun: bool = False
+    """The client was sent the start of a response."""
+    has_output: bool = False
+    """That start has a part of the answer, or may have."""
+    can_resume: bool = False
+    """Another engine can continue the answer."""
+    has_fallback: bool = False
+    """Another model may answer."""
+    is_prefill: bool = False
+    """The attempt computed the prompt for another replica."""
+    is_prefill_leg: bool = False
+    """Of two attempts at a pair, the one at the prefill replica has failed."""
+    may_break: bool = False
+    """The request may have broken the engine: none has answered a copy of it lately."""
+
+
+class Attempts:
+    """The attempts of one request so far."""
+
+    # What a request starts with is set in the class: most requests leave it as it is.
+    num_failures = 0
+    """Failures without progress in between, at the present model."""
+    tokens_at_start = 0
+    """Tokens of the answer at the start of the present attempt."""
+    error: EngineError | None = None
+    """The last attempt's failure."""
+    refusal: tuple[EngineEndpoint, RefusedError] | None = None
+    """The replica whose refusal another one is to confirm, or a fallback to do without."""
+    _tokens_at_failure = 0
+    _broken: BrokenEngines | None = None
+
+    def __init__(self, max_attempts: int) -> None:
+        self._max_attempts = max_attempts
+
+    def after(self, failure: Failure, situation: Situation, replica: str, tokens: int) -> ReleaseReason | None:
+        """Count the failure of an attempt at `replica`, when `tokens` of the answer were generated. Returns why the
+        request leaves that replica, by which the scheduler goes on; None: the client gets `client_error`."""
+        if situation.is_moving:
+            return ReleaseReason.MOVED
+        if failure is Failure.TOO_LONG:
+            return ReleaseReason.EXHAUSTED
+        if failure is Failure.NO_DESCRIPTOR or situation.is_opaque:
+            return None
+        if failure is Failure.REFUSED and situation.has_begun:
+            return None
+        self._count(failure, tokens)
+        if failure is Failure.BROKEN_OFF and situation.may_break:
+            self._count_break(replica, tokens)
+            if self.is_quarantined:
+                return None
+        if self.num_failures >= self._max_attempts:
+            can_fall_back = situation.has_fallback and not situation.has_begun and self.refusal is None
+            return ReleaseReason.EXHAUSTED if can_fall_back else None
+        if situation.has_begun and situation.has_output and not situation.can_resume:
+            return None
+        if situation.is_prefill_leg:
+            return ReleaseReason.PREFILL_LEG_FAILED
+        if situation.is_prefill:
+            return ReleaseReason.PREFILL_FAILED
+        is_untouched = failure in (Failure.UNREACHABLE, Failure.UNTOUCHED)
+        return ReleaseReason.FAILED_BEFORE_FETCH if is_untouched else ReleaseReason.FAILED
+
+    def _count(self, failure: Failure, tokens: int) -> None:
+        """Count failures without progress in between. A request that could not be sent did not fail."""
+        if tokens >= self._tokens_at_failure + _PROGRESS_TOKENS:
+            self.num_failures = 0
+        self._tokens_at_failure = tokens
+        self.num_failures += failure is not Failure.UNREACHABLE
+
+    def _count_break(self, replica: str, tokens: int) -> None:
+        if self._broken is None:
+            self._broken = BrokenEngines()
+        self._broken.count(replica, tokens - self.tokens_at_start)
+
+    @property
+    def is_quarantined(self) -> bool:
+        """The request has broken engines, and is sent to no other one."""
+        return self._broken is not None and self._broken.is_quarantined
+
+    def start_model(self) -> None:
+        """Begin with the attempts at another model."""
+        self.num_failures, self.refusal = 0, None
+
+    def may_resend(self) -> bool:
+        """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
+        failure: later ones are more likely the engine's end than that of an idle connection."""
+        if self.num_failures or self._max_attempts == 1:
+            return False
+        self.num_failures = 1
+        return True
+
+    def may_confirm(self, is_whole: bool, has_alternative: bool, has_begun: bool) -> bool:
+        """Whether another replica may be asked to confirm a refusal. `is_whole`: the attempt runs at one replica, from
+        the prompt on."""
+        may_retry = is_whole and has_alternative and not has_begun and self.refusal is None
+        return may_retry and self.num_failures + 1 < self._max_attempts
+
+    def waits_for_others(self, failure: Failure) -> bool:
+        """Whether to wait until engines that were killed together are known to be down: a second one has broken off,
+        and the next attempt may be the last."""
+        return failure is Failure.BROKEN_OFF and self.num_failures > 0
+
+    def client_error(self, replica: str) -> ApiError:
+        """The client's error after the last attempt, which failed at `replica`."""
+        if self._broken is not None and self._broken.is_quarantined:
+            return self._broken.error()
+        return client_error(replica, self.error)
+
+    def or_refusal(self, error: ApiError | None) -> ApiError | RefusedError | None:
+        """What the client gets in place of `error`: a refusal that no other replica could confirm, or do without."""
+        return error if self.refusal is None else self.refusal[1]
+
+
+def error_of_end(outcome: Outcome, is_cut_off: bool) -> ApiError | None:
+    """The client's error for a request that control has ended, unless it was rejected. `is_cut_off`: the gateway
+    ends."""
+    if outcome is Outcome.FINISHED:
+        return None
+    if is_cut_off:
+        return ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
+    return ApiError(504, "the request took too long", "timeout")
+
+
+def reason_here(reason: ReleaseReason, is_moving: bool) -> ReleaseReason:
+    """A worker's reason, by what the scheduler knows of the request: a move that it has begun comes first, and a reason
+    that does not fit is the end of the request."""
+    if is_moving and reason in RESUMES:
+        return ReleaseReason.MOVED
+    return ReleaseReason.CANCELLED if reason in (ReleaseReason.MOVED, ReleaseReason.ACKNOWLEDGED) else reason
