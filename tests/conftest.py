@@ -4,24 +4,26 @@ The last line of a run says which kinds of tests were skipped, and what would ru
 `--reversed` runs tests in the reverse order, in which those fail that depend on what an earlier one left.
 """
 
+import gc
 import os
 import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from scripted import Script
 
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if "HEADWAY_FUZZ_EXAMPLES" not in os.environ:
     settings.load_profile("same")
-
+    if hasattr(providers, "_get_local_constants"):  # else examples depend on the modules that earlier tests imported,
+        providers._get_local_constants = lambda: providers._local_constants  # and each process parses all of them
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell that runs the tests in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,9 +39,11 @@ FAST = tuple(
 """Folders whose tests take seconds. All others are marked `slow`: they start servers, or simulate at length."""
 
 
-@cache  # thousands of tests are in a few hundred files
+_FAST = tuple(f"{folder}{os.sep}" for folder in FAST)
+
+
 def _is_fast(path: Path) -> bool:
-    return any(folder in (path, *path.parents) for folder in FAST)
+    return str(path).startswith(_FAST)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -51,6 +55,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     )
 
 
+gc.disable()  # until all tests are collected: what is made by then stays
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Each process of several begins with other files, whose assertions it compiles for the others."""
+    report = yield
+    if isinstance(collector, pytest.Directory) and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+        first = len(report.result) * int(worker[2:]) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skipped", action="store_true", help="Run the tests that the last run skipped.")
     parser.addoption("--reversed", action="store_true", help="Run the last test first.")
@@ -58,6 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path.parts)  # each process has the same
     num_seen: Counter[str] = Counter()
     for item in items:
         if not _is_fast(item.path):

@@ -247,7 +247,7 @@ def test_a_fleet_is_planned_for_two_models(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fleet_is_served() -> None:
-    with hw.serve(DOCUMENT) as fleet:
+    with hw.serve(hw.load(DOCUMENT)) as fleet:
         assert fleet.num_replicas == 2
         body = {"model": "llama-3.1-8b", "max_tokens": 3, "messages": [{"role": "user", "content": "Hello."}]}
         asked = urllib.request.Request(f"{fleet.url}/v1/chat/completions", json.dumps(body).encode())

@@ -192,5 +192,3 @@ def test_every_function_takes_a_loaded_scenario(tmp_path: Path) -> None:
     assert_survives(planned, tmp_path)
     assert hw.load(plans[0].save(tmp_path / "plan.yaml")).spec == planned.spec
     assert hw.plan_capacity(planned, gpus=["h100"], tps=[1], ttft_p99_s=2.0, cache=tmp_path).is_met
-    with hw.serve(made) as fleet:
-        assert fleet.num_replicas == 1

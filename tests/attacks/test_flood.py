@@ -61,7 +61,7 @@ def ttft_s(ran: Records, tenant: str) -> np.ndarray[Any, Any]:
 FEW_PROMPTS = {"ordering": {"name": "fair", "prompt_window": 512}, "ordering_at": "gateway"}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("quiet_rps", "tokens", "seconds", "most", "setting"),
     [

@@ -39,6 +39,7 @@ def test_a_known_overhead_is_found_again(found: Found) -> None:
     assert coefficients.overhead.step_s == fit.values["step_s"]
 
 
+@pytest.mark.ci
 def test_what_is_determined_is_told(found: Found) -> None:
     """Time per step is; what launching kernels one by one costs is not, as no batch exceeds a captured graph."""
     fit, _, notes = found
@@ -47,6 +48,7 @@ def test_what_is_determined_is_told(found: Found) -> None:
     assert "not determined by these runs" in notes[0] and "launch_layer_s" in notes[0]
 
 
+@pytest.mark.ci
 def test_runs_that_were_left_out_are_predicted(found: Found) -> None:
     fit, _, _ = found
     assert {"e2e_mean", "itl_mean", "ttft_mean"} == set(fit.held_out)

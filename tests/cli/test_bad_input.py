@@ -345,7 +345,7 @@ def _interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.ci), "2"])
 def test_ctrl_c_ends_quietly_and_leaves_nothing(jobs: str, tmp_path: Path) -> None:
     long = {**WORKLOAD, "num_requests": 300_000, "arrivals": 200}
     _written(tmp_path, _scenario(workload=long, policies={"routing": ["random", "round-robin", "jsq-tokens"]}))

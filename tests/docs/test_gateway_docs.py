@@ -76,6 +76,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert _num_words(written) >= 10
 
 
+@pytest.mark.ci
 def test_what_the_page_on_discovery_shows_is_found(tmp_path: Path) -> None:
     page = (DOCS / "discover.md").read_text(encoding="utf-8")
     written = _run(tmp_path, {}, _block("bash", "headway emulate", page), "least-loaded")
@@ -84,6 +85,7 @@ def test_what_the_page_on_discovery_shows_is_found(tmp_path: Path) -> None:
     assert made.strip() == re.sub(r"127\.0\.0\.1:\d+", "", _block("yaml", "# Found", page)).strip()
 
 
+@pytest.mark.ci
 def test_the_load_of_the_page_is_measured(tmp_path: Path) -> None:
     page = (DOCS / "load.md").read_text(encoding="utf-8")
     written = _run(tmp_path, {}, _block("bash", "headway emulate", page), "mean absolute error")
@@ -93,6 +95,7 @@ def test_the_load_of_the_page_is_measured(tmp_path: Path) -> None:
     assert "40 of 40 in " in measured and (tmp_path / "bench.json").stat().st_size and (tmp_path / "ran").is_dir()
 
 
+@pytest.mark.ci
 def test_what_the_page_on_slow_requests_shows_is_found(tmp_path: Path) -> None:
     page = (DOCS / "why.md").read_text(encoding="utf-8")
     files = {"why.yaml": _block("yaml", "# why.yaml", page)}
@@ -105,6 +108,7 @@ def test_what_the_page_on_slow_requests_shows_is_found(tmp_path: Path) -> None:
     assert unknown == [line for line in written if line.startswith("  unknown of")]
 
 
+@pytest.mark.ci
 def test_the_sweep_of_the_page_finds_its_limits(tmp_path: Path) -> None:
     page = (DOCS / "load.md").read_text(encoding="utf-8")
     script = page[page.index("## To saturation") :].split("```bash\n")[1].split("```")[0]
@@ -113,6 +117,7 @@ def test_the_sweep_of_the_page_finds_its_limits(tmp_path: Path) -> None:
     assert "TTFT, predicted" in written and (tmp_path / "load.html").stat().st_size
 
 
+@pytest.mark.ci
 def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("## Several workers") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "headway_requests_total")
@@ -120,6 +125,7 @@ def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
     assert written[-1].endswith('outcome="finished"} 8\n')
 
 
+@pytest.mark.ci
 def test_the_batch_runs(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     names = {"batches.yaml": "yaml", "batch.py": "python"}
@@ -130,6 +136,7 @@ def test_the_batch_runs(tmp_path: Path) -> None:
     assert [line.split()[0] for line in written[-3:]] == ["question-0", "question-1", "question-2"]
 
 
+@pytest.mark.ci
 def test_the_cascade_runs(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# cascade.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"cascade.yaml": _block("yaml", "# cascade.yaml")}, script, "[DONE]")
@@ -137,6 +144,7 @@ def test_the_cascade_runs(tmp_path: Path) -> None:
     assert _num_words(written) >= 10
 
 
+@pytest.mark.ci
 def test_the_combo_runs(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# pair.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"pair.yaml": _block("yaml", "# pair.yaml")}, script, "prefills_total{")
@@ -145,12 +153,29 @@ def test_the_combo_runs(tmp_path: Path) -> None:
     assert written[-1] == 'headway_prefills_total{model="qwen3-8b",outcome="handed over"} 1\n'
 
 
+@pytest.mark.ci
 def test_the_halves_run(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# halves.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"halves.yaml": _block("yaml", "# halves.yaml")}, script, "prefills_total{")
     assert any(line.startswith("x-headway-replica: pair-decode/1") for line in written)
     assert _num_words(written) >= 10
     assert written[-1] == 'headway_prefills_total{model="qwen3-8b",outcome="handed over"} 1\n'
+
+
+FLEETS = {
+    **{f"{name}.yaml": PAGE for name in ("batches", "cascade", "pair", "halves", "planned", "watched")},
+    "why.yaml": (DOCS / "why.md").read_text(encoding="utf-8"),
+}
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_a_fleet_of_the_pages_can_be_served(name: str, tmp_path: Path) -> None:
+    from headway import serving
+
+    path = tmp_path / name
+    path.write_text(_block("yaml", f"# {name}", FLEETS[name]), encoding="utf-8")
+    _, plan = serving.load(path)
+    assert plan.pools
 
 
 def test_the_combos_of_pods_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +197,7 @@ def test_the_scaled_fleet_runs(tmp_path: Path) -> None:
     assert '"up":3' in written[-2]
 
 
+@pytest.mark.ci
 def test_the_planned_fleet_runs(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# planned.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"planned.yaml": _block("yaml", "# planned.yaml")}, script, '"up":3')
@@ -206,6 +232,7 @@ def test_headways_own_policies_serve_and_replay(tmp_path: Path) -> None:
     assert "TTFT p50" in output.splitlines()[-1], "what was served is simulated again"
 
 
+@pytest.mark.ci
 def test_what_is_watched_runs(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# watched.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"watched.yaml": _block("yaml", "# watched.yaml")}, script, '"decisions":[')

@@ -187,7 +187,7 @@ def test_the_number_of_processes_changes_nothing() -> None:
     assert all(isinstance(found["tokens"], int) and len(found["e2e_values_s"]) == 20 for found in alone.values())
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.ci)])
 def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
     marker = tmp_path / "marker"
     tasks = {("call", i): Call(reproduced.interrupted, {"number": i, "marker": str(marker)}) for i in range(4)}

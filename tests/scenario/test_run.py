@@ -115,6 +115,7 @@ def test_the_seed_is_the_result() -> None:
     assert numbers(3) != numbers(4)
 
 
+@pytest.mark.ci
 def test_processes_do_not_change_the_result() -> None:
     chosen = scenario(policies={"routing": ["random", "power-of-two", "least-kv"]})
     alone, spread = compare(chosen), compare(chosen, jobs=2)

@@ -148,7 +148,7 @@ def assert_agrees(jobs: list[Job], records: Records) -> None:
 
 @pytest.mark.parametrize("step", ["stretch", "exact"])
 @pytest.mark.parametrize("batching", BATCHINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(case=cases())
 def test_the_fast_engine_agrees(batching: str, step: str, case: tuple[Requests, dict[str, Any]]) -> None:
     requests, replica = case

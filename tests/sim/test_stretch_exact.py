@@ -68,6 +68,7 @@ def busy(num_requests: int = 70, **given: Any) -> Scenario:
     return Scenario(requests, (pool(replicas=2, **engine),), faults=faults, **given)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("router", "ordering"),
     pairs(ROUTER_MAKERS, ORDERING_MAKERS, lambda maker: getattr(maker, "__name__", str(maker))),

@@ -64,8 +64,9 @@ def lindley(arrival_s: Floats, service_s: Floats) -> Floats:
     return np.array(found)
 
 
-@pytest.mark.parametrize("batching", ["chunked", "request-level"])
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("batching", ["chunked", "request-level"])
 def test_md1(load: float, batching: str) -> None:
     """One seat, one iteration each: Pollaczek and Khinchine say rho * D / (2 (1 - rho))."""
     service_s, n = 0.02, 25_000

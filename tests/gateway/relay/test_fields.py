@@ -62,7 +62,7 @@ _PAIRS = st.lists(st.tuples(st.sampled_from(_HEADERS), st.sampled_from(_VALUES))
 
 @given(_FIELDS, _PAIRS, st.sampled_from(PATHS))
 @settings(
-    max_examples=400, deadline=None, database=None, derandomize=True,
+    max_examples=200, deadline=None, database=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 def test_any_values(

@@ -256,6 +256,7 @@ def test_iterations_that_take_longer_make_answers_longer_by_as_much() -> None:
     assert one is not None and slow is not None and slow.mean == pytest.approx(1.5 * one.mean, rel=1e-3)
 
 
+@pytest.mark.ci
 def test_what_the_page_shows_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fleet file and the commands of docs/advise.md, in this process."""
     script = (Path(__file__).parents[3] / "docs" / "advise.md").read_text().split("```bash\n")[1].split("```")[0]

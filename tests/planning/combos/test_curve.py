@@ -15,10 +15,10 @@ import headway as hw
 from headway.cli import main
 from headway.scenario.run import load, run
 
-CURVE = {"kind": "curve", "rates": [10, 20, 60, 60, 20, 10], "step_s": 60}
+CURVE = {"kind": "curve", "rates": [10, 20, 60, 60, 20, 10], "step_s": 20}
 SCENARIO = {
     "name": "day",
-    "workload": {"prompt_tokens": 300, "output_tokens": 40, "arrivals": CURVE, "duration_s": 360},
+    "workload": {"prompt_tokens": 300, "output_tokens": 40, "arrivals": CURVE, "duration_s": 120},
     "slo": {"ttft_s": 2, "tpot_s": 0.05},
     "fleet": [{"model": "llama-3.1-8b", "gpu": "a800-pcie", "engine": "vllm-v1"}],
 }

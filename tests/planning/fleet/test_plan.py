@@ -73,6 +73,7 @@ def test_two_models_share_the_gpus_at_hand(tmp_path: Path, capsys: pytest.Captur
     assert text.rstrip().splitlines()[-1].startswith("Tiers of service are not needed")
 
 
+@pytest.mark.ci
 def test_with_processes_the_plan_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [day(tmp_path), "--have", "h100:4", *QUICK, "--no-split", "--no-cache", "--json"]
     one, two = plan(capsys, *asked), plan(capsys, *asked, "--jobs", 2)

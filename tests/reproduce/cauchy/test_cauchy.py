@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -253,7 +254,7 @@ class Pretending(Runner):
         return {key: self._pretend(key, task) for key, task in tasks.items()}
 
     def _pretend(self, key: Any, task: Any) -> Any:
-        random = np.random.default_rng(abs(hash((self.worse, str(key)))) % 2**32)
+        random = np.random.default_rng(crc32(f"{self.worse} {key}".encode()))
         factor = self.worse if any(each in OWN for each in map(str, key)) else 1.0
         if key[0] == "profiles":
             return _profile(key[1])
