@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +16,7 @@ import pytest
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.reproduce.tasks import source_digest
 from headway.scenario.user_modules import loader_of
 
 POLICY = """
@@ -30,12 +32,6 @@ class Fixed:
         self.num_routed += 1
         return Placement(view.replicas[INDEX].id)
 """
-
-
-@pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neighbours are imported by their plain names: each test has its own."""
-    monkeypatch.delitem(sys.modules, "neighbour_for_test", raising=False)
 
 
 def folder(path: Path, index: int) -> Path:
@@ -90,6 +86,28 @@ def test_modules_of_one_name_in_two_folders_differ(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "same_for_test.py").write_text(f"VALUE = {value}\n")
     assert [loader_of(tmp_path / name)("same_for_test").VALUE for name in ("a", "b")] == [1, 2]
+
+
+def test_neighbours_of_one_name_in_two_folders_differ(tmp_path: Path) -> None:
+    """At the import of a module or later, pickled, and in the digest of what a module imports."""
+    own = "from near_for_test import Near\n\n\ndef later():\n    import near_for_test\n    return near_for_test.VALUE\n"
+    found = []
+    for name, value in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own_for_test.py").write_text(own)
+        (tmp_path / name / "near_for_test.py").write_text(f"VALUE = {value}\n\n\nclass Near:\n    value = VALUE\n")
+        found.append(loader_of(tmp_path / name)("own_for_test"))
+    assert [each.Near.value for each in found] == [1, 2]
+    assert [each.later() for each in found] == [1, 2]
+    assert [pickle.loads(pickle.dumps(each.Near())).value for each in found] == [1, 2]
+    digests = [source_digest(each.__name__, tmp_path / name) for each, name in zip(found, "ab", strict=True)]
+    assert digests[0] != digests[1]
+
+
+def test_a_module_that_was_installed_is_no_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("dumps = None\n")
+    (tmp_path / "reads_for_test.py").write_text("import json\n")
+    assert loader_of(tmp_path)("reads_for_test").json is json
 
 
 def test_a_missing_module_is_named(tmp_path: Path) -> None:

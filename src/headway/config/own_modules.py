@@ -25,6 +25,14 @@ def folder_of(module: str, base_dir: Path) -> Path | None:
     return next((folder for folder in (Path.cwd(), base_dir.absolute()) if has_module(folder, module)), None)
 
 
+def neighbour_of(module: str, name: str) -> str:
+    """How a module that was imported by its location finds a plain name; any other module finds it as it is."""
+    if not module.startswith(f"{PACKAGE}."):
+        return name
+    code = module.removeprefix(f"{PACKAGE}.").partition(".")[0]
+    return f"{PACKAGE}.{code}.{name}"
+
+
 def has_module(folder: Path, module: str) -> bool:
     file = folder.joinpath(*module.split("."))
     return file.with_name(f"{file.name}.py").is_file() or (file / "__init__.py").is_file()

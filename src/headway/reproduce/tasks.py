@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from headway import scenario
+from headway.config.own_modules import neighbour_of
 from headway.config.strict_yaml import Places
 from headway.core.record import Records
 from headway.planning.rehearsals import content_key
@@ -131,7 +132,7 @@ def source_digest(module: str, folder: Path) -> bytes:
             source = _source_of(file)
             digest.update(source.read_bytes())
             if source.suffix == ".py":
-                waiting += sorted(_imported(source.read_bytes()))
+                waiting += sorted(neighbour_of(name, each) for each in _imported(source.read_bytes()))
     return digest.digest()
 
 
@@ -143,9 +144,11 @@ def module_file(name: str) -> Path | None:
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is not None:
         return Path(file)
-    package, *parts = name.split(".")
-    for folder in getattr(sys.modules.get(package), "__path__", ()):
-        path = Path(folder, *parts)
+    parts = name.split(".")
+    packages = ((sys.modules.get(".".join(parts[:i])), parts[i:]) for i in range(len(parts) - 1, 0, -1))
+    package, rest = next((each for each in packages if hasattr(each[0], "__path__")), (None, parts))
+    for folder in getattr(package, "__path__", ()):
+        path = Path(folder, *rest)
         for found in (path.with_suffix(".py"), path / "__init__.py"):
             if found.is_file():
                 return found

@@ -1,20 +1,23 @@
 """Modules of users, imported from the folder of a scenario by their location, while `sys.path` stays as it is.
 
 The folder becomes a package inside this one, and the folder's path is spelled in the package's name. So any process can
-import the module again by its name, and instances of its classes can be pickled.
+import the module again by its name, and instances of its classes can be pickled. Its neighbours, which it imports by
+their plain names, are modules of that package, too: those of another folder may have the same names.
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from headway.config.own_modules import folder_of, has_module
+from headway.config.own_modules import folder_of, has_module, neighbour_of
 
 __path__: list[str] = []
 """Makes this module a package."""
@@ -64,21 +67,41 @@ class _FolderFinder(MetaPathFinder):
 
 
 class _FolderLoader(SourceFileLoader):
-    """Runs a module that may import its neighbours by their plain names."""
+    """Runs a module that may import its neighbours by their plain names, at once or later."""
 
     def __init__(self, folder: str, loader: SourceFileLoader) -> None:
         super().__init__(loader.name, loader.path)
         self.folder = folder
 
     def exec_module(self, module: ModuleType) -> None:
-        if self.folder in sys.path:
-            super().exec_module(module)
-            return
-        sys.path.append(self.folder)
-        try:
-            super().exec_module(module)
-        finally:
-            sys.path.remove(self.folder)
+        if self.folder not in sys.path:
+            module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
+        super().exec_module(module)
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """As `__import__`, but a module that is found nowhere else is the neighbour of that name."""
+        first = name.partition(".")[0]
+        if level > 0 or not self._is_neighbour(first):
+            return __import__(name, globals, locals, fromlist or (), level)
+        within = neighbour_of(self.name, first)
+        __import__(neighbour_of(self.name, name), globals, locals, fromlist or ())
+        sys.modules.setdefault(first, sys.modules[within])  # for what was pickled under its plain name
+        return sys.modules[neighbour_of(self.name, name) if fromlist else within]
+
+    def _is_neighbour(self, name: str) -> bool:
+        if (imported := sys.modules.get(name)) is not None:
+            return imported.__name__.startswith(f"{__name__}.") and self._has(name)
+        return find_spec(name) is None and self._has(name)
+
+    def _has(self, name: str) -> bool:
+        return PathFinder.find_spec(name, [self.folder]) is not None
 
 
 sys.meta_path.insert(0, _FolderFinder())
