@@ -91,7 +91,7 @@ def instance_hours(records: Records) -> float:
     return sum(min(end, records.end_s) - start for replica in records.replicas for start, end in replica.up) / 3600
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "scaling",
     ["reactive", *({"name": name, "plan": PLAN} for name in ("lt-i", "lt-u", "lt-ua"))],

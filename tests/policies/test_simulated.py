@@ -69,6 +69,7 @@ def test_every_request_ends_wherever_it_goes(migration: Any, ordering: str) -> N
     assert all(np.array_equal(records.moves[c], again.moves[c], equal_nan=True) for c in records.moves)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("routing", "ordering"), pairs(ROUTERS, [*ORDERINGS, {"name": "round-robin", "quantum_tokens": 20}])
 )

@@ -79,6 +79,7 @@ def test_what_comes_changes_and_so_does_the_plan(rising: Run) -> None:
     assert rising.summary.num_completed == rising.summary.num_requests
 
 
+@pytest.mark.ci
 def test_gpus_are_never_more_than_there_are(rising: Run) -> None:
     events = [
         (at_s, sign * replica.num_gpus)

@@ -65,6 +65,7 @@ def _rows(ran: Records, name: str) -> Any:
     return ran.requests[name][np.argsort(ran.requests["request"])]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DAYS)
 def test_a_day_behind_a_proxy_equals_the_simulated_day(name: str, tmp_path: Path) -> None:
     lived, chosen, simulated, foreseen = both(DAYS[name], tmp_path, Proxy())

@@ -193,6 +193,7 @@ def served(written: dict[str, Any]) -> dict[str, Any]:
     return written
 
 
+@pytest.mark.ci
 def test_a_plan_with_combos_can_be_served(folder: Path, served: dict[str, Any]) -> None:
     path = folder / "served.yaml"
     path.write_text(yaml.safe_dump(served))
@@ -202,6 +203,7 @@ def test_a_plan_with_combos_can_be_served(folder: Path, served: dict[str, Any]) 
     assert {name for names in found.names.values() for name in names} >= set(found.policies.cascade.models)
 
 
+@pytest.mark.ci
 def test_engines_that_hand_nothing_over_are_refused_with_the_reason(folder: Path, served: dict[str, Any]) -> None:
     path = folder / "refused.yaml"
     path.write_text(yaml.safe_dump(served).replace("vllm-v1", "llama.cpp"))

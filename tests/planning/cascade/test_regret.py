@@ -50,6 +50,7 @@ def test_a_judge_without_error_loses_nothing(lost: tuple[Regret, ...]) -> None:
         assert each.plan.stages == none.informed.plan.stages and each.rehearsed == none.informed.rehearsed
 
 
+@pytest.mark.ci
 def test_nothing_is_lost_against_the_best_that_was_run(lost: tuple[Regret, ...]) -> None:
     for each in lost:
         found = (each.by_judge, each.by_truth, each.informed)
@@ -62,6 +63,7 @@ def test_nothing_is_lost_against_the_best_that_was_run(lost: tuple[Regret, ...])
                 assert good + one.short_points >= min(other.rehearsed.quality or 0.0, 75.0) - 1e-9
 
 
+@pytest.mark.ci
 def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[Regret, ...]) -> None:
     _, strict, kind, _ = lost
     assert kind.by_judge.short_points > 1 and kind.by_judge.short_points >= kind.informed.short_points
