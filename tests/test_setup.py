@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,15 @@ def _compiled() -> list[str]:
     raise AssertionError("setup.py names no modules")
 
 
+@cache
+def _tree(name: str) -> ast.Module:
+    return ast.parse((ROOT / "src" / "headway" / f"{name}.py").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", _compiled())
 def test_no_compiled_module_has_a_struct(name: str) -> None:
     """mypyc keeps the origins of annotations only, `list` of `list[int]`, and msgspec checks by these annotations."""
-    tree = ast.parse((ROOT / "src" / "headway" / f"{name}.py").read_text(encoding="utf-8"))
+    tree = _tree(name)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     structs = [each.name for each in classes if any(ast.unparse(base).endswith("Struct") for base in each.bases)]
     assert not structs
@@ -42,7 +48,7 @@ def test_no_compiled_module_has_a_struct(name: str) -> None:
 @pytest.mark.parametrize("name", _compiled())
 def test_no_compiled_handler_awaits(name: str) -> None:
     """mypyc leaves the exception that is handled to whatever runs meanwhile: that of another call is chained to it."""
-    tree = ast.parse((ROOT / "src" / "headway" / f"{name}.py").read_text(encoding="utf-8"))
+    tree = _tree(name)
     handlers = [each for node in ast.walk(tree) if isinstance(node, ast.Try) for each in node.handlers]
     assert not [node.lineno for each in handlers for node in _awaiting(each.body)]
 

@@ -95,7 +95,7 @@ def serves(records: Records, warmup_s: float) -> bool:
     return not missed.any()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("seed", range(14))
 def test_no_run_that_serves_in_time_takes_less(seed: int) -> None:
     """Over fleets, traces, scalers and ends of runs; a bound that is too high would exceed an idle fleet's use."""

@@ -160,6 +160,7 @@ def test_every_pair_occurs() -> None:
         assert not missing, (one, other, missing)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("router", KINDS["router"])
 def test_every_pair_serves_all_requests_in_time_and_within_bounds(router: str) -> None:
     """Conservation; no starvation: a fleet that works while requests wait needs no longer than one replica alone, after

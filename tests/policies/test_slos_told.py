@@ -84,6 +84,7 @@ def test_an_slo_of_the_file_is_that_of_the_header(factor: float) -> None:
     assert (by_file.requests["replica"] == by_header.requests["replica"]).all()
 
 
+@pytest.mark.sampled(2)
 @routers
 def test_one_more_replica_never_makes_it_worse(name: str) -> None:
     two, four = ([attainment(day(name, seed, 14, num, 1.5), 1.5) for seed in SEEDS[:3]] for num in (2, 4))

@@ -90,7 +90,7 @@ def test_the_note_names_the_pools_and_what_is_missing() -> None:
     assert "not calibrated" not in table.render([make(0)], width=220)
 
 
-@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@settings(max_examples=10, deadline=None, phases=[Phase.generate])
 @given(
     labels=st.lists(
         st.dictionaries(

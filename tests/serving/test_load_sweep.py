@@ -108,6 +108,7 @@ def test_the_next_trial_lies_between_what_meets_and_what_misses() -> None:
     assert next_trial(HighestRate(4.0, 4.3), 1.0) is None
 
 
+@pytest.mark.ci
 def test_the_page_has_a_row_for_each_load_and_marks_the_knee() -> None:
     found = asyncio.run(sweep(on_a_queue, 8, 0.9))
     predicted = [{"ttft_mean": 0.1, "e2e_mean": 0.2} if each.rate_rps else None for each in found.points]

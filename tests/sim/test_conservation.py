@@ -36,7 +36,7 @@ from simulation import (
 )
 
 fuzz = settings(
-    max_examples=num_examples(60),
+    max_examples=num_examples(45),
     derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink one takes minutes

@@ -363,7 +363,7 @@ def _restless(draw: st.DrawFn) -> Scenario:
 
 
 fuzz = settings(
-    max_examples=num_examples(40),
+    max_examples=num_examples(30),
     derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink one takes minutes

@@ -103,6 +103,7 @@ def test_a_plan_with_combos_keeps_its_promise_and_is_no_worse_than_one_without(
         assert label in printed and label in html.read_text()
 
 
+@pytest.mark.ci
 def test_a_plan_with_combos_is_planned_again_with_all_of_its_gpus(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

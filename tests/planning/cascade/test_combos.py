@@ -310,6 +310,7 @@ def test_bounds_hold_where_a_combo_is_full_and_whoever_prefills_decodes(monkeypa
     assert sum(refused) > 20 and (lower[picked] <= truth).all()
 
 
+@pytest.mark.ci
 def test_bounds_hold_where_the_longest_requests_fit_on_those_that_decode_alone() -> None:
     """They are computed there as a whole."""
     made = cascade("a10", "h100-80gb-sxm", prompt_tokens=20_000, rate_rps=0.5)

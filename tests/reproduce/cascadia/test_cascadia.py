@@ -285,6 +285,7 @@ def test_exhibits_have_a_row_for_every_case() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_loop_is_near_what_exhaustive_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "ARRIVALS_S", 10.0)
     monkeypatch.setattr(runs, "NUM_ROUTINGS", 4)
