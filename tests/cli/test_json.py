@@ -31,6 +31,7 @@ LINES = {
     "plan tiers": "plan tiers tiers.yaml --tiers 1 --decay 1 --seeds 2",
     "workload describe": "workload describe trace.csv",
     "forecast evaluate": "forecast evaluate demand.csv --methods last-value --only a",
+    "forecast demand": "forecast demand trace.csv --growth 1.4",
     "calibrate": "calibrate vllm-1.json vllm-2.json vllm-4.json vllm-8.json --gpu h100 --engine vllm-v1",
     "validate": "validate vllm-1.json --gpu h100 --engine vllm-v1",
     "arena play": "arena play grid.yaml --jobs 1 --cache played",

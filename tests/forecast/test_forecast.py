@@ -17,7 +17,7 @@ from headway.forecast.methods import Blend, make
 from headway.forecast.naive import LastValue, SeasonalNaive
 
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
-NAIVE = ("last-value", "seasonal-naive")
+NAIVE = ("last-value", "seasonal-naive", "seasonal-mean")
 FITTED = ("ets", "arima", "blend", "arima:1-0-1", "arima:1-0-0:0-1-1")
 BLENDED = [pytest.mark.ci]  # as long as its parts, which are tested one by one
 EVERY = [

@@ -21,7 +21,7 @@ COMMANDS = {
     "compare": "Run several policies on one workload and print one table.",
     "plan": "Find the cheapest fleet that meets SLOs.",
     "workload": "Describe, convert or generate request traces.",
-    "forecast": "Compare forecasts of demand, and the cost of scaling by them.",
+    "forecast": "Forecast demand from recorded days; compare forecasts, and the cost of scaling by them.",
     "calibrate": "Fit step-time coefficients to your own measurements.",
     "measure": "Time the operators of a model on a local GPU.",
     "validate": "Compare predictions with measured serving.",

@@ -1,4 +1,4 @@
-"""`headway forecast`."""
+"""`headway forecast`: the demand of the coming weeks, and forecasters compared."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from headway.cli.output import (
     print_table,
 )
 from headway.core.errors import HeadwayError
+from headway.forecast.demand import METHODS, SPREAD, forecast_days
+from headway.forecast.demand_file import save
+from headway.forecast.demand_text import WEEK_HEADS, headlines, week_rows
 from headway.forecast.evaluate import Evaluation, EvaluationSettings, MethodResult
 from headway.forecast.evaluate import evaluate as evaluated
 from headway.workload.series import DemandSeries, read_series
@@ -31,7 +34,58 @@ DEFAULT = EvaluationSettings()
 
 @click.group(cls=SubCommands)
 def command() -> None:
-    """Compare forecasts of demand, and the cost of scaling by them."""
+    """Forecast the demand of the coming weeks; compare forecasts, and the cost of scaling by them."""
+
+
+@command.command()
+@click.argument("days", type=PATH, nargs=-1, required=True)
+@click.option(
+    "--growth", type=ABOVE_0, default=1.0, show_default=True, help="Factor of demand from one month to the next: 1.4."
+)
+@click.option("--months", type=ABOVE_0, default=1.0, show_default=True, help="Months, of 730 hours, to forecast.")
+@click.option("--time-zone", default="UTC", show_default=True, help="Of the days' profile, as in Europe/Berlin.")
+@click.option(
+    "--begins", help="When the first DAY began, as 2026-03-02T00:00. Default: as its records say, else a Monday."
+)
+@click.option("--first", help="The first hour to forecast. Default: the midnight after the records.")
+@list_option(
+    "--methods",
+    default=",".join(METHODS),
+    show_default=True,
+    help="Forecasters to choose from by held-out days, separated by commas; as in forecast evaluate.",
+)
+@click.option(
+    "--assumed-spread", type=ABOVE_0, default=SPREAD, show_default=True,
+    help="Where one day is known: standard deviation of demand from day to day, as a share.",
+)  # fmt: skip
+@click.option("-o", "--out", type=PATH, help="Write the forecast, a Parquet file that plans read with --demand.")
+@as_json_option("Print JSON instead of the table.")
+def demand(
+    days: tuple[Path, ...], growth: float, months: float, time_zone: str, begins: str | None, first: str | None,
+    methods: str, assumed_spread: float, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Forecast the requests of the coming weeks by hour, with quantiles, from recorded days.
+
+    Each DAY is a folder of records of headway serve or simulate, or any file that --trace takes. With two days or more,
+    the forecaster and its quantiles are those of held-out days; with one, the quantiles are assumed, which is said.
+    """
+    found = forecast_days(
+        days, growth_per_month=growth, months=months, time_zone=time_zone, begins=begins, first=first,
+        methods=tuple(_items(methods)), assumed_spread=assumed_spread,
+    )  # fmt: skip
+    if out is not None:
+        save(found, out)
+        click.echo(f"wrote {out}", err=True)
+    if as_json:
+        print_json(found)
+        return
+    for line in headlines(found):
+        click.echo(line)
+    click.echo()
+    print_table(WEEK_HEADS, week_rows(found))
+    click.echo()
+    for note in found.assumptions:
+        click.echo(f"assumed: {note}")
 
 
 @command.command()
@@ -40,8 +94,8 @@ def command() -> None:
     "--methods",
     default=",".join(DEFAULT.methods),
     show_default=True,
-    help="Separated by commas: last-value, seasonal-naive, ets, arima (order by AIC), blend (of these), arima:2-1-1 or "
-    "arima:1-0-1:0-1-1 (given orders). With the suffix -leak: fitted on the future too.",
+    help="Separated by commas: last-value, seasonal-naive, ets, arima (order by AIC), blend (of these), seasonal-mean, "
+    "arima:2-1-1 or arima:1-0-1:0-1-1 (given orders). With the suffix -leak: fitted on the future too.",
 )
 @list_option("--only", help="Names of series, separated by commas. Default: all.")
 @list_option("--columns", help="Columns of values, separated by commas. Default: all.")

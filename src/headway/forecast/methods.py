@@ -9,7 +9,7 @@ import numpy as np
 from headway.core.errors import HeadwayError, unknown
 from headway.core.policy import Floats, Forecaster
 from headway.forecast.models import Arima, AutoArima, Ets, InSample, Order, StatsModel
-from headway.forecast.naive import LastValue, SeasonalNaive
+from headway.forecast.naive import LastValue, SeasonalMean, SeasonalNaive
 
 
 class Blend:
@@ -31,6 +31,7 @@ class Blend:
 METHODS: dict[str, Callable[[int], Forecaster]] = {
     "last-value": lambda season: LastValue(),
     "seasonal-naive": SeasonalNaive,
+    "seasonal-mean": SeasonalMean,
     "ets": Ets,
     "arima": AutoArima,
     "blend": lambda season: Blend([LastValue(), SeasonalNaive(season), Ets(season), AutoArima(season)]),
@@ -42,9 +43,9 @@ LEAK = "-leak"
 def make(name: str, season: int, whole: Floats | None = None) -> Forecaster:
     """A forecaster for one series, by name.
 
-    `last-value`, `seasonal-naive`, `ets`, `arima` (order by AIC), `blend` (the mean of these four), `arima:2-1-1` and
-    `arima:1-0-1:0-1-1` (given orders, the second seasonal). With the suffix `-leak`, the model is fitted on `whole`,
-    and cheats.
+    `last-value`, `seasonal-naive`, `ets`, `arima` (order by AIC), `blend` (the mean of these four), `seasonal-mean`,
+    `arima:2-1-1` and `arima:1-0-1:0-1-1` (given orders, the second seasonal). With the suffix `-leak`, the model is fitted on
+    `whole`, and cheats.
     """
     if name.endswith(LEAK):
         model = make(name.removesuffix(LEAK), season)

@@ -43,6 +43,31 @@ class SeasonalNaive:
         return _forecast(history, sources, quantiles)
 
 
+class SeasonalMean:
+    """The mean of that step in all past seasons; the last value until there is a season.
+
+    Quantiles are those of past differences from these means.
+    """
+
+    cheats = False
+
+    def __init__(self, season: int) -> None:
+        """`season`: the period of the series in steps, such as 24 hours."""
+        if season < 1:
+            raise HeadwayError(f"season: {season}; expected 1 step or more")
+        self.season = season
+
+    def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
+        """See `Forecaster`; the median is the mean of the seasons."""
+        if len(history) < self.season:
+            return LastValue().forecast(history, steps, quantiles)
+        position = np.arange(len(history)) % self.season
+        means = np.bincount(position, history, self.season) / np.bincount(position, minlength=self.season)
+        spread = np.quantile(history - means[position], (*quantiles, 0.5))
+        ahead = means[(len(history) + np.arange(steps)) % self.season]
+        return np.asarray(np.maximum(ahead + (spread[:-1] - spread[-1])[:, None], 0.0), "f8")
+
+
 def _forecast(history: Floats, sources: Sequence[tuple[int, int]], quantiles: Sequence[float]) -> Floats:
     """Quantiles of each step from its (position of the past value, number of steps since)."""
     rows = [history[position] + _spread(history, lag, quantiles) for position, lag in sources]
