@@ -54,7 +54,9 @@ def test_the_profile_is_the_weeks_where_two_weeks_and_a_day_are_known() -> None:
     found = made(np.concatenate([week, week, SHAPE]))
     assert found.season_hours == 168
     days = found.rates(0.5)[: 4 * 24].reshape(4, 24).sum(axis=1)  # it begins on a Tuesday: four days of work
-    assert np.allclose(days, days[0], rtol=1e-4) and found.rates(0.5)[4 * 24 : 5 * 24].sum() == pytest.approx(days[0] / 4, rel=1e-4)
+    assert np.allclose(days, days[0], rtol=1e-4) and found.rates(0.5)[4 * 24 : 5 * 24].sum() == pytest.approx(
+        days[0] / 4, rel=1e-4
+    )
 
 
 def test_one_day_has_an_assumed_interval_and_says_so() -> None:

@@ -26,6 +26,7 @@ from headway.cli.flags import (
 from headway.cli.output import SECONDS, SECONDS_ABOVE_0, SubCommands, console, list_option, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
+from headway.cli.plan_demand import DEMAND_FLAGS, demand_options, forecast_of, plan_for_demand
 from headway.cli.plan_fleet import fleet
 from headway.cli.plan_goodput import goodput
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
@@ -35,6 +36,7 @@ from headway.config import strict_yaml
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.forecast.demand import DemandForecast
 from headway.planning.capacity.page import page
 from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import Situation, Targets
@@ -101,6 +103,7 @@ command.add_command(scaling)
     show_default=True,
     help="Repeat with load=N times the requests, lose=N replicas, lose-region=N regions.",
 )
+@demand_options
 @jobs_option
 @plan_options  # fmt: skip
 def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
@@ -110,11 +113,18 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     Every candidate that analytic bounds do not rule out is simulated, with the same arrivals and lengths.
     Simulations are cached, so that an interrupted search resumes where it ended. Exit code 3: no candidate meets
     the targets.
+
+    With --demand, the plan is for the weeks of a forecast: how many replicas, when the next one is due, what to reserve
+    and what to rent. The requests are those of the busiest recorded hour, at the forecast's rates.
     """
     output = PlanOutput(**{name: flags.pop(name) for name in PlanOutput.__struct_fields__})
+    asked = {name: flags.pop(name) for name in DEMAND_FLAGS}
+    forecast = forecast_of(asked, flags)
     choices = {name: flags.pop(name) for name in _CHOICES}
-    document, places, base_dir = _document(scenario, preset, flags)
+    document, places, base_dir = _document(scenario, preset, flags, forecast)
     options = _options(choices, document.get("gpus") or ())
+    if forecast is not None:
+        return plan_for_demand(forecast, document, places, base_dir, options, asked, output)
     cache = output.cache_dir("capacity")
     with output.processes() as pool, output.counting("rehearsing") as progress:
         best, rehearsal = plan(document, places, base_dir, options, Simulator(), cache, progress, pool)
@@ -190,16 +200,21 @@ def _situations(text: str) -> Iterator[Situation]:
             raise HeadwayError(f"--what-if {each!r}: expected load=N, lose=N or lose-region=N")
 
 
-def _document(scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> tuple[dict[str, Any], Places, Path]:
+def _document(
+    scenario: Path | None, preset: str | None, flags: dict[str, Any], forecast: DemandForecast | None
+) -> tuple[dict[str, Any], Places, Path]:
     file = scenario_file(scenario, preset)
     if file is not None:
         data, places = read(file)
         pools = data.get("fleet")
         num_pools, base_dir = len(pools) if isinstance(pools, list) else 0, file.parent
     else:
-        check_complete(used_flags(flags))
+        hour = {} if forecast is None else {"trace": forecast.busiest.path}
+        check_complete(used_flags(flags) | hour)
         data, places, num_pools, base_dir = {"name": "capacity", "workload": {}, "fleet": [{}]}, Places(), 1, Path()
     data, places = strict_yaml.change(data, places, changes(flags, num_pools))
+    if forecast is not None:
+        return data | {"workload": {}}, places, base_dir
     if file is None and "builtin" not in data["workload"] and "trace" not in data["workload"]:
         data["workload"].setdefault("num_requests", DEFAULT_NUM_REQUESTS)
     return data, places, base_dir

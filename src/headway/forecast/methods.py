@@ -44,8 +44,8 @@ def make(name: str, season: int, whole: Floats | None = None) -> Forecaster:
     """A forecaster for one series, by name.
 
     `last-value`, `seasonal-naive`, `ets`, `arima` (order by AIC), `blend` (the mean of these four), `seasonal-mean`,
-    `arima:2-1-1` and `arima:1-0-1:0-1-1` (given orders, the second seasonal). With the suffix `-leak`, the model is fitted on
-    `whole`, and cheats.
+    `arima:2-1-1` and `arima:1-0-1:0-1-1` (given orders, the second seasonal). With the suffix `-leak`, the model is
+    fitted on `whole`, and cheats.
     """
     if name.endswith(LEAK):
         model = make(name.removesuffix(LEAK), season)

@@ -31,6 +31,7 @@ from headway.planning.capacity.problem import (
     CapacityProblem,
     LikelyTarget,
     LongerRun,
+    RehearsalMetrics,
     Situation,
     Targets,
     misses,
@@ -124,12 +125,19 @@ def _likely(best: CapacityPlan, rehearsal: CapacityRehearsal) -> tuple[LikelyTar
     measured = best.measured if best.longer is None else best.longer.measured
     if best.choice is None or best.choice.replicas is None or measured is None:
         return ()
-    chosen = rehearsal.scenario(best.choice.candidate, best.choice.replicas, Situation())
+    return likely_targets(rehearsal, best.choice.candidate, best.choice.replicas, measured)
+
+
+def likely_targets(
+    rehearsal: CapacityRehearsal, candidate: CapacityCandidate, replicas: int, measured: RehearsalMetrics
+) -> tuple[LikelyTarget, ...]:
+    """The chances that each target of a latency is met, as measured, where the errors of such predictions are known."""
+    chosen = rehearsal.scenario(candidate, replicas, Situation())
     used = StepTimes(chosen).coefficients
     pools = [(pool.model, used[pool.name]) for pool in chosen.fleet.all_pools]
     wanted, found, errors = structs.replace(error_class(pools, 0.0, 0.0), load=measured.load), [], prediction_errors()
     for slo in LATENCY_SLOS:
-        target_s, predicted_s = getattr(best.targets, slo), getattr(measured, slo)
+        target_s, predicted_s = getattr(rehearsal.targets, slo), getattr(measured, slo)
         if target_s is None or not predicted_s:
             continue
         metric = slo.removesuffix("_s")

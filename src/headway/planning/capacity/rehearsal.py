@@ -84,8 +84,12 @@ class CapacityRehearsal:
 
     def meets_targets(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> bool:
         """Whether the metrics would miss no target. A run that misses one ends as soon as that is certain."""
+        return self.if_met(candidate, replicas, situation) is not None
+
+    def if_met(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics | None:
+        """The metrics of a run that misses no target; None: it misses one, as in `meets_targets`."""
         measured = self._rehearsed(candidate, replicas, situation, stops=True)
-        return measured is not None and not misses(measured, self.targets)
+        return None if measured is None or misses(measured, self.targets) else measured
 
     def _rehearsed(
         self, candidate: CapacityCandidate, replicas: int, situation: Situation, stops: bool

@@ -1,0 +1,168 @@
+"""How many replicas a rate takes, from rehearsals at the busiest hours alone; and what of them to reserve. Pure.
+
+Sets and parameters
+    n in 1..N   replicas
+    k           steps of a fixed grid of rates: b s^k, where b is the recorded rate and s is `STEP`
+    ok(n, k)    whether n replicas meet every target at that rate with the wanted chance, by a rehearsal
+Result          K(n) = the largest k for which ok(n, k);  need(r) = the least n for which b s^K(n) >= r
+Assumed         ok(n, k + 1) implies ok(n, k): each K(n) is found by bisection.
+
+K does not depend on the forecast, so that a higher rate never needs fewer replicas, whichever forecast it is from.
+K of 1, 2, 4, ... is rehearsed, and of every number that a week's need comes to; between, log K is linear in log n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import ceil, exp, floor, log
+
+from headway.planning.together import Together, in_turn
+
+STEP = 1.05
+LEAP = 8
+"""Grid steps by which the search leaves its first guess."""
+LOWEST, HIGHEST = -160, 120
+"""Grid steps: a load from 1/2500 to 350 times the recorded one."""
+CLOSE = 1e-9
+IsMet = Callable[[int, float], bool]
+"""Whether a number of replicas meets all targets at a multiple of the recorded rate."""
+
+
+class ServedRates:
+    """The highest rate that each number of replicas serves, rehearsed when it is asked for."""
+
+    def __init__(
+        self, is_met: IsMet, recorded_rps: float, replicas_at_recorded: int, most: int, together: Together = in_turn
+    ) -> None:
+        """`replicas_at_recorded` serve the recorded rate: where the search begins. `most`: replicas, at most.
+
+        The rates are the same however `together` makes calls.
+        """
+        self._is_met, self._recorded_rps, self.most = is_met, recorded_rps, most
+        self._together = together
+        self._met: dict[tuple[int, int], bool] = {}
+        self._first = -log(max(replicas_at_recorded, 1)) / log(STEP)
+        self._highest: dict[int, int | None] = {}
+
+    @property
+    def known(self) -> dict[int, float]:
+        """Requests per second by replicas, of the numbers that were rehearsed."""
+        return {n: self._rate(k) for n, k in sorted(self._highest.items())}
+
+    @property
+    def num_rehearsals(self) -> int:
+        return len(self._met)
+
+    def rate(self, n: int) -> float:
+        """The highest rate that n replicas serve; 0: none of the grid."""
+        if n not in self._highest:
+            self._highest[n] = self._search(n)
+        return self._rate(self._highest[n])
+
+    def need(self, rps: float) -> int | None:
+        """The least number of replicas, rehearsed itself; None: more than `most`."""
+        n = self.roughly(rps)
+        while n is not None and n <= self.most and self.rate(n) < rps * (1 - CLOSE):
+            n += 1
+        if n is None or n > self.most:
+            return None
+        while n > 1 and self.rate(n - 1) >= rps * (1 - CLOSE):
+            n -= 1
+        return n
+
+    def roughly(self, rps: float) -> int | None:
+        """As `need`, between the numbers that were rehearsed by interpolation; None: more than `most`."""
+        self._reach(rps)
+        known = [(n, rate) for n, rate in self.known.items() if rate > 0]
+        above = next((pair for pair in known if pair[1] >= rps * (1 - CLOSE)), None)
+        if above is None:
+            return None
+        below = max((pair for pair in known if pair[0] < above[0]), default=None)
+        if below is None:
+            return above[0]
+        share = (log(rps) - log(below[1])) / (log(above[1]) - log(below[1]))
+        between = exp(log(below[0]) + share * (log(above[0]) - log(below[0])))
+        return min(max(ceil(between - 1e-6), below[0] + 1), above[0])
+
+    def _reach(self, rps: float) -> None:
+        """Rehearse 1, 2, 4, ... replicas, up to the first number that serves the rate."""
+        n = 1
+        while self.rate(n) < rps * (1 - CLOSE) and n < self.most:
+            n = min(2 * n, self.most)
+
+    def _rate(self, k: int | None) -> float:
+        return 0.0 if k is None else self._recorded_rps * STEP**k
+
+    def _ok(self, n: int, k: int) -> bool:
+        if (n, k) not in self._met:
+            self._met[n, k] = self._is_met(n, STEP**k)
+        return self._met[n, k]
+
+    def _ahead(self, n: int, steps: Sequence[int]) -> None:
+        """Rehearse steps that the search may come to side by side, where calls are made so."""
+        if self._together is not in_turn:
+            wanted = [k for k in dict.fromkeys(steps) if (n, k) not in self._met and LOWEST <= k <= HIGHEST]
+            self._together([partial(self._ok, n, k) for k in wanted])
+
+    def _search(self, n: int) -> int | None:
+        at = floor(min(max(self._first + log(n) / log(STEP), LOWEST), HIGHEST))
+        self._ahead(n, [at, at + LEAP, at - LEAP])
+        low: int | None = at if self._ok(n, at) else None
+        high: int | None = None if low is not None else at
+        while high is None:
+            assert low is not None
+            if low >= HIGHEST:
+                return low
+            ahead = min(low + LEAP, HIGHEST)
+            low, high = (ahead, None) if self._ok(n, ahead) else (low, ahead)
+        while low is None:
+            if high <= LOWEST:
+                return None
+            behind = max(high - LEAP, LOWEST)
+            low, high = (behind, high) if self._ok(n, behind) else (None, behind)
+        while high - low > 1:
+            middle = (low + high) // 2
+            self._ahead(n, [middle, (low + middle) // 2, (middle + high) // 2])
+            low, high = (middle, high) if self._ok(n, middle) else (low, middle)
+        return low
+
+
+def used_share(needs: Sequence[int]) -> tuple[float, ...]:
+    """By replica, the first one first: share of the hours that need it."""
+    return tuple(sum(need >= n for need in needs) / len(needs) for n in range(1, max(needs) + 1))
+
+
+def to_reserve(needs: Sequence[int], reserved_usd: float | None, rented_usd: float) -> int:
+    """The number of replicas for the least cost, if each hour's others are rented; dollars of one replica for an hour.
+
+    A replica is reserved where the share of the hours that need it is above the ratio of the prices. Without a price of
+    what is reserved: what every hour needs.
+    """
+    if reserved_usd is None:
+        return min(needs)
+    return sum(share * rented_usd > reserved_usd for share in used_share(needs))
+
+
+def hours_of_day(needs: Sequence[int], hour: Sequence[int]) -> dict[int, int]:
+    """The most replicas of any day at each hour of the day."""
+    most: dict[int, int] = {}
+    for need, at in zip(needs, hour, strict=True):
+        most[at] = max(most.get(at, 0), need)
+    return most
+
+
+def runs(by_hour: Mapping[int, int], base: int) -> list[tuple[int, int, int]]:
+    """(first hour, hours, replicas) of the times of day with one number above the base; midnight may lie within."""
+    raised = {hour: n for hour, n in by_hour.items() if n > base}
+    if len(raised) == 24 and len(set(raised.values())) == 1:
+        return [(0, 24, raised[0])]
+    found = []
+    for hour, n in sorted(raised.items()):
+        if raised.get((hour - 1) % 24) == n:
+            continue
+        length = 1
+        while raised.get((hour + length) % 24) == n:
+            length += 1
+        found.append((hour, length, n))
+    return found

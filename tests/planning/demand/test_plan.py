@@ -1,0 +1,110 @@
+"""Plans for forecast demand, rehearsed: more growth or less certainty never takes fewer GPUs, and costs add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.forecast.demand import DemandForecast, forecast_days
+from headway.planning.capacity.plan import CapacityOptions
+from headway.planning.capacity.problem import Targets
+from headway.planning.demand.page import page
+from headway.planning.demand.plan import DemandPlanOptions, plan
+from headway.planning.demand.problem import DemandPlan, DemandPrices
+from headway.planning.demand.text import render, week_rows
+from headway.scenario import Simulator
+from headway.workload.files import to_parquet
+from headway.workload.table import Workload
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two days of 200 requests, of which 100 come within one hour's first two minutes; and a cache."""
+    made = tmp_path_factory.mktemp("days")
+    for i in range(2):
+        random = np.random.default_rng(i)
+        at = np.sort(np.concatenate([random.random(100) * 86000, 36000 + random.random(100) * 120]))
+        at[-1] = 86399.0
+        tokens = {"prompt_tokens": random.integers(800, 1600, 200), "output_tokens": random.integers(50, 150, 200)}
+        to_parquet(Workload({"arrival_s": at, **tokens}), made / f"day{i}.parquet")
+    return made
+
+
+def forecast(folder: Path, growth: float = 2.0, days: int = 2, **more: Any) -> DemandForecast:
+    paths = [folder / f"day{i}.parquet" for i in range(days)]
+    return forecast_days(paths, growth_per_month=growth, months=0.5, **more)
+
+
+def planned(folder: Path, demand: DemandForecast, chance: float = 0.8, **prices: float) -> DemandPlan:
+    options = DemandPlanOptions(
+        capacity=CapacityOptions(
+            gpus=("l40s",), tps=(1,), max_replicas=12, targets=Targets(ttft_p99_s=1.0, tpot_p99_s=0.06)
+        ),
+        chance=chance, prices=DemandPrices(**prices),
+    )  # fmt: skip
+    document = {"workload": {}, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-v1"}]}
+    found, _ = plan(demand, document, Places(), Path(), options, Simulator(), folder / "requests", folder / "cache")
+    return found
+
+
+def replicas(found: DemandPlan) -> list[int]:
+    return [99 if week.replicas is None else week.replicas for week in found.weeks]
+
+
+def wide(demand: DemandForecast, by: float) -> DemandForecast:
+    """The same median, and every quantile so many times as far from it."""
+    rows = np.array(demand.total.requests_per_s)
+    median = rows[demand.quantiles.index(0.5)]
+    rows = median * (rows / np.maximum(median, 1e-12)) ** by
+    return structs.replace(demand, total=structs.replace(demand.total, requests_per_s=tuple(map(tuple, rows))))
+
+
+def test_more_growth_and_wider_intervals_and_more_chance_never_take_fewer(folder: Path) -> None:
+    demand = forecast(folder)
+    found = planned(folder, demand)
+    assert found.status == "met" and all(week.chance and week.chance >= 0.8 - 1e-6 for week in found.weeks)
+    for more in (
+        planned(folder, forecast(folder, growth=40.0)), planned(folder, wide(demand, 4.0)),
+        planned(folder, demand, chance=0.85),
+    ):  # fmt: skip
+        assert all(a <= b for a, b in zip(replicas(found), replicas(more), strict=True))
+    assert replicas(planned(folder, forecast(folder, growth=40.0)))[-1] > replicas(found)[-1]
+
+
+def test_the_weeks_agree_with_what_was_rehearsed(folder: Path) -> None:
+    demand = forecast(folder, growth=30.0)
+    found = planned(folder, demand, reserved_usd_per_gpu_hour=0.9)
+    served = dict(found.served)
+    for week in found.weeks:
+        assert week.replicas is not None and served[week.replicas] >= week.planned_requests_per_s * (1 - 1e-4)
+        if week.replicas > 1:
+            assert served[week.replicas - 1] < week.planned_requests_per_s
+    assert [each.replicas for each in found.due] == sorted({each.replicas for each in found.due})
+    assert found.due[-1].replicas == max(replicas(found)) and len(found.due) > 1
+    reserve = found.reserve
+    assert reserve is not None and reserve.break_even_utilisation is not None
+    hours = 730 * reserve.num_reserved_gpus * 0.9
+    rented = reserve.rented_gpu_hours * 2 * reserve.on_demand_usd_per_gpu_hour  # half a month was forecast
+    assert reserve.usd_per_month == pytest.approx(hours + rented)
+    assert reserve.usd_per_month <= reserve.usd_per_month_all_on_demand
+    assert all(each.replicas > reserve.reserved_replicas for each in reserve.schedule)
+    shown = page(found, demand, "headway plan capacity")
+    assert "due" in render(found) and str(week_rows(found)[0][0]) in shown
+
+
+def test_more_chance_than_the_step_times_leave_is_said(folder: Path) -> None:
+    found = planned(folder, forecast(folder), chance=0.99)
+    assert found.status == "infeasible" and "headway calibrate" in " ".join(found.notes)
+
+
+def test_records_that_are_gone_are_named(folder: Path) -> None:
+    demand = forecast(folder)
+    gone = structs.replace(demand, busiest=structs.replace(demand.busiest, path=str(folder / "gone.parquet")))
+    with pytest.raises(HeadwayError, match=r"gone\.parquet: the recorded hour"):
+        planned(folder, gone)
