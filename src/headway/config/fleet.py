@@ -21,6 +21,7 @@ from headway.config.speculative import with_speculation
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import GREEDY, Combo, Engine, Fleet, Gpu, Model, Parallel, Pool, Role, Sampling
+from headway.limits.schedules import check as check_schedule
 from headway.perf import memory
 from headway.perf.lora import slots_bytes
 from headway.perf.params import kernel_dtype
@@ -167,8 +168,9 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places, own: OwnHar
             names = [each.model.hf_id for each in parts]
         raise places.error((*at, "decode", "model"), f"{names[1]}; expected {names[0]}, as prefill")
     return Combo(
-        spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps, spec.fallback
-    )
+        spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps, spec.fallback,
+        spec.scheduled_min_replicas,
+    )  # fmt: skip
 
 
 def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
@@ -206,6 +208,7 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
         mean_sequence_tokens=spec.mean_sequence_tokens,
         network_bytes_per_s=spec.network_bytes_per_s,
         min_replicas=spec.min_replicas,
+        scheduled_min_replicas=spec.scheduled_min_replicas,
         max_replicas=spec.max_replicas,
         start_s=spec.start_s,
         lora=spec.lora,
@@ -365,6 +368,12 @@ def _check(fleet: Fleet, places: Places) -> None:
         most = each.replicas if each.max_replicas is None else each.max_replicas
         if not each.min_replicas <= each.replicas <= most:
             raise places.error((*at, "replicas"), f"{each.replicas}; expected {each.min_replicas} to {most}")
+        for i, minimum in enumerate(each.scheduled_min_replicas):
+            with places.at(*at, "scheduled_min_replicas", i):
+                check_schedule(minimum)
+            if each.max_replicas is not None and not each.min_replicas <= minimum.replicas <= each.max_replicas:
+                key = (*at, "scheduled_min_replicas", i, "replicas")
+                raise places.error(key, f"{minimum.replicas}; expected {each.min_replicas} to {each.max_replicas}")
     there = {pool.model.name for _, pool in pools}
     there |= {part.model.name for combo in fleet.combos if combo.replicas for part in combo.parts}
     for i, combo in enumerate(fleet.combos):

@@ -18,6 +18,7 @@ from headway.core.fleet import (
     Network,
     Provisioning,
     RoleChange,
+    ScheduledMinimum,
 )
 from headway.core.pacer import Pacer
 from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes
@@ -133,6 +134,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Network bandwidth of a replica in each direction; 12.5e9 is 100 Gbit/s."""
     min_replicas: Count = 1
     """Fewest replicas that scaling leaves."""
+    scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
+    """More than `min_replicas` at certain times, for any scaler: entries of `cron`, `duration_s`, `replicas` and
+    `time_zone`."""
     max_replicas: Count | None = None
     """Most replicas that scaling starts. Without one: as many as its policy asks for."""
     start_s: Annotated[float, Meta(ge=0)] | None = None
@@ -195,6 +199,8 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Number of combos. 0: none until scaling asks for some."""
     min_replicas: Annotated[int, Meta(ge=0)] = 1
     """Fewest replicas that scaling leaves."""
+    scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
+    """As of a pool."""
     max_replicas: Count | None = None
     """Most replicas that scaling starts. Without one: as many as its policy asks for."""
     goodput_rps: Annotated[float, Meta(ge=0)] | None = None
@@ -361,6 +367,9 @@ class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Stop at this virtual time. Without one: when every request has ended."""
     warmup_s: Annotated[float, Meta(ge=0)] = 0.0
     """Metrics leave out requests that arrived before this time."""
+    begins: str | None = None
+    """The date and time at the run's second 0, with an offset, as in `2026-03-02T00:00:00+01:00`, for
+    `scheduled_min_replicas`. Without it: when the gateway's records began that are the workload's trace."""
     step_time_factor: Positive = 1.0
     """Every iteration takes so many times as long as the step-time model says: what the plan is worth if it is wrong by
     so much. Hosted pools keep their speed."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Protocol
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
+
+
+class Least(Protocol):
+    """The least number of replicas at any time."""
+
+    def at(self, wall_s: float, /) -> tuple[int, float]:
+        """The number at a time since the epoch, and until when it holds, in the same seconds."""
+
 
 OrderingAt = Literal["replica", "gateway", "both"]
 FallbackReason = Literal["down", "rejects", "slow"]
@@ -78,6 +86,10 @@ class Policies(Struct, frozen=True):
     cascade: CascadeConfig | None = None
     """None = the model that the request names answers."""
     scaler: Callable[[], Scaler] | None = None
+    least: Mapping[str, Least] = field(default_factory=dict)
+    """By pool or combo, the least number of replicas by the time of day, where it changes."""
+    began_s: float | None = None
+    """Seconds from the epoch to the run's time 0, for `least`; None: the driver knows."""
     """One policy for the whole fleet; None = the number of replicas is fixed."""
     fallback: FallbackConfig = FallbackConfig()
     """When the fallbacks of the fleet's models answer."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from headway.control.effects import ScalingEffects
 from headway.control.live import Live
 from headway.control.observe import MutablePoolsView
+from headway.control.policies import Least
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Pool, unit_of
@@ -87,13 +89,20 @@ class Scaling:
         pools: Sequence[PoolState],
         effects: ScalingEffects,
         gpu_limits: Sequence[tuple[str, str, int]] = (),
+        least: Mapping[str, Least] | None = None,
+        began_s: float = 0.0,
     ) -> None:
+        """`least`: pools whose `min_replicas` changes by the time of day; `began_s`: seconds from the epoch to time
+        0."""
         self.scaler = scaler
         self.interval_s = scaler.interval_s
         self._view = view
         self._effects = effects
         self._limits = {(region, gpu): count for region, gpu, count in gpu_limits}
         self._pools = {pool.name: pool for pool in pools}
+        self._least = {name: each for name, each in (least or {}).items() if name in self._pools}
+        self._began_s = began_s
+        self._least_until = dict.fromkeys(self._least, -inf)
         self._draining: list[tuple[Service, Unit]] = []
         views: list[PoolView] = list(pools)
         self._view.pools = views
@@ -107,6 +116,7 @@ class Scaling:
     def tick(self, now: float) -> None:
         """Ask the scaler for the target fleet and roll it out: start units first, then drain, then stop."""
         self._view.now = now
+        self._follow_schedules(now)
         changes = self._changes()
         for pool, change in changes:
             if change > 0:
@@ -116,11 +126,25 @@ class Scaling:
                 self._drain_units(pool, -change)
         self.stop_empty(now)
 
+    def _follow_schedules(self, now: float) -> None:
+        """Set the least number of replicas of pools where it changes with the time of day."""
+        for name, least in self._least.items():
+            if now >= self._least_until[name]:
+                number, until_s = least.at(self._began_s + now)
+                self._pools[name].min_replicas = number
+                self._least_until[name] = until_s - self._began_s
+
     def _changes(self) -> list[tuple[PoolState, int]]:
         """The target fleet as units to add (negative: to remove) by pool. Raises HeadwayError for an invalid target."""
         name = f"scaler {type(self.scaler).__name__}"
         changes = []
-        for pool_name, wanted in self.scaler.scale(self._view).items():
+        asked = dict(self.scaler.scale(self._view))
+        for pool_name in self._least:  # a scaler may know a pool's bounds from before, or leave the pool out
+            pool = self._pools[pool_name]
+            wanted = asked.get(pool_name, pool.num_serving + pool.num_starting)
+            if wanted < pool.min_replicas:
+                asked[pool_name] = pool.min_replicas
+        for pool_name, wanted in asked.items():
             if pool_name not in self._pools:
                 raise unknown("pool", str(pool_name), self._pools, name)
             pool = self._pools[pool_name]

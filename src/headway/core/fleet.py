@@ -256,6 +256,23 @@ class Hosted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     times stay the same. OpenAI documents 128. Without it: no prompt is cached."""
 
 
+class ScheduledMinimum(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A least number of replicas at certain times."""
+
+    cron: str
+    """When it begins: minute, hour, day of the month, month, weekday, as in `0 8 * * 1-5`."""
+    duration_s: float
+    """How long it holds, as in `10h`."""
+    replicas: int
+    """The least number of replicas meanwhile. Of several entries at a time, the largest."""
+    time_zone: str = "UTC"
+    """Of `cron`: a name of the IANA database, as in Europe/Berlin."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.duration_s < float("inf") or self.replicas < 1:
+            raise ValueError("duration_s, replicas: expected more than 0, and 1 or more")
+
+
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """Replicas of one model, GPU type and shape."""
 
@@ -273,6 +290,8 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     network_bytes_per_s: float = 12.5e9
     """Rate of one replica to other replicas, each way. The default is 100 Gbit/s."""
     min_replicas: int = 1
+    scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
+    """Lower limits of scaling at certain times, above `min_replicas`."""
     max_replicas: int | None = None
     """Upper limit of scaling; None: no limit."""
     start_s: float | None = None
@@ -333,6 +352,8 @@ class Combo(Struct, frozen=True, forbid_unknown_fields=True):
     goodput_rps: float | None = None
     """Requests per second that one combo serves within the SLOs, as profiled."""
     fallback: tuple[str, ...] = ()
+    """As of a pool."""
+    scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
     """As of a pool."""
 
 

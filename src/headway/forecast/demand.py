@@ -132,7 +132,7 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
         rows = np.log(np.maximum(np.array(self.total.requests_per_s), 1e-12))
         at = normal.inv_cdf(quantile)
         if len(scores) == 1:
-            return np.exp(rows[0])
+            return np.asarray(np.exp(rows[0]), "f8")
         i = int(np.clip(np.searchsorted(scores, at), 1, len(scores) - 1))
         share = (at - scores[i - 1]) / (scores[i] - scores[i - 1])
         return np.asarray(np.exp(rows[i - 1] + share * (rows[i] - rows[i - 1])), "f8")

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from msgspec import Struct
 from pyarrow import parquet
 
@@ -142,19 +143,18 @@ def _read(path: Path) -> _Day:
     rows = read(path)
     if len(rows) < 2 or not float(rows.arrival_s[-1]) > 0:
         raise HeadwayError(f"{path}: {len(rows)} requests over no time; expected a recorded day")
-    return _Day(path.absolute(), rows, _began_s(trace_file(path)))
+    return _Day(path.absolute(), rows, recorded_began_s(path))
 
 
-def _began_s(file: Path) -> float | None:
-    """The wall-clock time at which a gateway's records begin; None: another trace."""
-    if file.suffix != ".parquet":
-        return None
-    metadata = parquet.read_metadata(file).metadata or {}
-    if METADATA not in metadata:
+def recorded_began_s(path: Path) -> float | None:
+    """The wall-clock time at which a gateway's records begin; None: another trace, or none."""
+    file = trace_file(path) if path.is_dir() else path
+    if file.suffix != ".parquet" or not file.is_file():
         return None
     try:
-        provenance = msgspec.json.decode(metadata[METADATA]).get("provenance") or {}
-    except (msgspec.DecodeError, AttributeError):
+        metadata = parquet.read_metadata(file).metadata or {}
+        provenance = msgspec.json.decode(metadata.get(METADATA, b"{}")).get("provenance") or {}
+    except (pa.ArrowException, OSError, msgspec.DecodeError, AttributeError):
         return None
     began_s = provenance.get(BEGAN_S)
     return float(began_s) if isinstance(began_s, int | float) and began_s > 0 else None

@@ -46,6 +46,7 @@ from headway.policies.scaling.freeness import FreenessScaler
 from headway.policies.scaling.headway import HeadwayScaler
 from headway.policies.scaling.keda import KedaScaler
 from headway.policies.scaling.long_term import LongTermGapScaler, LongTermImmediateScaler, LongTermUtilizationScaler
+from headway.policies.scaling.minimum import MinimumScaler
 from headway.policies.scaling.reactive import ReactiveScaler
 from headway.policies.scaling.target_utilization import TargetUtilizationScaler
 from headway.policies.scaling.timetable import TimetableScaler
@@ -127,4 +128,5 @@ SCALERS: dict[str, type[Scaler]] = {
     "lt-ua": LongTermGapScaler,
     "chiron": ChironScaler,
     "timetable": TimetableScaler,
+    "minimum": MinimumScaler,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from headway.config.scenario import Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpec
@@ -11,9 +12,12 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet, Pool
 from headway.core.policy import Ordering, Scaler, SharingOrdering
 from headway.core.task import TaskFactory
+from headway.forecast.recorded_hours import moment, recorded_began_s, zone
+from headway.limits.schedules import LeastReplicas
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
 from headway.scenario.user_modules import loader_of
+from headway.workload.spec import TraceSpec
 
 
 def policies_of(scenario: Scenario, tasks: TaskFactory | None = None) -> Policies:
@@ -82,12 +86,13 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
         scaler = scaler_of(scenario, tasks)
     with places.at("policies", "admission"):
         admission = None if spec.admission is None else resolve.admission(spec.admission, load)
+    least = _least(scenario)
     policies = Policies(
         router, order, spec.ordering_at, _window(scenario), spec.preempt_every_s, spec.max_hold_s,
         spec.shed_ttft_share,
         migration=migration,
         admission=admission,
-        cascade=_cascade(scenario), scaler=scaler,
+        cascade=_cascade(scenario), scaler=scaler, least=least, began_s=_began_s(scenario) if least else None,
         prompt_window=_prompt_window(scenario) if isinstance(order(), SharingOrdering) else None,
         fallback=spec.fallback,
         slo_ttft_s=scenario.spec.slo.ttft_s,
@@ -99,6 +104,43 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
     from headway.scenario import replan
 
     return replan.add_replanning(scenario, policies, tasks)
+
+
+def check_begins(scenario: Scenario, policies: Policies) -> None:
+    """HeadwayError where a simulation would follow schedules, and does not know when it begins."""
+    if policies.least and policies.began_s is None:
+        what = "missing; expected the time at second 0, as in 2026-03-02T00:00:00+01:00, for scheduled_min_replicas"
+        raise scenario.places.error(("simulation", "begins"), what)
+
+
+def _least(scenario: Scenario) -> dict[str, LeastReplicas]:
+    """The schedules of pools and combos that have one. HeadwayError where no scaler would follow it."""
+    found = {}
+    for key, deployments in (("fleet", scenario.fleet.pools), ("combos", scenario.fleet.combos)):
+        for i, each in enumerate(deployments):
+            if not each.scheduled_min_replicas:
+                continue
+            if scenario.spec.policies.scaling is None:
+                at = (key, i, "scheduled_min_replicas")
+                raise scenario.places.error(at, "goes with `policies: scaling`; `minimum` has no more than the minimum")
+            found[each.name] = LeastReplicas(each.min_replicas, each.scheduled_min_replicas)
+    return found
+
+
+def _began_s(scenario: Scenario) -> float | None:
+    """When the run's time 0 is, if the scenario or its trace says so, in seconds since the epoch."""
+    begins, workload = scenario.spec.simulation.begins, scenario.spec.workload
+    if begins is not None:
+        with scenario.places.at("simulation", "begins"):
+            found = moment(begins, zone("UTC"))
+            if "T" not in begins.upper().replace(" ", "T") or datetime.fromisoformat(begins.strip()).tzinfo is None:
+                raise HeadwayError(f"{begins!r}; expected a time with its offset, as in 2026-03-02T00:00:00+01:00")
+            return found.timestamp()
+    if workload.trace is None:
+        return None
+    trace = TraceSpec(workload.trace) if isinstance(workload.trace, str) else workload.trace
+    began_s = recorded_began_s(scenario.base_dir / trace.path)
+    return None if began_s is None else began_s + trace.from_s
 
 
 def _check_preemption(scenario: Scenario, ordering: Ordering) -> None:

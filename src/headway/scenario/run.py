@@ -34,7 +34,7 @@ from headway.metrics.summary import Summary, flatten, summarize
 from headway.metrics.usage import usage
 from headway.report import model_error
 from headway.report.run import Provenance, Run
-from headway.scenario.policies import check, knows_future, labels, policies_of, scaler_of
+from headway.scenario.policies import check, check_begins, knows_future, labels, policies_of, scaler_of
 from headway.scenario.policy_errors import as_policy_errors
 from headway.scenario.processes import available_cores, processes
 from headway.scenario.sharding import simulate_apart
@@ -60,7 +60,9 @@ class Simulator:
     def records(self, scenario: Scenario, watch: Watch | None = None) -> Records:
         chosen = _with_empty_pools(only_variant(scenario))
         source = _source(chosen) if watch is None else watch(_source(chosen))
-        records = _simulate(_with_sequence_lengths(chosen), policies_of(chosen), source, StepTimes(chosen))
+        policies = policies_of(chosen)
+        check_begins(chosen, policies)
+        records = _simulate(_with_sequence_lengths(chosen), policies, source, StepTimes(chosen))
         _check_makespan(chosen.spec, records)
         return records
 
@@ -106,6 +108,7 @@ def run(
     """
     chosen = only_variant(scenario)
     spec, policies, step_times = chosen.spec, policies_of(chosen), StepTimes(chosen)
+    check_begins(chosen, policies)
     began = time.perf_counter()
     source = _source(chosen)
     chosen = _with_sequence_lengths(chosen)

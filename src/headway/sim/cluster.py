@@ -249,7 +249,8 @@ class Cluster:
             return None
         pools = [PoolState(each, services) for each in self._deployments.values()]
         view = MutablePoolsView(Random(f"{seed}/scaler"))
-        return Scaling(policies.scaler(), view, pools, self, self._gpu_limits)
+        began_s = 0.0 if policies.began_s is None else policies.began_s
+        return Scaling(policies.scaler(), view, pools, self, self._gpu_limits, policies.least, began_s)
 
     def _member(self, replica: Replica, deployment: str, scheduler: int = 0) -> Member:
         view: ReplicaView = self._views.views[replica.id]

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from random import Random
+from time import time
 
 from headway.control.live import Live
 from headway.control.observe import MutablePoolsView
+from headway.control.policies import Least
 from headway.control.scaling import PoolState, Scaling, Unit
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
@@ -41,10 +43,12 @@ class ScalingWithFailures(Scaling):
         give_up: Callable[[PoolState], None],
         holding_gpus: frozenset[str],
         planner_messages: Callable[[], Sequence[str]],
+        least: Mapping[str, Least] | None = None,
+        began_s: float = 0.0,
     ) -> None:
         """`holding_gpus` are the pools and combos whose failed units keep their GPUs until they are given up.
         `planner_messages` are all that the planner has returned so far, for the log."""
-        super().__init__(scaler, view, pools, effects, gpu_limits)
+        super().__init__(scaler, view, pools, effects, gpu_limits, least, began_s)
         self._give_up, self._holding_gpus, self._planner_messages = give_up, holding_gpus, planner_messages
         self._num_logged = 0
         self._last_error = ""
@@ -231,7 +235,8 @@ class LiveScaling:
             scaler.remember(plan.past_demand)
         self.control = ScalingWithFailures(
             scaler, MutablePoolsView(Random(f"{plan.seed}/scaler")), list(self._states.values()),
-            self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_messages,
+            self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_messages, plan.policies.least,
+            time() - self._fleet.now,
         )  # fmt: skip
         return self.control
 

@@ -1,0 +1,55 @@
+"""Least numbers of replicas by the clock: cron expressions, each with a duration and a time zone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import inf
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import ScheduledMinimum
+
+
+def check(minimum: ScheduledMinimum) -> None:
+    """HeadwayError for a cron expression or a time zone that is none, or an expression that never comes true."""
+    try:
+        where = ZoneInfo(minimum.time_zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise HeadwayError(
+            f"time_zone: {minimum.time_zone!r}; expected a name of the IANA database, such as Europe/Berlin"
+        ) from None
+    if len(minimum.cron.split()) != 5:
+        raise HeadwayError(
+            f"cron: {minimum.cron!r}; expected five fields (minute, hour, day, month, weekday), as in 0 8 * * 1-5"
+        )
+    try:
+        next(CronSim(minimum.cron, datetime(2026, 1, 1, tzinfo=where)))
+    except CronSimError as error:
+        raise HeadwayError(f"cron: {minimum.cron!r}: {error}; expected five fields, as in 0 8 * * 1-5") from None
+    except StopIteration:
+        raise HeadwayError(f"cron: {minimum.cron!r} never comes true") from None
+
+
+@dataclass(frozen=True)
+class LeastReplicas:
+    """The least number of replicas of one pool at any time. Satisfies `control.scaling.Least`."""
+
+    always: int
+    minimums: tuple[ScheduledMinimum, ...]
+
+    def at(self, wall_s: float) -> tuple[int, float]:
+        """The number at a time since the epoch, and until when it holds, in the same seconds."""
+        least, until_s = self.always, inf
+        for each in self.minimums:
+            now = datetime.fromtimestamp(wall_s, ZoneInfo(each.time_zone))
+            until_s = min(until_s, next(CronSim(each.cron, now), now + timedelta(days=366)).timestamp())
+            # The latest start up to now: those before the next minute, of which one that lies ahead is none.
+            starts = CronSim(each.cron, now + timedelta(minutes=1), reverse=True)
+            began_s = next((s for start in starts if (s := start.timestamp()) <= wall_s), -inf)
+            if wall_s < began_s + each.duration_s:
+                least = max(least, each.replicas)
+                until_s = min(until_s, began_s + each.duration_s)
+        return least, until_s
