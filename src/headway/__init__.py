@@ -12,6 +12,7 @@ __version__ = "0.2.0"
 
 _MODULES = {
     "Comparison": "headway.api.results",
+    "Demand": "headway.api.demand",
     "Engine": "headway.core.fleet",
     "Figure": "headway.api.figures",
     "Gpu": "headway.core.fleet",
@@ -23,6 +24,7 @@ _MODULES = {
     "Sweep": "headway.api.results",
     "advise": "headway.api.advice",
     "compare": "headway.api.runs",
+    "forecast_demand": "headway.api.demand",
     "load": "headway.api.scenarios",
     "plan_capacity": "headway.api.plans",
     "plan_cascade": "headway.api.plans",

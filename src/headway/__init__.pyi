@@ -1,5 +1,7 @@
 # The types of what `headway.__getattr__` imports.
 from headway.api.advice import advise as advise
+from headway.api.demand import Demand as Demand
+from headway.api.demand import forecast_demand as forecast_demand
 from headway.api.figures import Figure as Figure
 from headway.api.fleets import serve as serve
 from headway.api.plans import (

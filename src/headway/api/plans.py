@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headway.api.arguments import checked
+from headway.api.demand import Demand
 from headway.api.results import WIDTH, Tabular
 from headway.api.scenarios import ScenarioLike, document_of
 from headway.config import strict_yaml
@@ -18,6 +19,7 @@ from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
 from headway.core.duration import in_seconds, seconds_of
 from headway.core.errors import HeadwayError
+from headway.forecast import demand_file
 from headway.metrics.interval import interval
 from headway.planning.capacity import page as capacity_page
 from headway.planning.capacity import plan as capacity
@@ -35,6 +37,10 @@ from headway.planning.combos.curve import curve_yaml, plan_curve
 from headway.planning.combos.plan import offer_of, own_gpus
 from headway.planning.combos.problem import Counts, Objective, Offer
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, ServiceScenario
+from headway.planning.demand import page as demand_page
+from headway.planning.demand import plan as by_week
+from headway.planning.demand import text as demand_text
+from headway.planning.demand.problem import DEFAULT_CHANCE, DemandPrices
 from headway.planning.fleet import page as fleet_page
 from headway.planning.fleet import plan as fleet
 from headway.planning.fleet.document import of_trace
@@ -102,11 +108,14 @@ def plan_capacity(
     routings: Sequence[str] = (), orderings: Sequence[str] = (), ttft_p99_s: Seconds | None = None,
     tpot_p99_s: Seconds | None = None, e2e_p99_s: Seconds | None = None, attainment: float | None = None,
     max_replicas: int = 64, situations: Sequence[Situation] = (), cache: str | Path | None = None,
+    demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE, reserved_usd: float | None = None,
+    spot_usd: float | None = None, jobs: int = 1,
 ) -> Plan:  # fmt: skip
     """The cheapest GPU type, parallelism, policies and number of replicas that meet SLOs: `headway plan capacity`.
 
     The scenario gives workload, model and engine; its first pool needs no `gpu`. `situations`: what-ifs. `cache`: a
-    folder that keeps simulations.
+    folder that keeps simulations. `demand`: a forecast, or its file, in place of the workload; the plan is then for its
+    weeks, each of which meets the targets with this `chance`. `reserved_usd`, `spot_usd`: of a GPU for an hour.
     """
     targets = Targets(
         seconds_of("ttft_p99_s", ttft_p99_s), seconds_of("tpot_p99_s", tpot_p99_s), seconds_of("e2e_p99_s", e2e_p99_s),
@@ -116,8 +125,12 @@ def plan_capacity(
         gpus=tuple(gpus), tps=tuple(tps), routings=tuple(routings), orderings=tuple(orderings), targets=targets,
         situations=tuple(situations), max_replicas=max_replicas,
     )  # fmt: skip
+    if demand is not None:
+        prices = {"reserved_usd_per_gpu_hour": reserved_usd, "spot_usd_per_gpu_hour": spot_usd}
+        return _for_demand(scenario, demand, options, chance, prices, jobs, _folder(cache))
     document, places, base_dir = document_of(scenario)
-    best, rehearsal = capacity.plan(document, places, base_dir, options, Simulator(), _folder(cache))
+    with processes(jobs) as pool:
+        best, rehearsal = capacity.plan(document, places, base_dir, options, Simulator(), _folder(cache), None, pool)
     rows = [
         {
             "gpu": each.candidate.gpu, "tp": each.candidate.parallel.tp, "policy": each.candidate.policy,
@@ -131,6 +144,32 @@ def plan_capacity(
         best, best.choice is not None, tuple(rows), capacity_text.render(best, width=WIDTH),
         lambda: capacity.scenario_yaml(best, rehearsal),
         lambda: capacity_page.page(best, str(document.get("name", "capacity")), _COMMAND),
+    )  # fmt: skip
+
+
+def _for_demand(
+    scenario: ScenarioLike, demand: Demand | str | Path, options: capacity.CapacityOptions, chance: float,
+    prices: Mapping[str, float | None], jobs: int, folder: Path | None,
+) -> Plan:  # fmt: skip
+    """The replicas of each week of a forecast: `headway plan capacity --demand`."""
+    forecast = demand.answer if isinstance(demand, Demand) else demand_file.load(Path(demand))
+    if isinstance(scenario, Mapping) and "workload" not in scenario:
+        scenario = {**scenario, "workload": {}}
+    try:
+        wanted = by_week.DemandPlanOptions(capacity=options, chance=chance, prices=DemandPrices(**prices))
+    except ValueError as error:
+        raise HeadwayError(str(error)) from None
+    document, places, base_dir = document_of(scenario)
+    with TemporaryDirectory() as temporary, processes(jobs) as pool:
+        requests = Path(temporary) if folder is None else folder / "requests"
+        answer, rehearsal = by_week.plan(
+            forecast, document, places, base_dir, wanted, Simulator(), requests, folder, None, pool
+        )
+    rows = tuple(msgspec.to_builtins(week) for week in answer.weeks)
+    return Plan(
+        answer, answer.status == "met", rows, demand_text.render(answer),
+        lambda: by_week.scenario_yaml(answer, rehearsal, forecast),
+        lambda: demand_page.page(answer, forecast, _COMMAND),
     )  # fmt: skip
 
 

@@ -8,10 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+
 from headway.api.figures import Figure
 from headway.config.scenario import Scenario, variants
 from headway.core.errors import HeadwayError, unknown
-from headway.core.record import Records
+from headway.core.record import Outcome, Records
+from headway.metrics.latency import sample
 from headway.metrics.seeds import Estimate, SeededMetrics
 from headway.metrics.summary import BREAKDOWNS, Summary, flatten
 from headway.report import charts, dots, html
@@ -26,6 +29,24 @@ if TYPE_CHECKING:
 
 WIDTH = 140
 """Characters of a table."""
+
+
+def with_latencies(records: Records) -> pyarrow.Table:
+    """The requests of records as a table, with their latencies, and outcomes by name."""
+    import pyarrow
+
+    from headway.records.parquet import requests_table
+
+    table, found, num = requests_table(records), sample(records, 0.0, None), len(records.workload["arrival_s"])
+    ids = records.requests["request"].astype("i8")
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        values = np.full(num, np.nan)
+        values[ids] = getattr(found, name)
+        table = table.append_column(name, pyarrow.array(values, from_pandas=True))
+    names = pyarrow.array([each.name.lower() for each in Outcome])
+    codes = table["outcome"].combine_chunks().cast("int32")
+    at = table.column_names.index("outcome")
+    return table.set_column(at, "outcome", pyarrow.DictionaryArray.from_arrays(codes, names))
 
 
 class Tabular:
@@ -100,10 +121,11 @@ class Result(Tabular):
         return self.run.notes
 
     def to_arrow(self) -> pyarrow.Table:
-        """One row for each request: the workload's columns, and what became of the request."""
-        from headway.records.parquet import requests_table
+        """One row for each request: the workload's columns, what became of the request, and its latencies.
 
-        return requests_table(self.run.records)
+        `ttft_s`, `tpot_s` and `e2e_s` are null where there are none, and `outcome` is a name, such as "finished".
+        """
+        return with_latencies(self.run.records)
 
     def table(self) -> str:
         return render([self.run], width=WIDTH)

@@ -27,7 +27,7 @@ HOUR_S = 3600.0
 DAY_HOURS = 24
 LEAST_OBSERVED_S = 1800.0
 """An hour that is recorded for less time gives no rate, unless there is no other."""
-MOST_REHEARSED = 20_000
+MOST_REHEARSED = 10_000
 """Requests of the recorded hour that plans rehearse."""
 
 

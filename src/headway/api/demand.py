@@ -1,0 +1,110 @@
+"""Forecasts of demand from recorded days, as values that plans take, tables and files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.api.arguments import checked
+from headway.api.figures import Figure
+from headway.api.results import Tabular
+from headway.core.errors import HeadwayError
+from headway.forecast import demand, demand_file
+from headway.forecast.demand import DemandForecast
+from headway.forecast.demand_text import WEEK_HEADS, headlines, week_rows
+from headway.report.charts import layout
+from headway.report.page import COLORS
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True, repr=False)
+class Demand(Tabular):
+    """The requests of the coming weeks by hour. `answer` holds all values, as `--json` prints them."""
+
+    answer: DemandForecast
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed, since the records do not say it."""
+        return self.answer.assumptions
+
+    def to_arrow(self) -> pyarrow.Table:
+        """One row for each hour: its beginning, and requests per second at each quantile."""
+        import pyarrow
+
+        answer = self.answer
+        columns = {"begins": [answer.hour(step) for step in range(answer.num_steps)]}
+        rates = {
+            f"p{100 * q:g}_requests_per_s": list(row)
+            for q, row in zip(answer.quantiles, answer.total.requests_per_s, strict=True)
+        }
+        return pyarrow.table({**columns, **rates})
+
+    def table(self) -> str:
+        rows = [list(map(_cell, row)) for row in week_rows(self.answer)]
+        widths = [max(len(row[i]) for row in [list(WEEK_HEADS), *rows]) for i in range(len(WEEK_HEADS))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+                 for row in [list(WEEK_HEADS), *rows]]  # fmt: skip
+        notes = [f"assumed: {note}" for note in self.assumptions]
+        return "\n".join([*headlines(self.answer), "", *lines, "", *notes]) + "\n"
+
+    def plot(self) -> Figure:
+        """Requests per second by hour: the median, and the band from the 10% to the 90% quantile."""
+        hours = [self.answer.hour(step) for step in range(self.answer.num_steps)]
+        low, median, high = (self.answer.rates(q) for q in (0.1, 0.5, 0.9))
+        line = {"type": "scatter", "mode": "lines", "x": hours}
+        hidden = {**line, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+        return Figure({
+            "data": [{**hidden, "y": low}, {**hidden, "y": high, "fill": "tonexty"},
+                     {**line, "y": median, "line": {"color": COLORS[0]}, "name": "median"}],
+            "layout": layout("", "requests/s", 360),
+        })  # fmt: skip
+
+    def save(self, path: str | Path) -> Path:
+        """Write a .parquet file that `headway plan ... --demand` reads."""
+        demand_file.save(self.answer, Path(path))
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{escape(head)}</th>" for head in WEEK_HEADS)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>"
+            for row in week_rows(self.answer)
+        )
+        said = "".join(f"<p>{escape(line)}</p>" for line in headlines(self.answer))
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.assumptions)
+        return f"{said}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table><ul>{notes}</ul>"
+
+    def __repr__(self) -> str:
+        return f"<headway.Demand: {self.answer.num_steps} hours from {self.answer.begins}>"
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@checked
+def forecast_demand(
+    days: Sequence[str | Path] | str | Path, *, growth: float = 1.0, months: float = 1.0, time_zone: str = "UTC",
+    begins: str | None = None, first: str | None = None, methods: Sequence[str] = demand.METHODS,
+    assumed_spread: float = demand.SPREAD,
+) -> Demand:  # fmt: skip
+    """The requests of the coming weeks by hour, with quantiles, from recorded days: `headway forecast demand`.
+
+    `days`: folders of records, or files of requests in any format that a trace may have; one, or a list. `growth`: the
+    factor of demand from one month to the next. `begins`: when the first day began, where its records do not say it.
+    `first`: the first hour to forecast. `assumed_spread`: of demand from day to day, where only one day is known.
+    """
+    if isinstance(days, str | Path):
+        days = [days]
+    if not isinstance(days, Sequence) or not all(isinstance(day, str | Path) for day in days):
+        raise HeadwayError(f"days: {days!r}; expected paths of recorded days")
+    return Demand(demand.forecast_days(
+        days, growth_per_month=growth, months=months, time_zone=time_zone, begins=begins, first=first, methods=methods,
+        assumed_spread=assumed_spread,
+    ))  # fmt: skip
