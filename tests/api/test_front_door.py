@@ -275,3 +275,25 @@ def test_unknown_metrics_are_named_with_the_nearest_one(comparison: hw.Compariso
     with pytest.raises(hw.HeadwayError, match="run: 7; expected 0 to 1"):
         comparison.estimate(7, "ttft_s.p99")
     assert comparison[0].metrics.get("ttft_p99") is None
+
+
+def test_requests_have_their_latencies_and_the_name_of_their_end() -> None:
+    workload = {"arrivals": 5.0, "num_requests": 20, "prompt_tokens": 50, "output_tokens": 5, "timeout_s": 0.03}
+    found = hw.simulate({"workload": workload, "fleet": [{"model": "llama-3.1-8b", "gpu": "l4"}]}).to_arrow()
+    for row in found.to_pylist():
+        assert row["outcome"] in ("finished", "cancelled")
+        assert (row["e2e_s"] is None) == (row["outcome"] == "cancelled")
+        if row["e2e_s"] is not None:
+            assert row["ttft_s"] + 4 * row["tpot_s"] == pytest.approx(row["e2e_s"])
+    assert {"finished", "cancelled"} >= set(found["outcome"].to_pylist())
+
+
+def test_demand_is_shown_drawn_and_saved(tmp_path: Path) -> None:
+    rows = "".join(f"{i * 864},10,5\n" for i in range(100))
+    (tmp_path / "day.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    found = hw.forecast_demand(tmp_path / "day.csv", growth=1.4, begins="2026-03-02")
+    assert found.table().splitlines()[0] in found._repr_html_() and "ASSUMED" in found._repr_html_()
+    assert len(found.to_arrow()) == 730 and len(found.plot().data) == 3
+    assert found.save(tmp_path / "d.parquet").exists() and "2026-03-03" in repr(found)
+    with pytest.raises(hw.HeadwayError, match="days: 5"):
+        hw.forecast_demand(5)  # type: ignore[arg-type]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import yaml
 from msgspec import structs
 
+import headway as hw
+from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import DemandForecast, forecast_days
@@ -108,3 +113,31 @@ def test_records_that_are_gone_are_named(folder: Path) -> None:
     gone = structs.replace(demand, busiest=structs.replace(demand.busiest, path=str(folder / "gone.parquet")))
     with pytest.raises(HeadwayError, match=r"gone\.parquet: the recorded hour"):
         planned(folder, gone)
+
+
+def test_the_command_the_front_door_and_the_written_scenario_agree(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    demand = "forecast demand day0.parquet day1.parquet --growth 30 --months 0.3 --begins 2026-03-02 -o d.parquet"
+    assert main(demand.split()) == 0 and "assumed:" in capsys.readouterr().out
+    asked = "--gpus l40s --tp 1 --ttft-p99 1 --tpot-p99 0.06 --max-replicas 12 --reserved-usd 0.9"
+    line = f"plan capacity --demand d.parquet --model llama-3.1-8b --engine vllm-v1 {asked}"
+    assert main([*line.split(), *"--jobs 1 --cache cache --json --out m.yaml --html m.html".split()]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = hw.plan_capacity(
+        {"fleet": [{"model": "llama-3.1-8b", "engine": "vllm-v1"}]}, gpus=["l40s"], tps=[1], ttft_p99_s=1,
+        tpot_p99_s=0.06, max_replicas=12, reserved_usd=0.9, demand="d.parquet", cache="cache",
+    )  # fmt: skip
+    assert [*found.rows] == printed["weeks"] == msgspec.to_builtins([*found.answer.weeks])
+    assert found.is_met and "reserve" in found._repr_html_().lower()
+    written = yaml.safe_load((folder / "m.yaml").read_text())
+    assert written["fleet"][0]["max_replicas"] == max(week["replicas"] for week in printed["weeks"])
+    result = hw.simulate(folder / "m.yaml")
+    assert result.metrics["num_requests"] == forecast(folder).busiest.num_requests
+    assert main(f"{line} --rate 3".split()) == 2 and "--rate: not with --demand" in capsys.readouterr().err
+
+
+def test_prices_go_with_a_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("plan capacity --builtin chat --reserved-usd 1".split()) == 2
+    assert "--reserved-usd: goes with --demand" in capsys.readouterr().err
