@@ -9,7 +9,7 @@ from headway.config.scenario import Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpec
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Fleet, Pool
+from headway.core.fleet import Combo, Fleet, Pool
 from headway.core.policy import Ordering, Scaler, SharingOrdering
 from headway.core.task import TaskFactory
 from headway.forecast.recorded_hours import moment, recorded_began_s, zone
@@ -116,14 +116,17 @@ def check_begins(scenario: Scenario, policies: Policies) -> None:
 def _least(scenario: Scenario) -> dict[str, LeastReplicas]:
     """The schedules of pools and combos that have one. HeadwayError where no scaler would follow it."""
     found = {}
-    for key, deployments in (("fleet", scenario.fleet.pools), ("combos", scenario.fleet.combos)):
-        for i, each in enumerate(deployments):
-            if not each.scheduled_min_replicas:
-                continue
-            if scenario.spec.policies.scaling is None:
-                at = (key, i, "scheduled_min_replicas")
-                raise scenario.places.error(at, "goes with `policies: scaling`; `minimum` has no more than the minimum")
-            found[each.name] = LeastReplicas(each.min_replicas, each.scheduled_min_replicas)
+    deployments: list[tuple[str, int, Pool | Combo]] = [
+        ("fleet", i, each) for i, each in enumerate(scenario.fleet.pools)
+    ]
+    deployments += [("combos", i, each) for i, each in enumerate(scenario.fleet.combos)]
+    for key, i, each in deployments:
+        if not each.scheduled_min_replicas:
+            continue
+        if scenario.spec.policies.scaling is None:
+            at = (key, i, "scheduled_min_replicas")
+            raise scenario.places.error(at, "goes with `policies: scaling`; `minimum` has no more than the minimum")
+        found[each.name] = LeastReplicas(each.min_replicas, each.scheduled_min_replicas)
     return found
 
 
