@@ -20,6 +20,7 @@ from headway.config.strict_yaml import Places
 from headway.core.duration import in_seconds, seconds_of
 from headway.core.errors import HeadwayError
 from headway.forecast import demand_file
+from headway.forecast.demand import DemandForecast
 from headway.metrics.interval import interval
 from headway.planning.capacity import page as capacity_page
 from headway.planning.capacity import plan as capacity
@@ -37,6 +38,7 @@ from headway.planning.combos.curve import curve_yaml, plan_curve
 from headway.planning.combos.plan import offer_of, own_gpus
 from headway.planning.combos.problem import Counts, Objective, Offer
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS, ServiceScenario
+from headway.planning.demand import fleets
 from headway.planning.demand import page as demand_page
 from headway.planning.demand import plan as by_week
 from headway.planning.demand import text as demand_text
@@ -147,12 +149,16 @@ def plan_capacity(
     )  # fmt: skip
 
 
+def _forecast(demand: Demand | str | Path) -> DemandForecast:
+    return demand.answer if isinstance(demand, Demand) else demand_file.load(Path(demand))
+
+
 def _for_demand(
     scenario: ScenarioLike, demand: Demand | str | Path, options: capacity.CapacityOptions, chance: float,
     prices: Mapping[str, float | None], jobs: int, folder: Path | None,
 ) -> Plan:  # fmt: skip
     """The replicas of each week of a forecast: `headway plan capacity --demand`."""
-    forecast = demand.answer if isinstance(demand, Demand) else demand_file.load(Path(demand))
+    forecast = _forecast(demand)
     if isinstance(scenario, Mapping) and "workload" not in scenario:
         scenario = {**scenario, "workload": {}}
     try:
@@ -242,10 +248,11 @@ def _for_curve(
 
 @checked
 def plan_fleet(
-    trace: ScenarioLike, have: Gpus, *, slo: Mapping[str, Seconds] | None = None,
+    trace: ScenarioLike | None, have: Gpus, *, slo: Mapping[str, Seconds] | None = None,
     models: Mapping[str, str] | Sequence[str] = (), engine: str | None = None, attainment: float = fleet.ATTAINMENT,
     tps: Sequence[int] = (1, 2, 4, 8), routings: Sequence[str] = fleet.ROUTINGS, split: bool = True,
     seeds: int | None = None, jobs: int = 1, cache: str | Path | None = None,
+    demand: Demand | str | Path | None = None, chance: float = DEFAULT_CHANCE,
 ) -> Plan:  # fmt: skip
     """The cheapest fleet of the GPUs at hand for several models, and its router: `headway plan fleet`.
 
@@ -253,7 +260,15 @@ def plan_fleet(
     texts such as "h100:16:2.8". `slo`: of requests without their own, as {"ttft_s": 2, "tpot_s": "50ms"}.
     `models`: models of the catalog by the names that requests ask for, or one name for a trace without names. `split`:
     consider separate prefill and decode replicas. `seeds`: of each whole fleet; None: 5, or 3 where a run takes 2 s.
+    `demand`: a forecast, or its file: a fleet for each of its weeks, with this `chance` that the busiest hour's demand
+    is no higher; `trace` may then be None.
     """
+    forecast = (
+        demand.answer if isinstance(demand, Demand) else None if demand is None else demand_file.load(Path(demand))
+    )
+    if forecast is not None:
+        fleets.check_chance(chance)
+        trace = Path(forecast.busiest.path) if trace is None else trace
     if isinstance(trace, str | Path) and Path(trace).suffix not in (".yaml", ".yml"):
         named = models if isinstance(models, Mapping) else {each: each for each in models}
         document, places, base_dir = of_trace(Path(trace), named, engine), Places(), Path()
@@ -271,6 +286,13 @@ def plan_fleet(
     folder = _folder(cache)
     with TemporaryDirectory() as temporary, processes(jobs) as pool:
         requests = Path(temporary) if folder is None else folder / "requests"
+        if forecast is not None:
+            return _fleets_by_week(
+                fleets.plan(
+                    forecast, document, places, base_dir, options, chance, Simulator(), requests, folder, pool
+                ),
+                base_dir, offers, str(document.get("name", "fleet")),
+            )  # fmt: skip
         answer = fleet.plan(document, places, base_dir, options, Simulator(), requests, folder, pool)
     rows = [
         {
@@ -286,6 +308,19 @@ def plan_fleet(
         answer, answer.status == "met", tuple(rows), "\n".join(answer.sentences) + "\n",
         lambda: fleet.scenario_yaml(answer, document, base_dir, offers),
         lambda: fleet_page.page(answer, str(document.get("name", "fleet")), _COMMAND),
+    )  # fmt: skip
+
+
+def _fleets_by_week(
+    made: tuple[fleets.FleetDemandPlan, dict[str, Any]], base_dir: Path, offers: Sequence[Offer], title: str
+) -> Plan:
+    """The fleets of a forecast's weeks: `headway plan fleet --demand`."""
+    answer, largest = made
+    return Plan(
+        answer, answer.status == "met", tuple(msgspec.to_builtins(week) for week in answer.weeks),
+        "\n".join(fleets.sentences(answer)) + "\n",
+        lambda: fleet.scenario_yaml(answer.largest, largest, base_dir, offers),
+        lambda: fleet_page.page(answer.largest, title, _COMMAND),
     )  # fmt: skip
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
 from headway.cli.flags import flag, together
 from headway.cli.output import PATH, print_json, print_table
-from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, write, write_html
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, requests_folder, write, write_html
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import DemandForecast
@@ -76,13 +74,3 @@ def plan_for_demand(
     counted = f"{rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache"
     click.echo(f"rehearsals: {counted}", err=True)
     return 0 if found.status == "met" else INFEASIBLE
-
-
-@contextmanager
-def requests_folder(cache: Path | None) -> Iterator[Path]:
-    """A folder for requests: in the cache, or for as long as the command runs."""
-    if cache is not None:
-        yield cache / "requests"
-    else:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)

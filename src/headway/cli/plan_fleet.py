@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
 from headway.cli.flags import assume_option, gpu_file_option, listed, listed_routers, whole, with_gpus
-from headway.cli.output import ABOVE_0, POSITIVE, console, list_option, print_json
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, console, list_option, print_json, print_table
 from headway.cli.plan_output import (
     INFEASIBLE,
     PlanOutput,
@@ -20,13 +18,18 @@ from headway.cli.plan_output import (
     gpu_offer,
     jobs_option,
     plan_options,
+    requests_folder,
     write,
     write_html,
 )
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.forecast.demand import DemandForecast
+from headway.forecast.demand_file import load
 from headway.planning.combos.plan import own_gpus
+from headway.planning.demand import fleets
+from headway.planning.demand.problem import DEFAULT_CHANCE
 from headway.planning.fleet.document import of_trace, slo_of
 from headway.planning.fleet.page import page
 from headway.planning.fleet.plan import ATTAINMENT, ROUTINGS, FleetOptions, plan, scenario_yaml
@@ -37,7 +40,7 @@ SCENARIOS = (".yaml", ".yml")
 
 
 @click.command()
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--have", required=True, help="GPUs at hand, as type:count:$/h: a100:8,h100:16:2.8. Count and price may be missing."
 )
@@ -57,13 +60,18 @@ SCENARIOS = (".yaml", ".yml")
 @list_option("--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to compare.")
 @click.option("--no-split", is_flag=True, help="No separate prefill and decode replicas.")
 @click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 of over 20,000 requests.")
+@click.option("--demand", type=PATH, help="A forecast of headway forecast demand: plan the fleet of each week.")
+@click.option(
+    "--chance", type=click.FloatRange(0.5, 0.995, max_open=True), default=DEFAULT_CHANCE, show_default=True,
+    help="With --demand: quantile of each week's busiest hour that is planned for.",
+)  # fmt: skip
 @gpu_file_option
 @jobs_option
 @plan_options
 def fleet(
-    trace: Path, have: str, slo: str | None, models: tuple[str, ...], engine: str | None, attainment: float,
+    trace: Path | None, have: str, slo: str | None, models: tuple[str, ...], engine: str | None, attainment: float,
     limit: int | None, rate_scale: float | None, tp: str, routing: str, no_split: bool, seeds: int | None,
-    gpu_file: Path | None, assume: bool | None, **outputs: Any,
+    demand: Path | None, chance: float, gpu_file: Path | None, assume: bool | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find the cheapest fleet of the GPUs at hand for several models, its router, and whether to disaggregate.
 
@@ -72,7 +80,18 @@ def fleet(
     tiers and fleets of one unit more or less are rehearsed whole, on the requests as they are and drawn anew. The
     answer is three sentences, and with --out a fleet file. Simulations are cached, so that an interrupted plan
     resumes. Exit code 3: the GPUs at hand are not enough.
+
+    With --demand, each week of a forecast gets a fleet. The requests are those of the busiest recorded hour, at each
+    model's rates; TRACE may then be left out.
     """
+    forecast = None if demand is None else load(demand)
+    if forecast is not None:
+        for option, value in {"--limit": limit, "--rate-scale": rate_scale}.items():
+            if value is not None:
+                raise HeadwayError(f"{option}: not with --demand, which says the rates")
+        trace = Path(forecast.busiest.path) if trace is None else trace
+    if trace is None:
+        raise HeadwayError("expected a TRACE, or --demand")
     document, places, base_dir = _document(trace, slo, models, engine, limit, rate_scale, gpu_file, assume)
     find = own_gpus([document], places)
     options = FleetOptions(
@@ -85,7 +104,9 @@ def fleet(
     )
     output = PlanOutput(**outputs)
     cache = output.cache_dir("fleets")
-    with output.processes() as pool, output.counting("planning, step") as progress, _requests_folder(cache) as folder:
+    if forecast is not None:
+        return _for_demand(forecast, document, places, base_dir, options, chance, output, cache)
+    with output.processes() as pool, output.counting("planning, step") as progress, requests_folder(cache) as folder:
         answer = plan(document, places, base_dir, options, Simulator(), folder, cache, pool, progress)
     if output.html is not None:
         write_html(output.html, page(answer, str(document.get("name", "fleet")), command_line(), output.out))
@@ -97,6 +118,32 @@ def fleet(
         click.echo(render(answer, width=console().width, color=sys.stdout.isatty()), nl=False)
     click.echo(f"rehearsals: {answer.num_simulated} simulated, {answer.num_found} found in the cache", err=True)
     return 0 if answer.status == "met" else INFEASIBLE
+
+
+def _for_demand(
+    forecast: DemandForecast, document: dict[str, Any], places: Places, base_dir: Path, options: FleetOptions,
+    chance: float, output: PlanOutput, cache: Path | None,
+) -> int:  # fmt: skip
+    """The fleets of the weeks of a forecast. The page and the written fleet are those of the week with the most."""
+    with output.processes() as pool, output.counting("planning, step") as progress, requests_folder(cache) as folder:
+        found, largest = fleets.plan(
+            forecast, document, places, base_dir, options, chance, Simulator(), folder, cache, pool, progress
+        )
+    if output.html is not None:
+        title = str(document.get("name", "fleet"))
+        write_html(output.html, page(found.largest, title, command_line(), output.out))
+    if output.out is not None and found.largest.status == "met":
+        write(output.out, scenario_yaml(found.largest, largest, base_dir, options.offers))
+    if output.as_json:
+        print_json(found)
+    else:
+        for line in (*fleets.sentences(found), *(f"note: {note}" for note in found.notes)):
+            click.echo(line)
+        click.echo()
+        print_table(fleets.FLEET_WEEK_HEADS, fleets.week_rows(found))
+    counted = f"{found.num_simulated} simulated, {found.num_found} found in the cache"
+    click.echo(f"plans: {found.num_plans}; rehearsals: {counted}", err=True)
+    return 0 if found.status == "met" else INFEASIBLE
 
 
 def _document(
@@ -131,13 +178,3 @@ def _slo(text: str) -> Mapping[str, float]:
         return slo_of(text)
     except HeadwayError as error:
         raise HeadwayError(f"--slo: {error}") from None
-
-
-@contextmanager
-def _requests_folder(cache: Path | None) -> Iterator[Path]:
-    """A folder for files of requests: in the cache, so that rehearsals are found again, or a temporary one."""
-    if cache is not None:
-        yield cache / "requests"
-    else:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 from msgspec import Struct
@@ -72,6 +73,16 @@ def write(path: Path, text: str) -> None:
 def write_html(path: Path, page: str) -> None:
     write_page(path, page)
     click.echo(f"wrote {path}", err=True)
+
+
+@contextmanager
+def requests_folder(cache: Path | None) -> Iterator[Path]:
+    """A folder for requests: in the cache, or for as long as the command runs."""
+    if cache is not None:
+        yield cache / "requests"
+    else:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
 
 
 def command_line() -> str:
