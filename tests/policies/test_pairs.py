@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from random import Random
 from typing import Any
 
@@ -148,6 +148,12 @@ def covering() -> Iterator[Row]:
                 row[kind] = max(KINDS[kind], key=lambda name: len(pairs_of({**row, kind: name}) - covered))
             covered |= pairs_of(row)
             yield row
+    for one, other in combinations(sorted(KINDS), 2):  # what the greedy choice has left
+        for a, b in product(KINDS[one], KINDS[other]):
+            if ((one, a), (other, b)) not in covered:
+                row = {kind: names[0] for kind, names in KINDS.items()} | {one: a, other: b}
+                covered |= pairs_of(row)
+                yield row
 
 
 ROWS = list(covering())
