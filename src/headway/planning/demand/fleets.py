@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,7 +107,7 @@ def plan(
         documents[i] = {**document, "workload": workload}
         plans[i] = fleet_plan(
             documents[i], places, base_dir, options, simulator, folder, cache_dir, pool,
-            None if progress is None else lambda num, expected, before=done: progress(before + num, before + expected),
+            None if progress is None else partial(_add, progress, done),
         )  # fmt: skip
         done += plans[i].num_simulated + plans[i].num_found
         simulated, found = simulated + plans[i].num_simulated, found + plans[i].num_found
@@ -119,6 +120,10 @@ def plan(
     first = max(plans, key=lambda i: wanted[i][2])
     made = _costed(weeks, plans[first], chance, forecast.num_steps)
     return structs.replace(made, num_plans=len(plans), num_simulated=simulated, num_found=found), documents[first]
+
+
+def _add(progress: Callable[[int, int], None], before: int, num: int, expected: int) -> None:
+    progress(before + num, before + expected)
 
 
 def _recorded(trace: Mapping[str, Any]) -> dict[str, float]:
