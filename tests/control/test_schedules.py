@@ -23,7 +23,10 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Pool, ScheduledMinimum
 from headway.core.record import Records
 from headway.limits.schedules import LeastReplicas
+from headway.planning.rehearsals import model_keys
+from headway.planning.scaling.plan import without_scaling
 from headway.policies.scaling.minimum import MinimumScaler
+from headway.serving.gateway import plan
 
 MONDAY = datetime(2026, 3, 23, tzinfo=UTC)  # of the week in which Berlin's clocks go forward
 
@@ -157,7 +160,20 @@ def test_a_bad_schedule_is_an_error_with_its_place(changed: dict[str, Any], said
 
 def test_a_schedule_needs_a_scaler_and_a_time() -> None:
     with pytest.raises(HeadwayError, match="goes with `policies: scaling`"):
-        scenario.assemble(document(policies={}), Places(), Path())
+        simulated(document(policies={}))
     for simulation in ({}, {"begins": "2026-03-02"}, {"begins": "soon"}):
         with pytest.raises(HeadwayError, match=r"2026-03-02T00:00"):
             simulated(document(simulation=simulation))
+
+
+def test_plans_that_set_the_number_of_replicas_leave_the_schedule_out() -> None:
+    assert "scheduled_min_replicas" not in model_keys(document()["fleet"][0])
+    fixed = scenario.assemble(without_scaling(document()), Places(), Path())
+    assert not scenario.Simulator().policies(fixed).least
+
+
+def test_a_fleet_is_not_served_with_a_schedule_that_nothing_follows() -> None:
+    pool = {**document()["fleet"][0], "endpoints": ["http://127.0.0.1:9"]}
+    made = scenario.assemble({**document(policies={}), "fleet": [pool]}, Places(), Path())
+    with pytest.raises(HeadwayError, match="goes with `policies: scaling`"):
+        plan(made)

@@ -34,6 +34,7 @@ NOT_SIMULATING = ("arena", "cli", "report", "reproduce")
 OF_HARDWARE = frozenset((
     "name", "gpu", "replicas", "tp", "region", "usd_per_gpu_hour", "kv_capacity_tokens", "coefficients", "endpoints",
     "api_key", "api", "processes", "kubernetes", "min_replicas", "max_replicas", "slots",
+    "scheduled_min_replicas",
 ))  # fmt: skip
 """Keys of a pool that a plan sets anew, or that belong to the pool's own GPUs; the others describe model and engine."""
 OF_SHAPE = frozenset(("pp", "ep", "dp"))

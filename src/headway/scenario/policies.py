@@ -108,26 +108,40 @@ def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
 
 def check_begins(scenario: Scenario, policies: Policies) -> None:
     """HeadwayError where a simulation would follow schedules, and does not know when it begins."""
+    if policies.scaler is None and not scenario.document.get("variants"):
+        check_followed(scenario)
     if policies.least and policies.began_s is None:
         what = "missing; expected the time at second 0, as in 2026-03-02T00:00:00+01:00, for scheduled_min_replicas"
         raise scenario.places.error(("simulation", "begins"), what)
 
 
+def check_followed(scenario: Scenario) -> None:
+    """HeadwayError for schedules of a fleet without a scaler, which nothing would follow."""
+    if scenario.spec.policies.scaling is None:
+        for key, i, each in _deployments(scenario):
+            if each.scheduled_min_replicas:
+                what = "goes with `policies: scaling`; `minimum` has no more than the minimum"
+                raise scenario.places.error((key, i, "scheduled_min_replicas"), what)
+
+
 def _least(scenario: Scenario) -> dict[str, LeastReplicas]:
-    """The schedules of pools and combos that have one. HeadwayError where no scaler would follow it."""
-    found = {}
+    """The schedules of pools and combos that have one; none without a scaler."""
+    if scenario.spec.policies.scaling is None:
+        return {}
+    return {
+        each.name: LeastReplicas(each.min_replicas, each.scheduled_min_replicas)
+        for _, _, each in _deployments(scenario)
+        if each.scheduled_min_replicas
+    }
+
+
+def _deployments(scenario: Scenario) -> list[tuple[str, int, Pool | Combo]]:
+    """Pools and combos, with their places in the file."""
     deployments: list[tuple[str, int, Pool | Combo]] = [
         ("fleet", i, each) for i, each in enumerate(scenario.fleet.pools)
     ]
     deployments += [("combos", i, each) for i, each in enumerate(scenario.fleet.combos)]
-    for key, i, each in deployments:
-        if not each.scheduled_min_replicas:
-            continue
-        if scenario.spec.policies.scaling is None:
-            at = (key, i, "scheduled_min_replicas")
-            raise scenario.places.error(at, "goes with `policies: scaling`; `minimum` has no more than the minimum")
-        found[each.name] = LeastReplicas(each.min_replicas, each.scheduled_min_replicas)
-    return found
+    return deployments
 
 
 def _began_s(scenario: Scenario) -> float | None:

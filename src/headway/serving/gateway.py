@@ -34,7 +34,7 @@ from headway.limits.budgets import TokenPrices
 from headway.policies import ORDERINGS, resolve
 from headway.policies.resolve import PolicyChoice
 from headway.policies.scaling.hourly_plan import Planning
-from headway.scenario.policies import knows_future, policies_of
+from headway.scenario.policies import check_followed, knows_future, policies_of
 from headway.scenario.replan import replanner_of
 from headway.serving import demand_history, endpoints_file, pools
 from headway.serving.pools import DeclaredPool
@@ -87,6 +87,7 @@ def plan(scenario: Scenario) -> ServingPlan:
     declared = pools.declared_pools(scenario)
     pools.check_pools(declared, places)
     starts = pools.starts(scenario, declared)
+    check_followed(scenario)
     if spec.policies.scaling is not None:
         own = [each for each in declared if each.pool.hosted is None]
         pools.require_starts(own, ("policies", "scaling"), places)
