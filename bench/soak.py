@@ -3,9 +3,10 @@ engines.
 
 Streams and whole answers of several tiers, sessions and regions; clients that leave, clients that read slowly; and
 every half minute one of the engines is killed, and started again. With `--records`, records are written every second,
-and made one part a minute: ten times as often as by default. Said at the end: resident memory after a minute, its
-median, and its slope from then on (the median of the slopes between all pairs of samples), open files, what is in
-flight once nobody asks any more, and what became of the requests.
+and made one part a minute: ten times as often as by default. `--streams 300 --speed 0.1` has 300 clients of engines
+that are slow enough for so many on few cores. Said at the end: resident memory after the warm-up, its median, and its
+slope from then on (the median of the slopes between all pairs of samples), open files, what is in flight once nobody
+asks any more, and what became of the requests.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
+import click
 from click import echo
 
 GATEWAY, ENGINES = 9310, (9311, 9312)
 SAMPLE_S = 5.0
-WARM_S = 60.0
 KILL_S = 30.0
-CLIENTS = 24
 FLEET = """
 fleet:
   - {name: chat, model: qwen3-8b, gpu: h100, engine: vllm-v1, endpoints: [%s]}
@@ -37,9 +37,9 @@ gateway: {scrape_period_s: 0.5, explain: true, dashboard: open, records_period_s
 """
 
 
-def engine(port: int) -> subprocess.Popen[bytes]:
+def engine(port: int, speed: float) -> subprocess.Popen[bytes]:
     """One emulated."""
-    options = "--model qwen3-8b --gpu h100 --speed 4 --reasoning-tokens 20 --output-tokens 80"
+    options = f"--model qwen3-8b --gpu h100 --speed {speed:g} --reasoning-tokens 20 --output-tokens 80"
     return _started("emulate", *options.split(), "--port", str(port))
 
 
@@ -101,7 +101,7 @@ class Load:
         return f"{status} {'streamed' if b'data: [DONE]' in body else 'whole'}"
 
 
-async def trouble(engines: list[subprocess.Popen[bytes]], load: Load) -> None:
+async def trouble(engines: list[subprocess.Popen[bytes]], speed: float, load: Load) -> None:
     """Kill an engine now and then, and start it again."""
     turn = 0
     while not load.is_over:
@@ -109,7 +109,7 @@ async def trouble(engines: list[subprocess.Popen[bytes]], load: Load) -> None:
         engines[turn].kill()
         engines[turn].wait()
         await asyncio.sleep(3.0)
-        engines[turn] = engine(ENGINES[turn])
+        engines[turn] = engine(ENGINES[turn], speed)
         turn = 1 - turn
 
 
@@ -150,12 +150,14 @@ def slope(points: list[tuple[float, float]]) -> float:
     return median(pairs)
 
 
-async def soak(pid: int, engines: list[subprocess.Popen[bytes]], minutes: float) -> None:
+async def soak(
+    pid: int, engines: list[subprocess.Popen[bytes]], minutes: float, streams: int, speed: float, warm_minutes: float
+) -> None:
     """All of it, and the figures."""
     await answers()
     load, began_s = Load(0), time.monotonic()
-    clients = [asyncio.create_task(load.client()) for _ in range(CLIENTS)]
-    troubles = asyncio.create_task(trouble(engines, load))
+    clients = [asyncio.create_task(load.client()) for _ in range(streams)]
+    troubles = asyncio.create_task(trouble(engines, speed, load))
     watching = asyncio.create_task(samples(pid, began_s, load))
     await asyncio.sleep(60 * minutes)
     load.is_over = True
@@ -163,12 +165,12 @@ async def soak(pid: int, engines: list[subprocess.Popen[bytes]], minutes: float)
     taken = await watching
     await asyncio.gather(*clients)
     await asyncio.sleep(2.0)
-    warm = [(at, kib) for at, kib, _ in taken if at * 60 >= WARM_S or minutes <= 1.5]
+    warm = [(at, kib) for at, kib, _ in taken if at >= warm_minutes or minutes <= 1.5 * warm_minutes]
     rss = [kib for _, kib in warm]
     echo(f"{sum(load.ended.values()):,} requests in {minutes:g} minutes")
     for what, num in load.ended.most_common():
         echo(f"  {num:7,} {what}")
-    echo(f"resident: {rss[0]:,.0f} KiB after a minute, median {median(rss):,.0f}, most {max(rss):,.0f}, "
+    echo(f"resident: {rss[0]:,.0f} KiB after {warm_minutes:g} minutes, median {median(rss):,.0f}, most {max(rss):,.0f}, "
          f"at the end {rss[-1]:,.0f}; slope {slope(warm):+.1f} KiB/min, "
          f"in the second half {slope(warm[len(warm) // 2 :]):+.1f}")  # fmt: skip
     echo(f"open files: {taken[0][2]} at first, most {max(files for _, _, files in taken)}, "
@@ -176,17 +178,22 @@ async def soak(pid: int, engines: list[subprocess.Popen[bytes]], minutes: float)
     echo(f"in flight: {await gauge('requests_in_flight'):g}, held: {await gauge('requests_held'):g}")
 
 
-def main() -> None:
+@click.command()
+@click.argument("minutes", type=click.FloatRange(0.2), default=10.0)
+@click.option("--records", is_flag=True, help="Write records.")
+@click.option("--streams", type=click.IntRange(1), default=24, show_default=True, help="Clients at a time.")
+@click.option("--speed", type=click.FloatRange(0.01), default=4.0, show_default=True, help="Of the engines.")
+@click.option("--warm", type=click.FloatRange(0.0), default=1.0, show_default=True, help="Minutes that do not count.")
+def main(minutes: float, records: bool, streams: int, speed: float, warm: float) -> None:
     """Start everything, load it, stop everything."""
-    minutes = float(next((each for each in sys.argv[1:] if each != "--records"), 10.0))
     with tempfile.TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.yaml"
         fleet.write_text(FLEET % ", ".join(f'"http://127.0.0.1:{port}"' for port in ENGINES))
-        engines = [engine(port) for port in ENGINES]
-        records = ("--records", str(Path(folder) / "records")) if "--records" in sys.argv else ()
-        gateway = _started("serve", str(fleet), "--port", str(GATEWAY), "--restarts", "0", *records)
+        engines = [engine(port, speed) for port in ENGINES]
+        options = ("--records", str(Path(folder) / "records")) if records else ()
+        gateway = _started("serve", str(fleet), "--port", str(GATEWAY), "--restarts", "0", *options)
         try:
-            asyncio.run(soak(gateway.pid, engines, minutes))
+            asyncio.run(soak(gateway.pid, engines, minutes, streams, speed, warm))
         finally:
             for process in (gateway, *engines):
                 process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -127,8 +128,9 @@ def test_only_what_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert status_of(lambda: supervise(crashes_once, 2)) == 7
 
 
-def test_a_crash_at_the_end_leaves_no_signal_that_kills() -> None:
-    """Signals to end go on until the supervising process is gone; its own handler is dropped before that."""
+def test_a_crash_at_the_end_leaves_no_signal_that_kills(capfd: pytest.CaptureFixture[str]) -> None:
+    """Signals to end go on until the supervising process is gone; its own handler is dropped before that. The log says
+    that it ends."""
 
     def crashes_at_its_end(is_restart: bool) -> None:
         def crash(number: int, frame: object) -> None:
@@ -139,10 +141,13 @@ def test_a_crash_at_the_end_leaves_no_signal_that_kills() -> None:
         time.sleep(serving.PATIENCE_S)
 
     def told_to_end() -> None:
+        supervision.log.addHandler(logging.StreamHandler(os.fdopen(2, "w")))
         supervise(crashes_at_its_end, 2)
         os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else 3)
 
     assert status_of(told_to_end) == 0
+    written = capfd.readouterr().err
+    assert "has crashed while it ended" in written and "is started again" not in written
 
 
 def test_a_signal_to_end_may_interrupt_its_own_handler() -> None:

@@ -52,6 +52,9 @@ def supervise(run: Callable[[bool], None], max_restarts: int = MAX_RESTARTS) -> 
             pause_s, num_restarts = _FIRST_PAUSE_S, 0
         if num_restarts >= max_restarts:
             raise HeadwayError(f"the gateway's process has {how}, after {num_restarts} restarts in a row: it ends")
+        if ending.is_told:
+            log.error("the gateway's process has %s while it ended", how)
+            return
         log.error("the gateway's process has %s: it is started again", how)
         if child.wait_to_restart(pause_s):
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -16,6 +15,7 @@ pytest.importorskip("httptools")
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from certificates import new_certificate
 from ext_proc import desk, headers_message
 from headway.core.errors import HeadwayError
 from headway.gateway.picker import ext_proc_pb2 as pb
@@ -74,10 +74,7 @@ def test_health_says_alive_ready_and_processing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(which("openssl") is None, reason="openssl makes the certificate")
 def test_tls_and_a_port_that_is_taken(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    certificate, key = new_certificate(tmp_path)
 
     async def story() -> None:
         async with desk(fleet_file(tmp_path, URLS, gateway={"drain_s": 0})) as made:

@@ -16,13 +16,13 @@ from uvicorn.server import ServerState
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.writer import write_error
 from headway.gateway.server.http_protocol import HttpProtocol
-from wire import Wire
+from wire import Timers, UnreadWire, Wire
 
 KIB = 1 << 10
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: h\r\n\r\n"
 HELD = b"POST /held HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc"
 ANSWERED = b"HTTP/1.1 200 OK\r\n"
-HIGH_WATER, LOW_WATER = 64 * KIB, 16 * KIB
+HIGH_WATER = 64 * KIB
 
 
 class Application:
@@ -58,61 +58,6 @@ class Application:
             writer.start(200, [(b"content-length", b"%d" % len(body))])
         writer.write(body)
         await writer.drain()
-
-
-class UnreadWire(Wire):
-    """A transport whose client reads when `read` is called."""
-
-    def __init__(self, protocol: HttpProtocol) -> None:
-        super().__init__()
-        self._protocol, self._num_read, self._is_full = protocol, 0, False
-        self.is_aborted = False
-
-    def write(self, data: bytes) -> None:
-        super().write(data)
-        if not self._is_full and self.get_write_buffer_size() > HIGH_WATER:
-            self._is_full = True
-            self._protocol.pause_writing()
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.written) - self._num_read
-
-    def read(self, num: int) -> None:
-        self._num_read += min(num, self.get_write_buffer_size())
-        if self._is_full and self.get_write_buffer_size() <= LOW_WATER:
-            self._is_full = False
-            self._protocol.resume_writing()
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-
-class Timers:
-    """An event loop whose time passes when `advance` is called."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._now_s = loop, 0.0
-        self._due: list[tuple[float, asyncio.Handle]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-    def time(self) -> float:
-        return self._now_s
-
-    def call_later(self, delay_s: float, callback: Any, *args: Any) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self._loop)
-        self._due.append((self._now_s + delay_s, handle))
-        return handle
-
-    def advance(self, seconds: float) -> None:
-        end_s = self._now_s + seconds
-        while due := [each for each in self._due if each[0] <= end_s and not each[1].cancelled()]:
-            first = min(due, key=lambda each: each[0])
-            self._due.remove(first)
-            self._now_s = first[0]
-            first[1]._run()
-        self._now_s = end_s
 
 
 Story = Callable[[Application, HttpProtocol, UnreadWire, Timers], Coroutine[Any, Any, None]]

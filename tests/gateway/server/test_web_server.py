@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,20 +11,12 @@ import pytest
 pytest.importorskip("httptools")
 
 import serving
+from certificates import new_certificate
 from headway.core.errors import HeadwayError
 from headway.gateway.server import web_server
 from headway.gateway.server.web_server import Tls
 from headway.gateway.settings import Settings
 from serving import send
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
 
 
 def test_hosts_are_expected_of_a_gateway_without_keys() -> None:
@@ -39,7 +30,7 @@ def test_a_certificate_makes_connections_https(engines: list[serving.Process], t
     import ssl
     from urllib.request import urlopen
 
-    certificate, key = _certificate(tmp_path)
+    certificate, key = new_certificate(tmp_path)
     path = serving.fleet_file(tmp_path, [engines[0].url])
     made = serving.gateway(path, "--certfile", str(certificate), "--keyfile", str(key))
     with serving.closing(made):
@@ -51,9 +42,9 @@ def test_a_certificate_makes_connections_https(engines: list[serving.Process], t
 
 
 def test_unusable_certificates_are_refused(tmp_path: Path) -> None:
-    certificate, key = _certificate(tmp_path)
+    certificate, key = new_certificate(tmp_path)
     (tmp_path / "other").mkdir()
-    other, _ = _certificate(tmp_path / "other")
+    other, _ = new_certificate(tmp_path / "other")
     Tls(certificate, key).check()
     for tls in (
         Tls(other, key),

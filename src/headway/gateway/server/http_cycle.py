@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from starlette.types import Message, Scope
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from headway.gateway.server.connection_memory import ConnectionMemory
 
 log = logging.getLogger("headway.gateway")
 _HEADER_LINE = b"%b: %b\r\n"
@@ -17,6 +18,8 @@ _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 _LAST_STATUSES = frozenset((408, 413))
 """Of answers after which more of a refused body may come: the connection is closed."""
 _WITHOUT_BODY = frozenset((204, 304))
+_MAX_PARTS = 64
+"""More parts of a body are joined: short ones take several times their length."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED = b"Internal Server Error"
 _FAILED_HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_FAILED))]
@@ -27,9 +30,6 @@ class ServedConnection(Protocol):
 
     def close_after_response(self) -> None:
         """Close, once the rest of the request has come."""
-
-    def resume_reading(self) -> None:
-        """Read on, unless the client has sent too much ahead."""
 
     def end_response(self, cycle: HttpCycle, /) -> None:
         """The response is complete: the next request may begin."""
@@ -46,20 +46,20 @@ class HttpCycle:
         self,
         connection: ServedConnection,
         transport: asyncio.Transport,
-        flow: FlowControl,
+        memory: ConnectionMemory,
         scope: Scope,
         default_headers: Sequence[tuple[bytes, bytes]],
         expects_100_continue: bool,
         keeps_alive: bool,
     ) -> None:
-        self._connection, self._transport, self._flow, self._scope = connection, transport, flow, scope
+        self._connection, self._transport, self._memory, self._scope = connection, transport, memory, scope
         self._default_headers = default_headers
         self._expects_100_continue, self._keeps_alive = expects_100_continue, keeps_alive
         self.task: asyncio.Task[None] | None = None
         """The task in which the application runs."""
         # The request's body.
         self._parts: list[bytes] = []
-        self._num_unread = 0
+        self._num_held = 0
         self._is_whole = self._is_passed = False
         """All of it has come; `receive` has returned its end."""
         self._news: asyncio.Event | None = None
@@ -93,6 +93,7 @@ class HttpCycle:
             log.error("%s: the application failed", self._scope["path"], exc_info=error)
             self._fail()
         finally:
+            self._scope = {}  # the connection keeps this object until the next request
             if self.task is not None:
                 self._connection.end_task(self.task)
 
@@ -113,10 +114,12 @@ class HttpCycle:
 
     def add_body(self, body: bytes) -> None:
         """A part of the request's body has come."""
-        self._parts.append(body)
-        self._num_unread += len(body)
-        if self._num_unread > HIGH_WATER_LIMIT:
-            self._flow.pause_reading()
+        parts = self._parts
+        parts.append(body)
+        if len(parts) > _MAX_PARTS:
+            self._parts = [b"".join(parts)]
+        self._num_held += len(body)
+        self._memory.add_body(len(body))
         if self._news is not None:
             self._news.set()
 
@@ -142,7 +145,7 @@ class HttpCycle:
 
     def send_interim(self) -> bool:
         """Send an interim response, before any other, which clients of HTTP/1.1 ignore. False: this client may not."""
-        if self._scope["http_version"] != "1.1":
+        if self._scope.get("http_version") != "1.1":
             return False
         self._transport.write(_CONTINUE)
         self._expects_100_continue = False
@@ -154,21 +157,24 @@ class HttpCycle:
         """The request's body, if all of it has come; otherwise None, and ASGI's `receive` returns it."""
         if not self._is_whole or self._expects_100_continue:
             return None
-        if self._flow.read_paused:
-            self._connection.resume_reading()  # stopped by a long body; a disconnect would go unseen
         return self._take_parts()
 
     def _take_parts(self) -> bytes:
-        parts, self._parts, self._num_unread = self._parts, [], 0
+        parts = self._parts
+        self.drop_body()
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def drop_body(self) -> None:
+        """Keep nothing of what has come of the body."""
+        self._parts = []
+        self._memory.add_body(-self._num_held)
+        self._num_held = 0
 
     async def receive(self) -> Message:
         """ASGI's: the next part of the body, or that the client has left, or has its response."""
         if self._expects_100_continue and not self._is_gone:
             self._transport.write(_CONTINUE)
             self._expects_100_continue = False
-        if self._flow.read_paused:
-            self._connection.resume_reading()
         while not (self._parts or self._has_ended() or (self._is_whole and not self._is_passed)):
             news = self._news = self._news or asyncio.Event()
             await news.wait()
@@ -202,12 +208,12 @@ class HttpCycle:
     @property
     def is_full(self) -> bool:
         """Whether the client reads too slowly; `drain` waits for it."""
-        return self._flow.write_paused and not self._is_gone
+        return self._memory.write_paused and not self._is_gone
 
     async def drain(self) -> None:
         """Wait until the client has read, or has disconnected."""
-        if self._flow.write_paused and not self._is_gone:
-            await self._flow.drain()
+        if self._memory.write_paused and not self._is_gone:
+            await self._memory.drain()
 
     def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Set status and headers, which go out with the first part of the body; chunked without a content-length."""
@@ -262,8 +268,6 @@ class HttpCycle:
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         """Call `on_disconnect` if the client disconnects before its response is complete."""
         self._on_disconnect = on_disconnect
-        if self._flow.read_paused:
-            self._connection.resume_reading()  # stopped by the end of a long body
         if self._is_gone:
             on_disconnect()
 

@@ -3,7 +3,8 @@
 An application with `takes_writer` is called with the request's cycle as a fourth argument, to which it writes directly.
 
 Requests of one connection are parsed one at a time: what follows a request waits until the client has read its answer,
-and reading pauses. So the memory of a connection is bounded, whatever its client sends and does not read.
+and reading pauses. So the memory of a connection is bounded, whatever its client sends and does not read
+(`ConnectionMemory`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from urllib.parse import unquote
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from headway.gateway.errors import ApiError
+from headway.gateway.server.connection_memory import MAX_HELD_BYTES, ConnectionMemory
 from headway.gateway.server.framing import BODY, END, HEAD, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.server.http_cycle import HttpCycle
@@ -42,8 +43,6 @@ _LINGER_BYTES = 64 << 20
 with unread bytes is reset, and its client may lose the answer."""
 _COPIED_BYTES = 1 << 14
 """Shorter segments are divided by copies, which take less time than views."""
-_MAX_WAITING_BYTES = 1 << 16
-"""Of further requests, before the answer to the present one; then reading pauses."""
 _UNREAD_TIMEOUT_S = 60.0
 _LEAST_READ_BYTES = 1 << 14
 """A client that has not read all of its answers reads so many bytes of them in `_UNREAD_TIMEOUT_S`."""
@@ -57,7 +56,7 @@ class HttpProtocol(asyncio.Protocol):
 
     # Set once there is a connection.
     _transport: asyncio.Transport
-    _flow: FlowControl
+    _memory: ConnectionMemory
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         made = cast(asyncio.Transport, transport)
         self._state.connections.add(cast(Any, self))
-        self._transport, self._flow = made, FlowControl(made)
+        self._transport, self._memory = made, ConnectionMemory(made)
         self._server, self._client = get_local_addr(made), get_remote_addr(made)
         self._scheme = "https" if is_ssl(made) else "http"
         self._set_deadline(_HEAD_TIMEOUT_S)
@@ -131,9 +130,10 @@ class HttpProtocol(asyncio.Protocol):
                 timer.cancel()
         self._timer = self._linger_timer = self._unread_timer = self._probe_timer = None
         cycle, self._cycle = self._cycle, None
+        self._waiting = b""
         if cycle is not None and not cycle.is_complete:
             cycle.disconnect()
-        self._flow.resume_writing()
+        self._memory.resume_writing()
         if exc is None:
             self._transport.close()
         self._parser = None  # ends the reference cycle between the two
@@ -168,11 +168,11 @@ class HttpProtocol(asyncio.Protocol):
             self._probe_timer = self._loop.call_later(wait_s, self._probe, cycle, _PROBE_PERIOD_S, num)
 
     def pause_writing(self) -> None:
-        self._flow.pause_writing()
+        self._memory.pause_writing()
         self._expect_reads()
 
     def resume_writing(self) -> None:
-        self._flow.resume_writing()
+        self._memory.resume_writing()
         if self._unread_timer is not None and not self._transport.is_closing():
             self._unread_timer.cancel()
             self._unread_timer = None
@@ -183,12 +183,12 @@ class HttpProtocol(asyncio.Protocol):
     def _expect_reads(self) -> None:
         """Abort the connection unless the client goes on to read what is written to it."""
         if self._unread_timer is None:
-            self._num_unread = self._transport.get_write_buffer_size()
+            self._num_unread = self._memory.num_unread
             self._unread_timer = self._loop.call_later(_UNREAD_TIMEOUT_S, self._check_reads)
 
     def _check_reads(self) -> None:
         self._unread_timer = None
-        num_unread = self._transport.get_write_buffer_size()
+        num_unread = self._memory.num_unread
         if num_unread and self._num_unread - num_unread < _LEAST_READ_BYTES:
             self._transport.abort()
         else:
@@ -225,7 +225,7 @@ class HttpProtocol(asyncio.Protocol):
     def _close(self) -> None:
         """Close the connection when the client has read its answers, or reads no more of them."""
         self._transport.close()
-        if self._unread_timer is None and self._transport.get_write_buffer_size():
+        if self._unread_timer is None and self._memory.num_unread:
             self._expect_reads()
 
     def data_received(self, data: bytes) -> None:
@@ -243,13 +243,10 @@ class HttpProtocol(asyncio.Protocol):
 
     def _keep_waiting(self, data: bytes, start: int) -> None:
         """Keep the next requests, which are from `start` on in `data`."""
+        if len(data) - start <= MAX_HELD_BYTES < len(data):
+            data, start = data[start:], 0  # what was before them is kept no longer
         self._waiting, self._waiting_start = data, start
-        if len(data) - start > _MAX_WAITING_BYTES:
-            self._flow.pause_reading()
-
-    def resume_reading(self) -> None:
-        if len(self._waiting) - self._waiting_start <= _MAX_WAITING_BYTES:
-            self._flow.resume_reading()
+        self._memory.keep_ahead(len(data))
 
     def _parse(self, data: bytes, start: int) -> None:
         """Parse one request of `data[start:]`, part by part; what follows it is parsed after its answer."""
@@ -335,7 +332,7 @@ class HttpProtocol(asyncio.Protocol):
         expects_100_continue = b"expect" in found and found[b"expect"].lower() == b"100-continue"
         keeps_alive = version != "1.0" and bool(self._parser.should_keep_alive()) and not self._is_ending
         self._cycle = HttpCycle(
-            self, self._transport, self._flow, scope, self._state.default_headers, expects_100_continue, keeps_alive
+            self, self._transport, self._memory, scope, self._state.default_headers, expects_100_continue, keeps_alive
         )
         self._is_new = True
 
@@ -406,11 +403,12 @@ class HttpProtocol(asyncio.Protocol):
 
     def end_response(self, cycle: HttpCycle) -> None:
         self._state.total_requests += 1
+        self._url, self._headers = b"", []
         if cycle is not self._cycle or self._transport.is_closing() or self._linger_timer is not None:
             return
-        if self._flow.write_paused:
+        if self._memory.write_paused:
             self._is_next_due = True
-        elif self._waiting or self._has_ended or self._flow.read_paused:
+        elif self._waiting or self._has_ended:
             self._await_next()
         else:
             self._framing.begin_head()
@@ -423,7 +421,6 @@ class HttpProtocol(asyncio.Protocol):
         elif self._has_ended:
             self._close()
         else:
-            self._flow.resume_reading()
             self._framing.begin_head()
             self._set_deadline(self._keep_alive_s)
 
@@ -434,18 +431,20 @@ class HttpProtocol(asyncio.Protocol):
         if not self._transport.is_closing():
             self._parse(data, start)
             self._start_new()
-            if self._framing.part == HEAD:
-                self._flow.resume_reading()
+            if not self._waiting:
+                self._memory.keep_ahead(0)
 
     def close_after_response(self) -> None:
         """Close the connection after its last answer. If more may come, it is read and dropped for a while."""
+        if self._cycle is not None:
+            self._cycle.drop_body()
         if self._has_ended or (self._framing.part == END and not self._waiting):
             self._close()
             return
         self._deadline_s = None
         self._linger_timer = self._loop.call_later(_LINGER_S, self._close)
         self._waiting, self._waiting_start = b"", 0
-        self._flow.resume_reading()
+        self._memory.keep_ahead(0)
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
