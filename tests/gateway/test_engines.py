@@ -57,6 +57,7 @@ def _text(events: list[Any]) -> str:
 
 
 def _replica(reply: serving.Reply) -> int:
+    assert reply.status == 200, reply.text()
     return int(reply.headers["x-headway-replica"].removeprefix("pool/"))
 
 

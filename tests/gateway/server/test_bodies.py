@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import random
 import socket
+import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +58,24 @@ def test_a_body_is_read_part_by_part_up_to_its_limit() -> None:
         with pytest.raises(ApiError) as error:
             _read(parts, headers, max_body_bytes=2)
         assert error.value.status == 413 and "longer than 2 bytes" in error.value.message
+
+
+def test_a_body_of_short_parts_takes_no_multiple_of_its_length() -> None:
+    num = 50_000
+    parts = (_part(bytes((97, i % 251))) for i in range(num))
+
+    async def receive() -> Any:
+        return next(parts, _part(b"", more=False))
+
+    async def story() -> int:
+        tracemalloc.start()
+        body = await read_body(AsgiWriter(receive, receive), receive, {}, Settings(), BodyMemory())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert body is not None and len(body) == 2 * num
+        return peak
+
+    assert asyncio.run(story()) < 5 * 2 * num
 
 
 def test_long_bodies_share_a_bound_and_a_single_one_may_reach_it() -> None:

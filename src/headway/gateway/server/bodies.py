@@ -116,7 +116,7 @@ async def _read_slowly(
     body = None
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            body = await Request({"type": "http"}, receive_counted).body()
+            body = await _whole(receive_counted)
     except TimeoutError:
         what = f"the body was not there within {settings.body_timeout_s:g} s"
         raise ApiError(408, what, "body_timeout") from None
@@ -126,6 +126,18 @@ async def _read_slowly(
         if body is None:
             memory.free(size, owner)
     return body
+
+
+async def _whole(receive: Receive) -> bytes:
+    """A body in one piece, however short its parts are. ClientDisconnect if the client leaves before its end."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return bytes(body)
 
 
 def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -148,7 +160,7 @@ async def read_json(request: Request, timeout_s: float, type: Any, expected: str
     """A body of at most 64 KiB as a value of this type. ApiError, which begins with `expected`, for other bodies."""
     receive = limited(request.receive, _SHORT_BYTES, timeout_s, partial(_too_long, _SHORT_BYTES))
     try:
-        return msgspec.json.decode(await Request(request.scope, receive).body(), type=type)
+        return msgspec.json.decode(await _whole(receive), type=type)
     except DECODE_ERRORS as error:
         raise ApiError(400, f"{expected}: {error}", "invalid_type") from None
 
