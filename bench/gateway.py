@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -179,12 +180,14 @@ async def measure_paced(port: int, mock: int) -> None:
               f"p99 {1e3 * late[int(0.99 * len(late))]:.2f} ms")  # fmt: skip
 
 
-def wait_for(port: int, num: int) -> None:
+def wait_for(port: int, num: int, tls: ssl.SSLContext | None = None) -> None:
     """Until a gateway has so many replicas."""
     end_s = time.monotonic() + 60
     while time.monotonic() < end_s:
         with suppress(OSError, http.client.HTTPException):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            if tls is not None:
+                connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=tls)
             connection.request("GET", "/health")
             if json.loads(connection.getresponse().read()).get("up") == num:
                 return

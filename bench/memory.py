@@ -1,7 +1,8 @@
 """The memory of a connection in each phase of a request, beside the bound that SECURITY.md promises.
 
 `python bench/memory.py`: 200 connections of a new gateway are brought into the same phase, and what the gateway takes
-more is divided by their number. `--write` puts the table in docs/reliability.md.
+more is divided by their number; then 200 with TLS, whose certificate openssl makes. `--write` puts the table in
+docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -50,7 +52,8 @@ WITHOUT_ENGINE: dict[str, tuple[bytes, bool, str]] = {
     "half of a body of 64 KiB": (_chat(64 << 10, False)[: 32 << 10], False, "64 KiB, or `max_bodies_bytes`"),
     "a held request of 1 KiB": (_chat(1 << 10, True), False, "its body three times, `max_held`"),
     "a held request of 16 KiB": (_chat(16 << 10, True), False, "its body three times, `max_held`"),
-    "answers that are not read": (REFUSED, True, "64 KiB and one answer, 60 s; 64 KiB and one read ahead"),
+    "refusals that are not read": (REFUSED, True, "64 KiB and one answer, 60 s; 64 KiB and one read ahead"),
+    "long answers that are not read": (b"GET /openapi.json" + HOST + b"\r\n", True, "the same"),
 }  # fmt: skip
 WITH_ENGINE: dict[str, tuple[bytes, bool, str]] = {
     "a stream for a request of 1 KiB": (_chat(1 << 10, True), False, "its body three times, and 64 KiB unread"),
@@ -64,17 +67,18 @@ def resident_kib(pid: int) -> int:
 
 
 @contextmanager
-def _gateway(has_engine: bool) -> Iterator[tuple[int, int]]:
+def _gateway(has_engine: bool, tls: ssl.SSLContext | None) -> Iterator[tuple[int, int]]:
     """A gateway's process id and port; its engine streams a chunk a second, or is not there."""
     port, engine = free_ports(2)
     with tempfile.TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.yaml"
         fleet.write_text(FLEET % (engine, hashlib.sha256(b"key").hexdigest()))
         commands = [[str(HERE / "mock_engine.py"), str(engine), "1000", "1.0"]] if has_engine else []
-        commands.append(["-m", "headway", "serve", str(fleet), "--port", str(port), "--restarts", "0"])
+        options = [] if tls is None else ["--certfile", _certificate(Path(folder))]
+        commands.append(["-m", "headway", "serve", str(fleet), "--port", str(port), "--restarts", "0", *options])
         started = [subprocess.Popen([sys.executable, *each], stdout=subprocess.DEVNULL) for each in commands]
         try:
-            wait_for(port, int(has_engine))
+            wait_for(port, int(has_engine), tls)
             yield started[-1].pid, port
         finally:
             for process in reversed(started):
@@ -82,23 +86,43 @@ def _gateway(has_engine: bool) -> Iterator[tuple[int, int]]:
                 process.wait()
 
 
-def _kib_each(pid: int, port: int, data: bytes, is_repeated: bool) -> float:
+def _certificate(folder: Path) -> str:
+    """The file of a new certificate and its key."""
+    made = str(folder / "cert.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", made, "-out", str(folder / "only.pem"), "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run(command, check=True, capture_output=True)
+    with open(made, "ab") as both:
+        both.write((folder / "only.pem").read_bytes())
+    return made
+
+
+def trusting() -> ssl.SSLContext:
+    """What accepts any certificate."""
+    made = ssl.create_default_context()
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    return made
+
+
+def _kib_each(pid: int, port: int, data: bytes, is_repeated: bool, tls: ssl.SSLContext | None) -> float:
     """Resident KiB of each connection that has sent the data, again and again if `is_repeated`, and reads nothing."""
-    with _connected(port, 4, data, is_repeated):
+    with _connected(port, 4, data, is_repeated, tls):
         pass  # what the first such request takes is not a connection's
     before = resident_kib(pid)
-    with _connected(port, NUM, data, is_repeated):
+    with _connected(port, NUM, data, is_repeated, tls):
         return (resident_kib(pid) - before) / NUM
 
 
 @contextmanager
-def _connected(port: int, num: int, data: bytes, is_repeated: bool) -> Iterator[None]:
+def _connected(port: int, num: int, data: bytes, is_repeated: bool, tls: ssl.SSLContext | None) -> Iterator[None]:
     with ExitStack() as stack:
         for _ in range(num):
             client = stack.enter_context(socket.socket())
             if is_repeated:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", port))
+            if tls is not None:
+                client = stack.enter_context(tls.wrap_socket(client))
             if not is_repeated:
                 client.sendall(data)
             else:
@@ -110,22 +134,25 @@ def _connected(port: int, num: int, data: bytes, is_repeated: bool) -> Iterator[
 
 def _fill(client: socket.socket, data: bytes) -> None:
     """Send until nothing more is taken for a while."""
-    moved_s = time.monotonic()
+    moved_s, part = time.monotonic(), data
     while time.monotonic() < moved_s + 0.1:
         try:
-            client.send(data)
+            part = part[client.send(part) :] or data
             moved_s = time.monotonic()
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             time.sleep(0.01)
 
 
 def table(show: Callable[[str], None]) -> str:
     """Measure each phase; the rows as Markdown."""
-    rows = ["| a connection with | KiB each | bound |", "|---|---|---|"]
+    rows = ["| a connection with | KiB each | over TLS | bound |", "|---|---|---|---|"]
     for has_engine, phases in ((False, WITHOUT_ENGINE), (True, WITH_ENGINE)):
         for name, (data, is_repeated, bound) in phases.items():
-            with _gateway(has_engine) as (pid, port):
-                rows.append(f"| {name} | {_kib_each(pid, port, data, is_repeated):.0f} | {bound} |")
+            found = []
+            for tls in (None, trusting()):
+                with _gateway(has_engine, tls) as (pid, port):
+                    found.append(f"{_kib_each(pid, port, data, is_repeated, tls):.0f}")
+            rows.append(f"| {name} | {found[0]} | {found[1]} | {bound} |")
             show(rows[-1])
     return "\n".join(rows) + "\n"
 

@@ -170,7 +170,7 @@ async def soak(
     echo(f"{sum(load.ended.values()):,} requests in {minutes:g} minutes")
     for what, num in load.ended.most_common():
         echo(f"  {num:7,} {what}")
-    echo(f"resident: {rss[0]:,.0f} KiB after {warm_minutes:g} minutes, median {median(rss):,.0f}, most {max(rss):,.0f}, "
+    echo(f"resident: {rss[0]:,.0f} KiB at minute {warm_minutes:g}, median {median(rss):,.0f}, most {max(rss):,.0f}, "
          f"at the end {rss[-1]:,.0f}; slope {slope(warm):+.1f} KiB/min, "
          f"in the second half {slope(warm[len(warm) // 2 :]):+.1f}")  # fmt: skip
     echo(f"open files: {taken[0][2]} at first, most {max(files for _, _, files in taken)}, "
