@@ -49,7 +49,7 @@ WITHOUT_ENGINE: dict[str, tuple[bytes, bool, str]] = {
     "idle, before a request": (b"", False, "30 s"),
     "idle, after an answer": (VERSION, False, "75 s"),
     "half of a head of 4 KiB": (CHAT + b"X: " + b"y" * 4096, False, "64 KiB, 30 s"),
-    "half of a body of 64 KiB": (_chat(64 << 10, False)[: 32 << 10], False, "64 KiB, or `max_bodies_bytes`"),
+    "half of a body of 64 KiB": (_chat(64 << 10, False)[: 32 << 10], False, "320 KiB, or `max_bodies_bytes`"),
     "a held request of 1 KiB": (_chat(1 << 10, True), False, "its body three times, `max_held`"),
     "a held request of 16 KiB": (_chat(16 << 10, True), False, "its body three times, `max_held`"),
     "refusals that are not read": (REFUSED, True, "64 KiB and one answer, 60 s; 64 KiB and one read ahead"),

@@ -131,13 +131,18 @@ async def _read_slowly(
 async def _whole(receive: Receive) -> bytes:
     """A body in one piece, however short its parts are. ClientDisconnect if the client leaves before its end."""
     body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            return bytes(body)
+    while await _add_part(body, receive):
+        pass
+    return bytes(body)
+
+
+async def _add_part(body: bytearray, receive: Receive) -> bool:
+    """Add what comes next, and keep nothing else of it; whether more will come."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body += message.get("body", b"")
+    return bool(message.get("more_body", False))
 
 
 def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:

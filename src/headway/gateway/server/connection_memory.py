@@ -49,22 +49,22 @@ class ConnectionMemory:
     def keep_ahead(self, num_bytes: int) -> None:
         """So many bytes of the next requests are kept now."""
         self.num_ahead = num_bytes
-        self._balance()
+        if (num_bytes + self.num_body > MAX_HELD_BYTES) != self.read_paused:
+            self._switch()
 
     def add_body(self, num_bytes: int) -> None:
         """More of the present request's body is kept; a negative number: less."""
         self.num_body += num_bytes
-        self._balance()
+        if (self.num_ahead + self.num_body > MAX_HELD_BYTES) != self.read_paused:
+            self._switch()
 
-    def _balance(self) -> None:
-        """Read from the client, or pause."""
-        is_full = self.num_ahead + self.num_body > MAX_HELD_BYTES
-        if is_full != self.read_paused:
-            self.read_paused = is_full
-            if is_full:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
+    def _switch(self) -> None:
+        """Pause reading, or go on."""
+        self.read_paused = not self.read_paused
+        if self.read_paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """The transport has more than `MAX_UNREAD_BYTES` to send."""

@@ -166,9 +166,10 @@ class HttpCycle:
 
     def drop_body(self) -> None:
         """Keep nothing of what has come of the body."""
-        self._parts = []
-        self._memory.add_body(-self._num_held)
-        self._num_held = 0
+        if self._num_held:
+            self._parts = []
+            self._memory.add_body(-self._num_held)
+            self._num_held = 0
 
     async def receive(self) -> Message:
         """ASGI's: the next part of the body, or that the client has left, or has its response."""
