@@ -54,4 +54,5 @@ def _charts(plan: DemandPlan, forecast: DemandForecast) -> dict[str, Any]:
     if any(each is not None for each in served):
         traces.append({**line, "y": served, "line": {"width": 1.6, "color": COLORS[1], "shape": "hv"},
                        "name": "served by the week's replicas"})  # fmt: skip
-    return {"demand": {"data": traces, "layout": layout("", "requests/s", 380, showlegend=True)}}
+    legend = {"orientation": "h", "y": -0.2, "x": 0}
+    return {"demand": {"data": traces, "layout": layout("", "requests/s", 380, showlegend=True, legend=legend)}}
