@@ -21,14 +21,14 @@ def server() -> Iterator[postgres.Server]:
         yield made
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres", "valkey"])
-def location(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a store is, which all tests of a module share."""
+@pytest.fixture(params=["sqlite", "postgres", "valkey"])
+def location(request: pytest.FixtureRequest, file: str) -> str:
+    """Where a store is: an empty one, but for PostgreSQL's, which all tests of a module share."""
     if request.param == "postgres":
         return str(request.getfixturevalue("server").url)
     if request.param == "valkey":
         return str(request.getfixturevalue("valkey").new())
-    return str(tmp_path_factory.mktemp("keys") / "keys.sqlite")
+    return file
 
 
 @pytest.fixture
