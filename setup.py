@@ -21,15 +21,15 @@ COMPILED = (
     "gateway/picker/answer", "gateway/picker/bodies", "gateway/picker/exchange", "gateway/picker/messages",
     "gateway/relay/continuation", "gateway/relay/engine_stream", "gateway/relay/failover", "gateway/relay/json_body",
     "gateway/relay/metering", "gateway/relay/quarantine", "gateway/relay/relay", "gateway/relay/request_reader",
-    "gateway/scheduling/driver", "gateway/scheduling/in_flight", "gateway/scheduling/replica",
+    "gateway/relay/response", "gateway/scheduling/driver", "gateway/scheduling/in_flight", "gateway/scheduling/replica",
     "gateway/scheduling/stalls", "gateway/server/bodies", "gateway/server/completions",
     "gateway/server/connection_memory", "gateway/server/framing", "gateway/server/http_cycle",
-    "gateway/server/http_protocol", "gateway/telemetry/histogram",
-    "gateway/telemetry/metrics", "gateway/telemetry/recording", "gateway/upstream/client", "gateway/upstream/engine",
-    "gateway/upstream/sse", "perf/engine_times", "perf/operators", "perf/step", "policies/engine_pace",
-    "policies/routing/headway", "policies/routing/least_loaded", "sim/batch", "sim/batching", "sim/cluster",
-    "sim/fabric", "sim/host_memory", "sim/in_transit", "sim/kernel", "sim/kvcache", "sim/prefixcache", "sim/replica",
-    "sim/stall_tracker", "sim/timeline", "sim/transfers", "workload/sources",
+    "gateway/server/http_protocol", "gateway/telemetry/histogram", "gateway/telemetry/metrics",
+    "gateway/telemetry/recording", "gateway/upstream/client", "gateway/upstream/engine", "gateway/upstream/sse",
+    "perf/engine_times", "perf/operators", "perf/step", "policies/engine_pace", "policies/routing/headway",
+    "policies/routing/least_loaded", "sim/batch", "sim/batching", "sim/cluster", "sim/fabric", "sim/host_memory",
+    "sim/in_transit", "sim/kernel", "sim/kvcache", "sim/prefixcache", "sim/replica", "sim/stall_tracker",
+    "sim/timeline", "sim/transfers", "workload/sources",
 )  # fmt: skip
 
 

@@ -29,11 +29,10 @@ from headway.gateway.relay.failover import (
     is_replicas_fault,
 )
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
-from headway.gateway.relay.paced import PacedWriter
-from headway.gateway.relay.passthrough import error_event
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.relay.writer import BufferedWriter, Headers, ResponseWriter, TokenWriter, write_error
+from headway.gateway.relay.response import ClientResponse
+from headway.gateway.relay.writer import BufferedWriter, ResponseWriter
 from headway.gateway.scheduling import vllm_disaggregation
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, RequestEndedError
 from headway.gateway.scheduling.scheduler import Scheduler
@@ -86,21 +85,8 @@ class Relay:
     _is_prefill = False
     """The present attempt computes the prompt for another replica."""
     _kv_params: vllm_disaggregation.Params | None = None
-    _has_begun = False
-    """The response was started."""
-    _is_complete = False
-    """The response's last byte was written."""
     keep_alive_s: float | None = None
     """The client of a stream gets a comment whenever it has got nothing for so long."""
-    _keep_alive_timer: asyncio.TimerHandle | None = None
-    _draining: asyncio.Task[None] | None = None
-    """Sends the last comment."""
-    _has_written = False
-    """The client has been sent something since the timer was set."""
-    _is_open = False
-    """Comments were sent before the response: status and headers cannot change any more."""
-    _is_opaque = False
-    """The response has begun with bytes that mean nothing here: nothing can be added to them."""
 
     def __init__(
         self,
@@ -115,7 +101,7 @@ class Relay:
     ) -> None:
         self._request, self._live, self.in_flight = request, in_flight.live, in_flight
         self._scheduler, self._health = scheduler, health
-        self._client = self._writer = client
+        self._response = ClientResponse(request, in_flight, client)
         self._sends_priority, self._quarantine = sends_priority, quarantine
         self._attempts = Attempts(max_attempts)
         self._models = {self._live.model}
@@ -129,14 +115,16 @@ class Relay:
         """Begin the response of a model: of the only one, or of the next one of a cascade."""
         needs_score = self._scheduler.needs_score(self._live)
         self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
-        self._writer = BufferedWriter() if needs_score else self._client
+        if needs_score:
+            self._response.begin_model(is_buffered=True)
 
     def _start_next_stage(self) -> None:
         """Forget the last model's response."""
         if self._rendering is not None:  # by that model's template
             self._rendering.cancel()
         self._rendering = self._resumed = self._kv_params = None
-        self._is_prefill = self._has_begun = self._is_complete = False
+        self._is_prefill = False
+        self._response.begin_model(is_buffered=False)
         self._hidden_fields = ()
         self._start_stage()
 
@@ -144,7 +132,7 @@ class Relay:
         """Begin the attempts at one more model. Only the same one continues what another has begun."""
         self._models.add(self._live.model)
         self._attempts.start_model()
-        if not self._has_begun and not self._meter.partial.tokens:
+        if not self._response.has_begun and not self._meter.partial.tokens:
             self._start_next_stage()
 
     @property
@@ -160,16 +148,16 @@ class Relay:
     async def run(self) -> None:
         """Write the whole response, or the error."""
         if self.keep_alive_s is not None and self._request.stream:
-            self._wait_to_keep_alive(self.keep_alive_s)
+            self._response.keep_alive(self.keep_alive_s)
         try:
             error = await self._respond()  # written here, as compiled code must not await in a handler
             if isinstance(error, RefusedError):
-                await self._write_refusal(error)
+                await self._response.write_refusal(error)
             elif error is not None:
-                await self._write_error(error)
+                await self._response.write_error(error, self._meter.passthrough is not None)
         finally:
-            if self._keep_alive_timer is not None:
-                self._keep_alive_timer.cancel()
+            if self.keep_alive_s is not None:
+                self._response.stop()
             if self._snapshot is not None:
                 self._snapshot.abandon()
             if self._rendering is not None:
@@ -186,9 +174,10 @@ class Relay:
                 await self._judge()
                 if self.in_flight.outcome is None:
                     await self._answer()
-            if isinstance(self._writer, BufferedWriter):
-                await self._writer.copy_to(self._client)
-            await self._client.drain()
+            writer, client = self._response.writer, self._response.client
+            if isinstance(writer, BufferedWriter):
+                await writer.copy_to(client)
+            await client.drain()
         except RequestEndedError as ended:
             if ended.outcome is Outcome.REJECTED:
                 return self._attempts.or_refusal(self._rejection())
@@ -201,33 +190,15 @@ class Relay:
             return policy_error()
         return None
 
-    def _wait_to_keep_alive(self, seconds: float) -> None:
-        self._has_written = False
-        self._keep_alive_timer = asyncio.get_running_loop().call_later(seconds, self._keep_alive, seconds)
-
-    def _keep_alive(self, seconds: float) -> None:
-        """Send a comment if the client of a stream has got nothing for so long, as the request waits."""
-        is_silent = not self._has_written and self._writer is self._client and not self._client.is_full
-        if is_silent and not self._is_complete and not self._is_opaque and self.in_flight.outcome is None:
-            if not self._has_begun and not self._is_open:
-                self._is_open = True
-                self._client.start(200, [
-                    (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"),
-                    (b"x-request-id", self.in_flight.request_id.encode("latin-1")), (b"x-accel-buffering", b"no"),
-                ])  # fmt: skip
-            self._client.write(b": waiting\n\n", more=True)
-            self._draining = asyncio.create_task(self._client.drain())
-        self._wait_to_keep_alive(seconds)
-
     def _replay(self, part: StreamPart) -> None:
         """Send what the client was sent before its connection broke; the answer continues after it."""
         self._meter.restore(part)
-        self._start(200, b"text/event-stream", None)
-        self._writer.write(part.data, more=True)
+        self._response.start_stream()
+        self._response.writer.write(part.data, more=True)
 
     async def _answer(self) -> None:
         """Relay one model's answer, from as many of its replicas as it takes."""
-        while not self._is_complete:
+        while not self._response.is_complete:
             replica = await self.in_flight.wait_for_replica()
             if self._live.model not in self._models:
                 self._start_fallback()
@@ -268,15 +239,13 @@ class Relay:
     def client_disconnected(self) -> None:
         """End the request, as nobody reads the response."""
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
-        if isinstance(self._client, PacedWriter):
-            self._client.flush()
+        self._response.flush()
 
     def cut_off(self) -> None:
         """End the request, as the gateway ends."""
         self._is_cut_off = True
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
-        if isinstance(self._client, PacedWriter):
-            self._client.flush()
+        self._response.flush()
 
     # Sending the request to an engine.
 
@@ -318,7 +287,7 @@ class Relay:
         """Path and body for this replica. No body: the answer is complete but for the end of its stream."""
         request, partial, adapter = self._request, self._meter.partial, replica.adapter
         path, body = request.path, dict(request.body)
-        num_repeated = self._meter.forget_silent_tokens()
+        num_repeated = self._meter.forget_silent_tokens() if partial.tokens else 0
         if self._resumed is not None:
             num_repeated += self._resumed.num_repeated
         self._resumed, self._hidden_fields, self._is_prefill = None, (), False
@@ -368,7 +337,7 @@ class Relay:
         self._dispatch = DualDispatch(
             self.in_flight,
             leg,
-            lambda: self._meter.partial.tokens > tokens_before or self._is_complete,
+            lambda: self._meter.partial.tokens > tokens_before or self._response.is_complete,
             self._scheduler.prefill_leg_done,
             self._attempts.may_resend,
         )
@@ -376,7 +345,7 @@ class Relay:
             await self._dispatch.send(self._exchange, replica, path, self._headers, body)
         except PrefillRejectedError as error:
             self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-            self._write_whole(error.status, openai_error(error.status, error.body), "application/json")
+            self._response.write_whole(error.status, openai_error(error.status, error.body), "application/json")
         finally:
             self._dispatch = None
 
@@ -387,7 +356,7 @@ class Relay:
         )
         status = connection.status
         if status != 200:
-            if is_failed(status, self._has_begun):
+            if is_failed(status, self._response.has_begun):
                 raise RefusedError(status, await connection.read(1 << 16))
             if status >= 400 and self._needs_confirmation(replica, status):
                 raise UnconfirmedRefusalError(status, await connection.read(_MAX_REFUSAL_BYTES))
@@ -395,7 +364,7 @@ class Relay:
             is_well = await self._relay_by_kind(connection)
         except ReportedRefusalError as error:
             status = error.status
-            if is_failed(status, self._has_begun):
+            if is_failed(status, self._response.has_begun):
                 raise
             if self._needs_confirmation(replica, status):
                 raise UnconfirmedRefusalError(status, error.body) from None
@@ -412,16 +381,17 @@ class Relay:
         if status != 200 or (self._is_prefill and "content-encoding" not in headers):
             await (self._take_prefill(connection) if status == 200 else self._relay_whole(connection))
             return True
+        has_begun, is_open = self._response.has_begun, self._response.is_open
         content_type = headers.get("content-type", "").lower()
         if headers.get("content-encoding", "identity") != "identity":
-            if self._is_prefill or self._has_begun or self._is_open:
+            if self._is_prefill or has_begun or is_open:
                 raise EngineError("encoded its answer as nobody had asked for")
             await self._relay_bytes(connection, "an encoded answer")
-        elif "event-stream" in content_type or (self._request.stream and (self._has_begun or not content_type)):
+        elif "event-stream" in content_type or (self._request.stream and (has_begun or not content_type)):
             return await self._relay_stream(connection)
         elif not content_type or "json" in content_type:
             await self._relay_whole(connection)
-        elif self._has_begun or (self._is_open and not content_type.startswith("text/")):
+        elif has_begun or (is_open and not content_type.startswith("text/")):
             raise EngineError(f"continued a stream with {content_type}")
         elif content_type.startswith("text/") and not self._request.stream:
             await self._relay_whole(connection)
@@ -433,7 +403,7 @@ class Relay:
         """Whether another replica is to confirm that the request is to blame for a refusal."""
         in_flight = self.in_flight
         is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
-        may_confirm = self._attempts.may_confirm(is_whole, in_flight.has_alternative, self._has_begun)
+        may_confirm = self._attempts.may_confirm(is_whole, in_flight.has_alternative, self._response.has_begun)
         return may_confirm and self._health.needs_confirmation(replica, status)
 
     def _settle_refusal(self, status: int) -> None:
@@ -475,8 +445,8 @@ class Relay:
             self._hidden_fields,
             self._request.wants_usage,
             self._write_events,
-            self._write_tokens if isinstance(self._client, PacedWriter) else None,
-            self._has_begun,
+            self._write_tokens if self._response.is_paced else None,
+            self._response.has_begun,
         )
         while await connection.stream_to(stream.feed) and not (stream.is_done or stream.is_too_long):
             await self._wait_for_client()
@@ -509,21 +479,21 @@ class Relay:
         self._meter.note_unread(what)
         headers = connection.headers
         self._settle_refusal(200)
-        self._is_opaque = True
+        self._response.is_opaque = True
         content_type = headers.get("content-type", "application/octet-stream").encode("latin-1")
         length = headers.get("content-length")
         extra = [(name.encode(), headers[name].encode("latin-1")) for name in _KEPT_HEADERS if name in headers]
         is_known = length is not None and length.isdigit()
-        self._start(200, content_type, int(length or 0) if is_known else None, extra)
+        self._response.start(200, content_type, int(length or 0) if is_known else None, extra)
         self.in_flight.is_unstreamed = True
         self._live.first_token_s = self._live.answer_s = self._scheduler.now
         while part := await connection.read_part():
-            self._writer.write(part, more=True)
-            if self._writer.is_full:
+            self._response.writer.write(part, more=True)
+            if self._response.writer.is_full:
                 await self._wait_for_client()
-        self._is_complete = True
+        self._response.is_complete = True
         self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
-        self._writer.write(b"")
+        self._response.writer.write(b"")
 
     def _end_too_long(self) -> None:
         """End a stream whose engine does not, and abort it there. EngineError for an API whose end is the engine's."""
@@ -538,7 +508,7 @@ class Relay:
         """Wait until the client has read enough. The engine's silence meanwhile is not its own."""
         self._set_waits_for_client(True)
         try:
-            await self._writer.drain()
+            await self._response.writer.drain()
         finally:
             self._set_waits_for_client(False)
 
@@ -555,7 +525,7 @@ class Relay:
         if status >= 300:
             self._refuse(status, data)
             return
-        if self._has_begun:  # comments were sent while the request waited
+        if self._response.has_begun:  # comments were sent while the request waited
             raise EngineError("answered a stream as a whole")
         content_type = connection.headers.get("content-type", "application/json")
         is_json = "json" in content_type.lower()
@@ -570,7 +540,7 @@ class Relay:
         if meter.hides_logprobs and meter.partial.head and isinstance(answer := sse.decoded(data), dict):
             sse.remove_fields(("logprobs",), answer)
             data = sse.encoded(answer)
-        self._write_whole(status, data, content_type)
+        self._response.write_whole(status, data, content_type)
 
     def _refuse(self, status: int, data: bytes) -> None:
         """Give the client the engine's refusal. TooLongError if a fallback may do better."""
@@ -578,7 +548,7 @@ class Relay:
             raise TooLongError(status, data)
         self._settle_refusal(status)
         self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
-        self._write_whole(status, openai_error(status, data), "application/json")
+        self._response.write_whole(status, openai_error(status, data), "application/json")
 
     async def _take_prefill(self, connection: Connection) -> None:
         """Keep what a prefill replica reports about its KV cache, for the request to the decode replica."""
@@ -591,86 +561,34 @@ class Relay:
 
     def _write_events(self, data: bytes) -> bool:
         """Write a part of a stream. False: the client reads slowly."""
-        if not self._has_begun:
+        if not self._response.has_begun:
             self._start_stream()
-        self._has_written = True
-        self._writer.write(data, more=True)
-        self._copy(data)
-        return not self._writer.is_full
+        return self._response.write_events(data, self._meter.partial)
 
     def _write_tokens(self, event: bytes, num_tokens: int) -> bool:
         """Write an event with so many answering tokens, at their pace. False: the client reads slowly."""
-        if not self._has_begun:
+        if not self._response.has_begun:
             self._start_stream()
-        assert isinstance(self._writer, TokenWriter)
-        self._has_written = True
-        self._writer.write_tokens(event, num_tokens)
-        self._copy(event)
-        return not self._writer.is_full
-
-    def _copy(self, data: bytes) -> None:
-        """Keep what the client is sent, for its retry."""
-        if self.in_flight.copy is not None and self._writer is self._client:
-            self.in_flight.copy.append(data, self._meter.partial)
+        return self._response.write_tokens(event, num_tokens, self._meter.partial)
 
     def _start_stream(self) -> None:
         self._settle_refusal(200)
-        self._start(200, b"text/event-stream", None)
+        self._response.start_stream()
 
     def _finish_stream(self, data: bytes, reason: ReleaseReason = ReleaseReason.FINISHED) -> None:
-        self._is_complete = True
-        self._copy(data.removesuffix(sse.DONE))
+        response = self._response
+        response.is_complete = True
+        response.copy(data.removesuffix(sse.DONE), self._meter.partial)
         self._scheduler.release(self.in_flight, reason)
-        if not self._has_begun:
+        if not response.has_begun:
             self._start_stream()
-        self._writer.write(data)
-
-    def _write_whole(self, status: int, data: bytes, content_type: str) -> None:
-        if self._is_open:
-            self._is_complete = self._has_begun = True
-            end = b"" if self._request.is_passthrough else sse.DONE
-            self._writer.write(b"data: " + b" ".join(data.splitlines()) + b"\n\n" + end)
-            return
-        self._start(status, content_type.encode("latin-1"), len(data))
-        self._is_complete = True
-        self._writer.write(data)
-
-    def _start(self, status: int, content_type: bytes, length: int | None, extra: Headers = ()) -> None:
-        """Start the response with the headers known now. `length` None: a stream."""
-        self._has_begun = True
-        replica, live = self.in_flight.replica, self._live
-        live.keeps_model = True
-        if self._is_open and self._writer is self._client:
-            return
-        headers = [(b"content-type", content_type), (b"x-request-id", self.in_flight.request_id.encode("latin-1"))]
-        if replica is not None:
-            headers.append((b"x-headway-replica", replica.name.encode("latin-1", "replace")))
-            if live.fallback is not None:
-                headers += [
-                    (b"x-headway-fallback", live.fallback.why.encode()),
-                    (b"x-headway-model", live.model.encode("latin-1", "replace")),
-                ]
-            if self._request.wants_explanation:
-                headers += [
-                    (b"x-headway-held-s", b"%.6f" % (live.placed_s - live.arrival_s)),
-                    (b"x-headway-attempts", b"%d" % (live.attempt + 1)),
-                    (b"x-headway-tier", b"%d" % live.tier),
-                ]
-                if live.fallback is None:
-                    headers.append((b"x-headway-model", live.model.encode("latin-1", "replace")))
-        if self.in_flight.restored is not None:
-            headers.append((b"x-headway-replayed-tokens", b"%d" % self.in_flight.restored.tokens))
-        if length is None:
-            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        else:
-            headers.append((b"content-length", b"%d" % length))
-        self._writer.start(status, [*headers, *extra] if extra else headers)
+        response.writer.write(data)
 
     # After a failure.
 
     def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         """Release the request after a failed attempt, to be placed again. ApiError if the client gets the failure."""
-        in_flight, attempts, meter = self.in_flight, self._attempts, self._meter
+        in_flight, attempts, meter, response = self.in_flight, self._attempts, self._meter, self._response
         in_flight.raise_if_ended()
         is_moving, is_prefill_leg = in_flight.move_target is not None, False
         if isinstance(error, PrefillLegError):
@@ -678,14 +596,14 @@ class Relay:
         failure = failure_of(error)
         if not is_moving:
             self._note_failure(replica, error, failure)
-        breaks_off = failure is Failure.BROKEN_OFF and not is_moving and not self._is_opaque
+        breaks_off = failure is Failure.BROKEN_OFF and not is_moving and not response.is_opaque
         may_break = breaks_off and not self._quarantine.is_harmless(self._request.raw)
         if may_break:
             self._quarantine.check(self._request.raw, self._scheduler.now)
         has_output = meter.partial.tokens > 0 or meter.passthrough is not None
         situation = Situation(
-            is_moving, self._is_opaque, self._has_begun, has_output, self._request.can_resume, in_flight.has_fallback,
-            self._is_prefill, is_prefill_leg, may_break,
+            is_moving, response.is_opaque, response.has_begun, has_output, self._request.can_resume,
+            in_flight.has_fallback, self._is_prefill, is_prefill_leg, may_break,
         )  # fmt: skip
         reason = attempts.after(failure, situation, replica.name, self._live.generated_tokens)
         if failure is Failure.NO_DESCRIPTOR and reason is None:
@@ -731,19 +649,3 @@ class Relay:
         if self._attempts.error is not None:
             return self._failure()
         return rejected_error(self.in_flight.is_shed, self.in_flight.retry_after_s)
-
-    async def _write_refusal(self, error: RefusedError) -> None:
-        """Write a refusal that no other replica could confirm, or do without."""
-        self._write_whole(error.status, openai_error(error.status, error.body), "application/json")
-        await self._client.drain()
-
-    async def _write_error(self, error: ApiError) -> None:
-        """Write an error as the response, or as the last events of a stream that has begun."""
-        if self._is_opaque:
-            return  # the connection is closed, which marks the response as incomplete
-        if (self._has_begun or self._is_open) and self._writer is self._client:
-            is_passthrough = self._meter.passthrough is not None
-            self._client.write(error_event(error) if is_passthrough else sse.encode_event(error.body()) + sse.DONE)
-            await self._client.drain()
-        else:
-            await write_error(self._client, error, self.in_flight.request_id.encode("latin-1"))
