@@ -57,6 +57,39 @@ RESUMES = frozenset({
 """Reasons after which the request continues at some replica."""
 
 
+class State(IntEnum):
+    """Where a request is on its way through engines (`InFlightRequest.state`)."""
+
+    HELD = auto()
+    """At no replica: it waits for one, or has been paused."""
+    PLACED = auto()
+    """A replica counts it, and it has not been sent yet."""
+    PREFILLING = auto()
+    """Sent to a replica that computes its prompt for another one, or to both of a pair."""
+    SENT = auto()
+    """Sent to the replica that answers."""
+    MOVING = auto()
+    """Its connection was aborted, so that it continues at another replica."""
+    PAUSING = auto()
+    """The same, so that it is held."""
+    SCORED = auto()
+    """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
+    ENDED = auto()
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.HELD: frozenset({State.PLACED, State.ENDED}),
+    State.PLACED: frozenset({State.HELD, State.PREFILLING, State.SENT, State.ENDED}),
+    State.PREFILLING: frozenset({State.HELD, State.PLACED, State.SENT, State.ENDED}),
+    State.SENT: frozenset({State.HELD, State.PLACED, State.MOVING, State.PAUSING, State.SCORED, State.ENDED}),
+    State.MOVING: frozenset({State.HELD, State.PLACED, State.ENDED}),
+    State.PAUSING: frozenset({State.HELD, State.PLACED, State.ENDED}),
+    State.SCORED: frozenset({State.HELD, State.PLACED, State.ENDED}),
+    State.ENDED: frozenset(),
+}
+"""The states that may follow each state. One that is placed anew before it was sent stays PLACED."""
+
+
 class Reservation(Protocol):
     """A request's share of a replica's counts."""
 
@@ -200,6 +233,21 @@ class InFlightRequest:
         self.live, self.request_id, self.is_streamed = live, request_id, is_streamed
         self.copy, self.restored = copy, restored
         self.reservation: Reservation | None = None
+
+    @property
+    def state(self) -> State:
+        """Where the request is; computed when asked for."""
+        if self.outcome is not None:
+            return State.ENDED
+        if self.awaits_score:
+            return State.SCORED
+        if self.reservation is None:
+            return State.HELD
+        if self.move_target is not None:
+            return State.PAUSING if self.is_paused else State.MOVING
+        if not self.is_streaming:
+            return State.PLACED
+        return State.PREFILLING if self.is_prefill_only or self.prefill_leg is not None else State.SENT
 
     @property
     def is_moving(self) -> bool:

@@ -1,0 +1,119 @@
+"""The states of a request in flight: a driver that anything happens to keeps to the table of transitions."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from driven import Driven
+from headway.control.live import DECODING
+from headway.gateway.scheduling.in_flight import TRANSITIONS, InFlightRequest, ReleaseReason, State
+
+ENDS = [ReleaseReason.FINISHED, ReleaseReason.REFUSED, ReleaseReason.CANCELLED]
+FAILURES = [ReleaseReason.FAILED, ReleaseReason.FAILED_BEFORE_FETCH, ReleaseReason.EXHAUSTED]
+PREFILLS = [ReleaseReason.PREFILLED, ReleaseReason.PREFILL_NOT_STORED, ReleaseReason.PREFILL_FAILED]
+REASONS: dict[State, list[ReleaseReason]] = {
+    State.HELD: [ReleaseReason.CANCELLED],
+    State.PLACED: [ReleaseReason.REFUSED, ReleaseReason.CANCELLED, *FAILURES],
+    State.PREFILLING: [ReleaseReason.REFUSED, ReleaseReason.CANCELLED, *PREFILLS, ReleaseReason.FAILED],
+    State.SENT: [*ENDS, *FAILURES],
+    State.MOVING: [*ENDS, ReleaseReason.MOVED],
+    State.PAUSING: [*ENDS, ReleaseReason.MOVED],
+    State.ENDED: ENDS,
+}
+"""Why a relay may release a request, by the state in which it is."""
+
+
+class _Walk:
+    """One driver, to which anything happens in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.is_combo = seed % 2 == 0
+        roles: Any = ("prefill", "decode", "decode") if self.is_combo else ()
+        policies = {} if self.is_combo else {"window": 1 + seed % 3, "preempt_every_s": 1.0}
+        self.driven = Driven(3, roles, **policies)
+        self.is_pair = seed % 4 == 0 or seed % 8 == 2
+        if seed % 4 == 0:
+            for each in (*self.driven.replicas, *self.driven.driver.control.services[0].members):
+                each.is_single_phase = True
+        elif self.is_pair:
+            self.driven.driver.place_pairs_at_once()
+        for replica in self.driven.replicas:
+            replica.client = SimpleNamespace(release=lambda connection: None)  # type: ignore[assignment]
+        self.requests: list[InFlightRequest] = []
+        self.states: dict[int, State] = {}
+        self.seen: set[tuple[State, State]] = set()
+
+    def step(self) -> None:
+        """Do one thing, and note which states have changed."""
+        driver, random = self.driven.driver, self.random
+        choice = random.randrange(12)
+        replica = random.choice(self.driven.replicas)
+        present = list(self.driven.driver.requests.values())
+        if not present or (choice < 2 and len(present) < 8):
+            self.requests.append(self.driven.arrive(len(self.requests)))
+        elif choice == 2:
+            (driver.replica_down if random.random() < 0.5 else driver.replica_up)(replica)
+        elif choice == 3 and random.random() < 0.2:
+            driver.fail_over(replica)
+        elif choice == 4 and random.random() < 0.2:
+            self.driven.clock.advance(self.driven.clock.now + random.choice((0.1, 6.0)))
+        else:
+            placed = [request for request in present if request.state is not State.HELD]
+            self._of_request(random.choice(placed or present), choice)
+        for request in self.requests:
+            before = self.states.get(request.live.id, State.HELD)
+            after = self.states[request.live.id] = request.state
+            if after is not before:
+                self.seen.add((before, after))
+
+    def _of_request(self, request: InFlightRequest, choice: int) -> None:
+        driver, state = self.driven.driver, request.state
+        if state is State.PLACED and choice < 9:
+            request.connection = SimpleNamespace(abort=lambda why: None)  # type: ignore[assignment]
+        elif state is State.SENT and choice < 8:
+            assert request.reservation is not None
+            request.reservation.count_tokens(1)
+            request.live.generated_tokens += 1
+            request.live.enter(DECODING)
+            request.can_move = True
+        elif state is State.PREFILLING and self.is_pair and choice < 10:
+            if choice < 8:
+                driver.prefill_leg_done(request)
+            else:
+                driver.release(request, ReleaseReason.PREFILL_LEG_FAILED)
+        elif state is State.SENT and choice == 8:
+            driver.move(request.live, self.random.randrange(3), None, driver.now)
+        elif state is State.SENT and choice == 9 and not self.is_combo:
+            driver.pause(request.live, driver.now)
+        else:
+            reasons = [each for each in REASONS[state] if not (self.is_pair and each in PREFILLS)]
+            driver.release(request, self.random.choice(reasons))
+
+
+def test_whatever_happens_a_request_keeps_to_the_table_and_each_transition_happens() -> None:
+    seen = set[tuple[State, State]]()
+    for seed in range(32):
+        walk = _Walk(seed)
+        for _ in range(200):
+            walk.step()
+        for request in walk.requests:
+            walk.driven.driver.drop(request)
+            assert request.state is State.ENDED
+        assert not walk.driven.driver.requests and walk.driven.num_in_flight == [0, 0, 0]
+        seen |= walk.seen
+    table = {(before, after) for before, follows in TRANSITIONS.items() for after in follows}
+    assert seen <= table, seen - table
+    of_cascades = {pair for pair in table if State.SCORED in pair}
+    assert table - of_cascades <= seen, table - of_cascades - seen
+
+
+def test_every_state_leads_to_the_end_and_nothing_follows_it() -> None:
+    assert set(TRANSITIONS) == set(State) and not TRANSITIONS[State.ENDED]
+    assert all(State.ENDED in follows for state, follows in TRANSITIONS.items() if state is not State.ENDED)
