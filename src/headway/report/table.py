@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headway.catalog.errors import Band
+from headway.catalog.errors import Band, ErrorClass
 from headway.metrics.latency import sample, slo_ranges
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
 from headway.metrics.summary import flatten
@@ -362,8 +362,32 @@ def error_notes(runs: Sequence[Run]) -> list[str]:
         else f"{column.title} within {max(map(percent_of, bands)):.0f}%"
         for column, bands in shown
     )  # fmt: skip
-    classes = dict.fromkeys(band.basis.label for _, bands in shown for band in bands)
-    return [f"With the error of the step times, 9 of 10 likely: {parts} (runs with {'; '.join(classes)})."]
+    source = _source_of_errors(dict.fromkeys(band.basis for _, bands in shown for band in bands))
+    return [f"With the error of the step times, 9 of 10 likely: {parts}. {source}"]
+
+
+_STEP_TIMES = {
+    "GPU and version": "step times of the same GPU and engine version",
+    "GPU": "step times of the same GPU and another engine version",
+    "neither": "step times of another GPU and engine version",
+}
+"""What a prediction's step times were measured on, by `ErrorClass.known`."""
+
+
+def _source_of_errors(classes: Iterable[ErrorClass]) -> str:
+    """Which measured runs the errors are from: as a sentence."""
+    kinds: dict[str, dict[str, None]] = {}
+    for each in classes:
+        weights = each.weights if each.weights == "experts" else f"{each.weights} weights"
+        of, at = f"of models with {weights}" if each.weights else "", f"at {each.load} load" if each.load else ""
+        kind = " ".join(filter(None, [of, at]))
+        kinds.setdefault(_STEP_TIMES[each.known], {})[kind] = None
+    runs = []
+    for known, found in kinds.items():
+        narrow = ", or ".join(filter(None, found))
+        where = f", {narrow}" if narrow else ""
+        runs.append(known + where + (" where enough were measured" if narrow and "" in found else ""))
+    return f"The errors are those of measured runs with {'; and with '.join(runs)}."
 
 
 def energy_notes(runs: Sequence[Run]) -> list[str]:
