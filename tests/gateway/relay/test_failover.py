@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -35,9 +34,17 @@ from headway.gateway.upstream.errors import (
     UnconfirmedRefusalError,
     UnreachableError,
 )
+from in_memory import ServerExchange
+from relaying import engine
 
 MAX_ATTEMPTS = 3
-REFUSAL: Any = (SimpleNamespace(name="other"), UnconfirmedRefusalError(404, b"no"))
+
+
+async def _unused(exchange: ServerExchange) -> None:
+    raise AssertionError("nothing is sent")
+
+
+REFUSAL = engine(1, _unused), UnconfirmedRefusalError(404, b"no")
 KINDS = {
     Failure.TOO_LONG: [TooLongError(400, b"")],
     Failure.NO_DESCRIPTOR: [ExhaustedError()],
