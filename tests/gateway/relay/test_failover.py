@@ -59,6 +59,12 @@ KINDS = {
 }  # fmt: skip
 
 
+def _attempts(most: int) -> Attempts:
+    attempts = Attempts()
+    attempts.max_attempts = most
+    return attempts
+
+
 class State(SimpleNamespace):
     """Everything that a decision depends on."""
 
@@ -73,7 +79,7 @@ class State(SimpleNamespace):
         return self.num_failures + (self.failure is not Failure.UNREACHABLE) >= MAX_ATTEMPTS
 
     def decide(self) -> tuple[ReleaseReason | None, Attempts]:
-        attempts = Attempts(MAX_ATTEMPTS)
+        attempts = _attempts(MAX_ATTEMPTS)
         for number in range(self.num_broken):
             attempts.after(Failure.BROKEN_OFF, Situation(may_break=True), f"broken {number}", 0)
         attempts.num_failures, attempts.refusal = self.num_failures, REFUSAL if self.has_refusal else None
@@ -158,7 +164,7 @@ def test_an_error_of_the_prefill_replica_is_judged_by_its_cause() -> None:
 @pytest.mark.parametrize(("tokens", "num"), [((0, 0, 0), 3), ((3, 6, 9), 3), ((8, 16, 24), 1), ((7, 14, 22), 1)])
 def test_failures_are_counted_since_the_last_progress(tokens: tuple[int, ...], num: int) -> None:
     """Eight tokens after the last failure are progress."""
-    attempts = Attempts(max_attempts=9)
+    attempts = _attempts(9)
     for each in tokens:
         attempts.after(Failure.OTHER, Situation(), "replica", each)
     assert attempts.num_failures == num
@@ -167,21 +173,21 @@ def test_failures_are_counted_since_the_last_progress(tokens: tuple[int, ...], n
 
 
 def test_a_lost_connection_is_used_up_once() -> None:
-    attempts = Attempts(2)
+    attempts = _attempts(2)
     assert (attempts.may_resend(), attempts.may_resend(), attempts.num_failures) == (True, False, 1)
-    assert not Attempts(1).may_resend()
+    assert not _attempts(1).may_resend()
 
 
 def test_a_refusal_is_confirmed_once_by_a_replica_that_could_answer() -> None:
     for is_whole, has_alternative, has_begun, has_refusal, num in product(*[(False, True)] * 4, range(MAX_ATTEMPTS)):
-        attempts = Attempts(MAX_ATTEMPTS)
+        attempts = _attempts(MAX_ATTEMPTS)
         attempts.num_failures, attempts.refusal = num, REFUSAL if has_refusal else None
         expected = is_whole and has_alternative and not (has_begun or has_refusal) and num < MAX_ATTEMPTS - 1
         assert attempts.may_confirm(is_whole, has_alternative, has_begun) == expected
 
 
 def test_another_model_begins_without_the_failures_of_the_last_one() -> None:
-    attempts = Attempts(1)
+    attempts = _attempts(1)
     attempts.after(Failure.OTHER, Situation(has_fallback=True), "replica", 0)
     attempts.refusal = REFUSAL
     assert attempts.or_refusal(None) is REFUSAL[1]

@@ -126,6 +126,8 @@ class Attempts:
     """The attempts of one request so far."""
 
     # What a request starts with is set in the class: most requests leave it as it is.
+    max_attempts = 1
+    """At one model; the gateway's setting."""
     num_failures = 0
     """Failures without progress in between, at the present model."""
     tokens_at_start = 0
@@ -136,9 +138,6 @@ class Attempts:
     """The replica whose refusal another one is to confirm, or a fallback to do without."""
     _tokens_at_failure = 0
     _broken: BrokenEngines | None = None
-
-    def __init__(self, max_attempts: int) -> None:
-        self._max_attempts = max_attempts
 
     def after(self, failure: Failure, situation: Situation, replica: str, tokens: int) -> ReleaseReason | None:
         """Count the failure of an attempt at `replica`, when `tokens` of the answer were generated. Returns why the
@@ -156,7 +155,7 @@ class Attempts:
             self._count_break(replica, tokens)
             if self.is_quarantined:
                 return None
-        if self.num_failures >= self._max_attempts:
+        if self.num_failures >= self.max_attempts:
             can_fall_back = situation.has_fallback and not situation.has_begun and self.refusal is None
             return ReleaseReason.EXHAUSTED if can_fall_back else None
         if situation.has_begun and situation.has_output and not situation.can_resume:
@@ -192,7 +191,7 @@ class Attempts:
     def may_resend(self) -> bool:
         """Count the request that a kept connection has lost, as an engine may have run it. Only once, as the first
         failure: later ones are more likely the engine's end than that of an idle connection."""
-        if self.num_failures or self._max_attempts == 1:
+        if self.num_failures or self.max_attempts == 1:
             return False
         self.num_failures = 1
         return True
@@ -201,7 +200,7 @@ class Attempts:
         """Whether another replica may be asked to confirm a refusal. `is_whole`: the attempt runs at one replica, from
         the prompt on."""
         may_retry = is_whole and has_alternative and not has_begun and self.refusal is None
-        return may_retry and self.num_failures + 1 < self._max_attempts
+        return may_retry and self.num_failures + 1 < self.max_attempts
 
     def waits_for_others(self, failure: Failure) -> bool:
         """Whether to wait until engines that were killed together are known to be down: a second one has broken off,

@@ -103,18 +103,15 @@ class Relay:
         self._scheduler, self._health = scheduler, health
         self._response = ClientResponse(request, in_flight, client)
         self._sends_priority, self._quarantine = sends_priority, quarantine
-        self._attempts = Attempts(max_attempts)
+        self._attempts = Attempts()
+        self._attempts.max_attempts = max_attempts
         self._models = {self._live.model}
         """The models that were to answer so far."""
         self._headers = (
             f"Content-Type: {request.content_type}\r\nX-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
         )
-        self._start_stage()
-
-    def _start_stage(self) -> None:
-        """Begin the response of a model: of the only one, or of the next one of a cascade."""
-        needs_score = self._scheduler.needs_score(self._live)
-        self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
+        needs_score = scheduler.needs_score(self._live)
+        self._meter = ResponseMeter(request, in_flight, scheduler, needs_score)
         if needs_score:
             self._response.begin_model(is_buffered=True)
 
@@ -124,9 +121,10 @@ class Relay:
             self._rendering.cancel()
         self._rendering = self._resumed = self._kv_params = None
         self._is_prefill = False
-        self._response.begin_model(is_buffered=False)
         self._hidden_fields = ()
-        self._start_stage()
+        needs_score = self._scheduler.needs_score(self._live)
+        self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
+        self._response.begin_model(is_buffered=needs_score)
 
     def _start_fallback(self) -> None:
         """Begin the attempts at one more model. Only the same one continues what another has begun."""
