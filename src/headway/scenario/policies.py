@@ -12,7 +12,6 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Pool
 from headway.core.policy import Ordering, Scaler, SharingOrdering
 from headway.core.task import TaskFactory
-from headway.forecast.recorded_hours import moment, recorded_began_s, zone
 from headway.limits.schedules import LeastReplicas
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
@@ -146,6 +145,9 @@ def _deployments(scenario: Scenario) -> list[tuple[str, int, Pool | Combo]]:
 
 def _began_s(scenario: Scenario) -> float | None:
     """When the run's time 0 is, if the scenario or its trace says so, in seconds since the epoch."""
+    # It imports pyarrow, which a simulation without a schedule does not need.
+    from headway.forecast.recorded_hours import moment, recorded_began_s, zone
+
     begins, workload = scenario.spec.simulation.begins, scenario.spec.workload
     if begins is not None:
         with scenario.places.at("simulation", "begins"):
