@@ -86,11 +86,11 @@ class Policies(Struct, frozen=True):
     cascade: CascadeConfig | None = None
     """None = the model that the request names answers."""
     scaler: Callable[[], Scaler] | None = None
+    """One policy for the whole fleet; None = the number of replicas is fixed."""
     least: Mapping[str, Least] = field(default_factory=dict)
     """By pool or combo, the least number of replicas by the time of day, where it changes."""
     began_s: float | None = None
     """Seconds from the epoch to the run's time 0, for `least`; None: the driver knows."""
-    """One policy for the whole fleet; None = the number of replicas is fixed."""
     fallback: FallbackConfig = FallbackConfig()
     """When the fallbacks of the fleet's models answer."""
     slo_ttft_s: float | None = None
