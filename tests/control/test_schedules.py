@@ -22,6 +22,7 @@ from headway.control.service import Service
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Pool, ScheduledMinimum
 from headway.core.record import Records
+from headway.gateway.fleet.scaling import ScalingWithFailures
 from headway.limits.schedules import LeastReplicas
 from headway.planning.rehearsals import model_keys
 from headway.planning.scaling.plan import without_scaling
@@ -107,6 +108,29 @@ def test_no_scaler_goes_below_the_minimum_of_the_moment(wanted: dict[str, int]) 
     assert states[0].min_replicas == 2 and states[0].num_serving + states[0].num_starting >= 2
     tick(9.0 * 3600)
     assert states[0].min_replicas == 1
+
+
+def test_a_gateway_follows_its_clock_when_the_machine_slept_or_the_clock_was_set() -> None:
+    """Forward by hours within a minute of the gateway's own time, and back again."""
+    model = catalog.model("llama-3.1-8b")
+    kind = Pool("main", model, catalog.gpu("a100-80gb"), Engine("simulated"), max_replicas=5)
+    least = {"main": LeastReplicas(1, (ScheduledMinimum(cron="0 8 * * *", duration_s=3600.0, replicas=2),))}
+    states, wall_s = [], [MONDAY.timestamp()]
+
+    def scaling(effects: FakeEffects, services: dict[str, Service]) -> Scaling:
+        states.append(PoolState(kind, services))
+        return ScalingWithFailures(
+            Wish({}), MutablePoolsView(Random(0)), states, effects, (), lambda pool: None, frozenset(), list, least,
+            lambda: wall_s[0],
+        )  # fmt: skip
+
+    run = Fleet([FakeReplica(0, model=model.name)], scaling=scaling)
+    seen = []
+    for i, hour in enumerate((7.0, 8.5, 7.5, 8.2, 30.0, 8.5)):
+        wall_s[0] = MONDAY.timestamp() + 3600 * hour
+        run.control.scaling.tick(60.0 * i)  # type: ignore[union-attr]
+        seen.append(states[0].min_replicas)
+    assert seen == [1, 2, 1, 2, 1, 2]
 
 
 def document(**changed: Any) -> dict[str, Any]:

@@ -102,7 +102,8 @@ class Scaling:
         self._pools = {pool.name: pool for pool in pools}
         self._least = {name: each for name, each in (least or {}).items() if name in self._pools}
         self._began_s = began_s
-        self._least_until = dict.fromkeys(self._least, -inf)
+        self._least_holds = dict.fromkeys(self._least, (inf, inf))
+        """By pool: from when to when its least number holds, in seconds since the epoch."""
         self._draining: list[tuple[Service, Unit]] = []
         views: list[PoolView] = list(pools)
         self._view.pools = views
@@ -128,11 +129,13 @@ class Scaling:
 
     def _follow_schedules(self, now: float) -> None:
         """Set the least number of replicas of pools where it changes with the time of day."""
+        wall_s = self._began_s + now
         for name, least in self._least.items():
-            if now >= self._least_until[name]:
-                number, until_s = least.at(self._began_s + now)
+            from_s, until_s = self._least_holds[name]
+            if not from_s <= wall_s < until_s:
+                number, until_s = least.at(wall_s)
                 self._pools[name].min_replicas = number
-                self._least_until[name] = until_s - self._began_s
+                self._least_holds[name] = wall_s, until_s
 
     def _changes(self) -> list[tuple[PoolState, int]]:
         """The target fleet as units to add (negative: to remove) by pool. Raises HeadwayError for an invalid target."""

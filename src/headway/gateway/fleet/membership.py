@@ -66,11 +66,6 @@ class LiveFleet:
         for served, url in in_order(plan.pools):
             self.create(served, url)
 
-    @property
-    def now(self) -> float:
-        """Seconds since the gateway started."""
-        return self._clock.now
-
     def step_times(self, pool: str) -> tuple[Pool | None, Coefficients | None]:
         """A pool with its step times; None: it is no more, or nothing is known of its GPU."""
         served = self.pools.get(pool)

@@ -44,11 +44,13 @@ class ScalingWithFailures(Scaling):
         holding_gpus: frozenset[str],
         planner_messages: Callable[[], Sequence[str]],
         least: Mapping[str, Least] | None = None,
-        began_s: float = 0.0,
+        wall_clock: Callable[[], float] = time,
     ) -> None:
         """`holding_gpus` are the pools and combos whose failed units keep their GPUs until they are given up.
-        `planner_messages` are all that the planner has returned so far, for the log."""
-        super().__init__(scaler, view, pools, effects, gpu_limits, least, began_s)
+        `planner_messages` are all that the planner has returned so far, for the log. `wall_clock`: seconds since the
+        epoch, for `least`."""
+        super().__init__(scaler, view, pools, effects, gpu_limits, least)
+        self._wall_clock = wall_clock
         self._give_up, self._holding_gpus, self._planner_messages = give_up, holding_gpus, planner_messages
         self._num_logged = 0
         self._last_error = ""
@@ -139,6 +141,7 @@ class ScalingWithFailures(Scaling):
 
     def tick(self, now: float) -> None:
         """Scale, give up failed units beyond what is wanted, and log the planner's messages. Errors are logged once."""
+        self._began_s = self._wall_clock() - now  # the machine may have slept, or its clock been set
         try:
             super().tick(now)
             self._last_error = ""
@@ -236,7 +239,6 @@ class LiveScaling:
         self.control = ScalingWithFailures(
             scaler, MutablePoolsView(Random(f"{plan.seed}/scaler")), list(self._states.values()),
             self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_messages, plan.policies.least,
-            time() - self._fleet.now,
         )  # fmt: skip
         return self.control
 
