@@ -37,6 +37,7 @@ MAY_READ = {
     "gateway/batch/queue.py": "stamps, and until when a new batch is to be done",
     "gateway/batch/service.py": "how long a batch has left, at the first look at it",
     "gateway/fleet/lease.py": "stamp; who holds it is decided by the monotonic clock",
+    "gateway/fleet/scaling.py": "the time of day of scheduled minimums, anew at each tick",
     "gateway/gateway.py": "stamp: the begin of the decision log",
     "gateway/kv_events/chat_template.py": "the date that templates write into prompts",
     "gateway/peers/peers.py": "a number of the run",
