@@ -200,6 +200,22 @@ def test_a_target_that_crashes_leaves_the_request_at_its_source(step: str, stage
     assert times(records) == (stopped if stage_blocks is None else list(range(1, 10)))
 
 
+class Quarterly(Planned):
+    interval_s = 0.25
+
+
+@both_steps
+def test_a_move_that_follows_an_abandoned_one_does_not_stop_the_request_for_it(step: str) -> None:
+    """The first move would stop the request at 3 s; its target is gone by then, and the second one has begun."""
+    plan = Made(Quarterly, ((2.25, Move(0, 1, None)), (2.5, Move(0, 2, 2))))
+    faults = (Fault(2.375, 1, 100.0),)
+    records = run([request(0, 0, 64, 12)], slow(replicas=3), migration=plan, faults=faults, step=step)
+    first, second = moves(records)
+    assert (first["outcome"], second["outcome"]) == (CRASHED, DONE)
+    assert (second["start_s"], second["paused_s"], second["kv_tokens"]) == (2.5, 7.0, 70)
+    assert times(records) == pytest.approx([*range(1, 8), *(second["end_s"] + k for k in range(1, 6))])
+
+
 @both_steps
 @pytest.mark.parametrize("stage_blocks", [None, 1])
 def test_a_source_that_crashes_loses_the_cache_but_no_token(step: str, stage_blocks: int | None) -> None:

@@ -6,6 +6,8 @@ blocks until the copy has ended. Both happen at any time; what they change takes
 
 from __future__ import annotations
 
+from typing import Any
+
 from headway.control.live import PAUSED, Live
 from headway.core.record import Cause
 from headway.sim.batch import Batch
@@ -27,8 +29,8 @@ class InTransit:
         self.expected: dict[int, Live] = {}
         """Requests that count as waiting here while their KV is still at the prefill replica."""
         self.reserved_blocks = 0
-        self.pausing: list[Live] = []
-        """Requests that leave the batch at the next boundary."""
+        self.pausing: list[tuple[Live, Any]] = []
+        """Requests that leave the batch at the next boundary, each with its move."""
         self.leaving: dict[int, Live] = {}
         """Requests out of the batch whose KV is being copied."""
 
@@ -74,14 +76,15 @@ class InTransit:
         if timeline.k == timeline.k_end:
             self._pause(live, now)
         else:
-            self.pausing.append(live)
+            self.pausing.append((live, live.move))
         timeline.wake_by(now)
 
     def pause_all(self, now: float) -> None:
-        """Take the requests of `pausing` out of the batch."""
+        """Take the requests of `pausing` out of the batch, but those whose move was abandoned: another one may have
+        begun since, and still copy."""
         pausing, self.pausing = self.pausing, []
-        for live in pausing:
-            if live.move is not None and self._batch.decoding.get(live.id) is live:
+        for live, move in pausing:
+            if live.move is move and self._batch.decoding.get(live.id) is live:
                 self._pause(live, now)
 
     def _pause(self, live: Live, now: float) -> None:

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 import serving
 from asgi import GOOD_WHOLE, Inside, whole
+from headway.gateway.server.connection_memory import ConnectionMemory
 from headway.gateway.server.http_cycle import HttpCycle
 from headway.gateway.server.http_protocol import HttpProtocol
 
@@ -193,7 +194,8 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
 @pytest.mark.parametrize("value", [b"a\nb", b"a\r\nSet-Cookie: b", b"a\rb", b"a\x00b", b"a\x7f"])
 def test_a_header_with_control_characters_is_refused(value: bytes) -> None:
     scope = {"type": "http", "method": "GET", "path": "/"}
-    cycle = HttpCycle(None, None, None, scope, [(b"date", b"today")], False, True)  # type: ignore[arg-type]  # nothing is sent
+    memory = ConnectionMemory(asyncio.Transport())  # not over TLS
+    cycle = HttpCycle(None, None, memory, scope, [(b"date", b"today")], False, True)  # type: ignore[arg-type]  # nothing is sent
     with pytest.raises(ValueError, match="line of text"):
         cycle.start(200, [(b"content-type", b"text/plain"), (b"x-headway-model", value)])
     assert not cycle.has_begun
