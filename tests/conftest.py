@@ -22,8 +22,10 @@ from scripted import Script
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if "HEADWAY_FUZZ_EXAMPLES" not in os.environ:
     settings.load_profile("same")
-    if hasattr(providers, "_get_local_constants"):  # else examples depend on the modules that earlier tests imported,
-        providers._get_local_constants = lambda: providers._local_constants  # and each process parses all of them
+    # Hypothesis takes constants from all imported modules for its examples. Each process would parse the whole package,
+    # and a test would have other examples after other tests.
+    if hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: providers._local_constants
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell that runs the tests in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)

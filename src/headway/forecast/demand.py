@@ -16,10 +16,12 @@ from statistics import NormalDist
 import numpy as np
 from msgspec import Struct
 
+from headway.catalog.errors import quantile
 from headway.core.errors import HeadwayError
 from headway.core.policy import Floats
 from headway.forecast.methods import LEAK, make
-from headway.forecast.recorded_hours import DAY_HOURS, HOUR_S, Hours, RecordedHour, moment, recorded_hours, zone
+from headway.forecast.recorded_hours import DAY_HOURS, HOUR_S, Hours, RecordedHour, recorded_hours
+from headway.limits.calendar import moment, zone
 
 HOURS_A_MONTH = 730.0
 WEEK_HOURS = 7 * DAY_HOURS
@@ -320,15 +322,11 @@ def _wape(found: tuple[Floats, Floats, Floats]) -> float:
 def _factors(logs: Floats, quantiles: Sequence[float]) -> list[float]:
     """The factor on the forecast at each quantile; where there are too few errors, beyond the largest by a normal
     tail."""
-    ordered, num, normal = np.sort(logs), len(logs), NormalDist()
-    mean, deviation = float(logs.mean()), float(logs.std())
+    normal = NormalDist(float(logs.mean()), float(logs.std()) or 1e-12)
     found = []
     for q in quantiles:
-        upper = q >= 0.5
-        rank = ceil((q if upper else 1 - q) * (num + 1) - 1e-9)
-        if rank <= num:
-            found.append(float(ordered[rank - 1] if upper else ordered[num - rank]))
-        else:
-            tail = mean + normal.inv_cdf(q) * deviation
-            found.append(max(tail, float(ordered[-1])) if upper else min(tail, float(ordered[0])))
+        sign = 1.0 if q >= 0.5 else -1.0
+        outward = sign * logs
+        edge = quantile(outward.tolist(), max(q, 1 - q))
+        found.append(sign * (max(sign * normal.inv_cdf(q), float(outward.max())) if edge is None else edge))
     return [exp(each) for each in np.maximum.accumulate(found)]

@@ -20,12 +20,7 @@ class LastValue:
         return _forecast(history, [(len(history) - 1, step + 1) for step in range(steps)], quantiles)
 
 
-class SeasonalNaive:
-    """The value one season before; the last value until there is a season.
-
-    Quantiles are those of past differences between seasons.
-    """
-
+class _Seasonal:
     cheats = False
 
     def __init__(self, season: int) -> None:
@@ -33,6 +28,13 @@ class SeasonalNaive:
         if season < 1:
             raise HeadwayError(f"season: {season}; expected 1 step or more")
         self.season = season
+
+
+class SeasonalNaive(_Seasonal):
+    """The value one season before; the last value until there is a season.
+
+    Quantiles are those of past differences between seasons.
+    """
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
         """See `Forecaster`; the median is the value a season before."""
@@ -43,19 +45,11 @@ class SeasonalNaive:
         return _forecast(history, sources, quantiles)
 
 
-class SeasonalMean:
+class SeasonalMean(_Seasonal):
     """The mean of that step in all past seasons; the last value until there is a season.
 
     Quantiles are those of past differences from these means.
     """
-
-    cheats = False
-
-    def __init__(self, season: int) -> None:
-        """`season`: the period of the series in steps, such as 24 hours."""
-        if season < 1:
-            raise HeadwayError(f"season: {season}; expected 1 step or more")
-        self.season = season
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
         """See `Forecaster`; the median is the mean of the seasons."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from headway.core.errors import HeadwayError
 from headway.core.policy import Floats
+from headway.limits.calendar import moment, zone
 from headway.records.parquet import METADATA
 from headway.records.parts import BEGAN_S
 from headway.workload.read import read
@@ -69,23 +70,6 @@ class _Day:
     @property
     def span_s(self) -> float:
         return float(self.rows.arrival_s[-1])
-
-
-def zone(name: str) -> ZoneInfo:
-    """A time zone by its name in the IANA database. HeadwayError for another name."""
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise HeadwayError(f"time zone {name!r}; expected a name such as UTC or Europe/Berlin") from None
-
-
-def moment(text: str, where: ZoneInfo) -> datetime:
-    """A date, or a date and time; without an offset, of this time zone. HeadwayError for another text."""
-    try:
-        found = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise HeadwayError(f"{text!r}; expected a date and time, as in 2026-03-02T00:00") from None
-    return found.replace(tzinfo=where) if found.tzinfo is None else found.astimezone(where)
 
 
 def recorded_hours(paths: Sequence[Path], time_zone: str = "UTC", begins: str | None = None) -> Hours:

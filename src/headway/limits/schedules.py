@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import ScheduledMinimum
+from headway.limits.calendar import zone
 
 
 def check(minimum: ScheduledMinimum) -> None:
     """HeadwayError for a cron expression or a time zone that is none, or an expression that never comes true."""
-    try:
-        where = ZoneInfo(minimum.time_zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise HeadwayError(
-            f"time_zone: {minimum.time_zone!r}; expected a name of the IANA database, such as Europe/Berlin"
-        ) from None
+    where = zone(minimum.time_zone)
     if len(minimum.cron.split()) != 5:
         raise HeadwayError(
             f"cron: {minimum.cron!r}; expected five fields (minute, hour, day, month, weekday), as in 0 8 * * 1-5"

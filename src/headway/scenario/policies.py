@@ -12,6 +12,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Pool
 from headway.core.policy import Ordering, Scaler, SharingOrdering
 from headway.core.task import TaskFactory
+from headway.limits.calendar import moment, zone
 from headway.limits.schedules import LeastReplicas
 from headway.policies import resolve
 from headway.policies.resolve import PolicyChoice
@@ -145,9 +146,6 @@ def _deployments(scenario: Scenario) -> list[tuple[str, int, Pool | Combo]]:
 
 def _began_s(scenario: Scenario) -> float | None:
     """When the run's time 0 is, if the scenario or its trace says so, in seconds since the epoch."""
-    # It imports pyarrow, which a simulation without a schedule does not need.
-    from headway.forecast.recorded_hours import moment, recorded_began_s, zone
-
     begins, workload = scenario.spec.simulation.begins, scenario.spec.workload
     if begins is not None:
         with scenario.places.at("simulation", "begins"):
@@ -157,6 +155,8 @@ def _began_s(scenario: Scenario) -> float | None:
             return found.timestamp()
     if workload.trace is None:
         return None
+    from headway.forecast.recorded_hours import recorded_began_s  # imports pyarrow, which few simulations need
+
     trace = TraceSpec(workload.trace) if isinstance(workload.trace, str) else workload.trace
     began_s = recorded_began_s(scenario.base_dir / trace.path)
     return None if began_s is None else began_s + trace.from_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,29 @@ def test_the_command_the_front_door_and_the_written_scenario_agree(
 def test_prices_go_with_a_forecast(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("plan capacity --builtin chat --reserved-usd 1".split()) == 2
     assert "--reserved-usd: goes with --demand" in capsys.readouterr().err
+
+
+@pytest.mark.ci
+def test_the_page_shows_what_its_commands_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file and the commands of docs/forecast.md, as printed, but for a cache of their own."""
+    text = (Path(__file__).parents[3] / "docs" / "forecast.md").read_text(encoding="utf-8")
+    section = text.partition("## Next month from recorded days")[2]
+    monkeypatch.chdir(tmp_path)
+    Path("days.yaml").write_text(section.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    commands = section.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
+    for line in commands.strip().splitlines():
+        program, *words = line.split()
+        own = ["--cache", "cache"] if words[:2] == ["plan", "capacity"] else []
+        assert program == "headway" and main([*words, *own]) == 0, line
+    shown = capsys.readouterr().out
+    said = " ".join(section.split())
+    assert "3 L4 at first, 4 from 12 March, 5 from 27 March; two of them reserved" in said
+    assert "l4 tp 1: 3 replicas now, 5 at most" in shown and "Reserve 2 GPUs" in shown
+    assert "The next replica is due: 4 from 2026-03-12, 5 from 2026-03-27." in shown
+    usd = re.search(r"A month costs \$([\d,.]+); .* cost \$([\d,.]+)\.", shown)
+    assert usd is not None
+    month, always = (round(float(each.replace(",", ""))) for each in usd.groups())
+    assert f"${month:,} a month in place of ${always:,}" in said
+    assert Path("month.html").stat().st_size > 0

@@ -71,7 +71,7 @@ class ClientResponse:
         self.keep_alive(seconds)
 
     def stop(self) -> None:
-        """Send no more comments."""
+        """Send no more comments: the request has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -115,7 +115,7 @@ class ClientResponse:
         self.writer.start(status, [*headers, *extra] if extra else headers)
 
     def start_stream(self) -> None:
-        """Start a stream of events."""
+        """Start the response with status 200 and no length."""
         self.start(200, b"text/event-stream", None)
 
     def write_events(self, data: bytes, partial: PartialResponse) -> bool:

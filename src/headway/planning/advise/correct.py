@@ -41,13 +41,13 @@ Means = Mapping[str, float]
 
 
 class StepTimeFactor(Struct, frozen=True):
-    """Step times over the model's."""
+    """The engines' step times as a multiple of the model's."""
 
     mean: float
     low: float
     high: float
     by: dict[str, float]
-    """With which each of the latencies comes out."""
+    """By latency: the multiple with which its mean is predicted as it was measured."""
 
 
 class PartMeans(Struct, frozen=True):

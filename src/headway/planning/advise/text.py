@@ -39,8 +39,8 @@ def _on_step_times(answer: Advice) -> str:
     if found is None or not found.by:
         return ""
     return (
-        f" What is tried takes {found.mean:.3f} times the model's step times, with which E2E comes out"
-        f" ({found.low:.3f} to {found.high:.3f})."
+        f" Changes are rehearsed with {found.mean:.3f} times the model's step times ({found.low:.3f} to"
+        f" {found.high:.3f}), fitted to the E2E latency of these days."
     )
 
 

@@ -14,7 +14,8 @@ from msgspec import Struct, structs
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import HOURS_A_MONTH, DemandForecast
-from headway.planning.demand.plan import recorded_hour
+from headway.planning.demand.plan import SUREST, recorded_hour
+from headway.planning.demand.text import hour_name, week_name
 from headway.planning.fleet.plan import FleetOptions
 from headway.planning.fleet.plan import plan as fleet_plan
 from headway.planning.fleet.problem import FleetPlan
@@ -225,8 +226,7 @@ def _listed(gpus: Mapping[str, int]) -> str:
 def week_rows(found: FleetDemandPlan) -> list[list[object]]:
     return [
         [
-            week.begins[:10] + ("" if week.num_hours == 168 else f" ({week.num_hours} h)"),
-            f"{week.busiest_begins[:10]} {week.busiest_begins[11:16]}", f"{week.p50_requests_per_s:.4g}",
+            week_name(week.begins, week.num_hours), hour_name(week.busiest_begins), f"{week.p50_requests_per_s:.4g}",
             f"{week.planned_requests_per_s:.4g}", _listed(week.gpus) or "not enough", week.router or "-",
             "-" if week.usd_per_hour is None else f"{week.usd_per_hour:,.2f}",
             "-" if week.usd is None else f"{week.usd:,.0f}",
@@ -237,5 +237,5 @@ def week_rows(found: FleetDemandPlan) -> list[list[object]]:
 
 def check_chance(chance: float) -> None:
     """HeadwayError for a chance that is no quantile to plan for."""
-    if not 0.5 <= chance < 0.995:
-        raise HeadwayError(f"chance: {chance}; expected 0.5 or more, and less than 0.995")
+    if not 0.5 <= chance < SUREST:
+        raise HeadwayError(f"chance: {chance}; expected 0.5 or more, and less than {SUREST}")

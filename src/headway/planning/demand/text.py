@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.forecast.demand import WEEK_HOURS
 from headway.planning.capacity.text import describe
 from headway.planning.demand.problem import DemandPlan, WeekPlan
 from headway.report.table import dollars
@@ -79,13 +80,22 @@ def week_rows(plan: DemandPlan) -> list[list[object]]:
 
 def _row(week: WeekPlan) -> list[object]:
     return [
-        week.begins[:10] + ("" if week.num_hours == 168 else f" ({week.num_hours} h)"),
-        f"{week.busiest_begins[:10]} {week.busiest_begins[11:16]}", f"{week.p50_requests_per_s:.4g}",
+        week_name(week.begins, week.num_hours), hour_name(week.busiest_begins), f"{week.p50_requests_per_s:.4g}",
         f"{week.p90_requests_per_s:.4g}", f"{week.planned_requests_per_s:.4g}",
         "more" if week.replicas is None else str(week.replicas),
         "-" if week.num_gpus is None else str(week.num_gpus), _share(week.chance),
         _share(week.chance_with_one_less), "-" if week.usd is None else f"{week.usd:,.0f}",
     ]  # fmt: skip
+
+
+def week_name(begins: str, num_hours: int) -> str:
+    """The day on which a week begins, and how long it is if that is not seven days."""
+    return begins[:10] if num_hours == WEEK_HOURS else f"{begins[:10]} ({num_hours} h)"
+
+
+def hour_name(begins: str) -> str:
+    """A time in ISO 8601, to the minute."""
+    return f"{begins[:10]} {begins[11:16]}"
 
 
 def _share(value: float | None) -> str:
