@@ -1,6 +1,6 @@
-"""Framing against the parser: a request that the two divide differently is refused, before anything after it is served.
+"""Framing against parsers: a request that two of them divide differently is refused, before anything after it is served.
 
-The reference is the parser by itself, which gets all bytes at once and no help.
+The references are the parser by itself, which gets all bytes at once and no help, and h11, which shares no code with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("httptools")
 
+import h11
 import httptools
 import uvicorn
 from uvicorn.server import ServerState
@@ -54,6 +55,50 @@ class _Parsed:
 
     def on_message_complete(self) -> None:
         self.requests.append((self._parser.get_method(), self._url, self._body))
+
+
+_STRICTER = {
+    "bad Content-Length": "a length of more than 20 digits, most of them zeros",
+    "Missing mandatory Host: header": "no Host: engines answer such requests",
+    "no request line received": "several blank lines before a request",
+    "illegal request line": "several spaces in the request line",
+}
+"""What h11 refuses and the gateway serves: the start of h11's reason, and what the request has."""
+
+
+class _ParsedByH11:
+    """The requests that h11 finds in a stream, up to what it refuses, and why it does."""
+
+    def __init__(self, data: bytes) -> None:
+        self.requests: list[Request] = []
+        self.reason = ""
+        self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(data) + 1)
+        self._connection.receive_data(data)
+        with suppress(_Incomplete):
+            try:
+                while True:
+                    self.requests.append(self._next_request())
+            except h11.RemoteProtocolError as error:
+                self.reason = str(error)
+
+    def _next_request(self) -> Request:
+        method = target = body = b""
+        while not isinstance(event := self._connection.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Request):
+                method, target = event.method, event.target
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                raise _Incomplete
+        self._connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+        self._connection.send(h11.EndOfMessage())
+        if self._connection.our_state is h11.DONE:
+            self._connection.start_next_cycle()
+        return bytes(method), bytes(target), bytes(body)
+
+
+class _Incomplete(Exception):
+    """More bytes are needed."""
 
 
 class _Served(HttpProtocol):
@@ -154,6 +199,29 @@ def test_requests_are_those_of_the_parser_or_refused(config: uvicorn.Config) -> 
         cut = chosen.randrange(len(data) + 1)
         assert _served(config, [data[:cut], data[cut:]]) == served, (data, cut)
     assert num_whole > NUM_CASES / 3 and num_refused > NUM_CASES / 50  # neither is rare
+
+
+def test_requests_are_those_of_another_parser_or_one_of_the_two_refuses(config: uvicorn.Config) -> None:
+    """No stream is two different requests, and what only h11 refuses is of a kind that is known."""
+    chosen = random.Random(36)
+    kinds = set()
+    for _ in range(NUM_CASES):
+        data = _stream(chosen)
+        found, served = _ParsedByH11(data), _served(config, [data])
+        num = min(len(served), len(found.requests))
+        assert served[:num] == found.requests[:num], data
+        if len(served) > num:
+            kind = next((start for start in _STRICTER if found.reason.startswith(start)), None)
+            assert kind is not None, (found.reason, data)
+            kinds.add(kind)
+    assert kinds
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.9", 400), ("1.0", 200), ("1.1", 200), ("2.0", 400)])
+def test_versions(config: uvicorn.Config, version: str, status: int) -> None:
+    protocol = _Served(config)
+    protocol.data_received(b"GET /a HTTP/%s\r\nHost: h\r\n\r\n" % version.encode())
+    assert protocol.wire.written.startswith(b"HTTP/1.1 %d" % status)
 
 
 SIZES = {

@@ -96,6 +96,7 @@ REFUSED = {
     "a chunk below nothing": _chat(CHUNKED, body=b"-1\r\n"),
     "a chunk that is longer than it says": _chat(CHUNKED, body=b"2\r\n{}}}}\r\n0\r\n\r\n"),
     "a chunk in no digits": _chat(CHUNKED, body=b"zz\r\n"),
+    "no version": b"GET /version\r\n\r\n",
     "a version to come": b"GET /version HTTP/7.3\r\nHost: localhost\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no method": b"/version HTTP/1.1\r\n\r\n",
@@ -131,7 +132,6 @@ def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: S
 UNUSUAL = {
     "a whole address": (b"GET http://localhost:9/version HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n", 200),
     "no host": (b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
-    "no version": (b"GET /version\r\n\r\n", 200),
     "HTTP/1.0": (b"GET /version HTTP/1.0\r\n\r\n", 200),
     "a part of a target": (b"GET /version?a=%ff#b HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
     "a path that climbs": (b"GET /../../etc/passwd HTTP/1.1\r\nConnection: close\r\n\r\n", 404),

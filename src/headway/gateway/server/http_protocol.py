@@ -366,7 +366,9 @@ class HttpProtocol(asyncio.Protocol):
         return None
 
     def _begin_body(self, found: dict[bytes, bytes], version: str) -> ApiError | None:
-        """Prepare for the body; why the request is not served, by the body's framing."""
+        """Prepare for the body; why the request is not served, by its version and by the body's framing."""
+        if version != "1.1" and version != "1.0":
+            return ApiError(400, f"expected HTTP/1.1 or HTTP/1.0, got {version}", "invalid_http")
         coding, length = found.get(b"transfer-encoding"), int(found.get(b"content-length", 0))
         if self._parser.should_upgrade() and (coding is not None or length):
             return ApiError(
