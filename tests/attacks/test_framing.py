@@ -1,6 +1,7 @@
-"""Framing against parsers: a request that two of them divide differently is refused, before anything after it is served.
+"""Framing against parsers: a request that two of them divide differently is refused, and nothing after it is served.
 
-The references are the parser by itself, which gets all bytes at once and no help, and h11, which shares no code with it.
+The references are the parser by itself, which gets all bytes at once and no help, and h11, which shares no code with
+it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _ParsedByH11:
         self.reason = ""
         self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(data) + 1)
         self._connection.receive_data(data)
-        with suppress(_Incomplete):
+        with suppress(_IncompleteError):
             try:
                 while True:
                     self.requests.append(self._next_request())
@@ -89,7 +90,7 @@ class _ParsedByH11:
             elif isinstance(event, h11.Data):
                 body += event.data
             else:
-                raise _Incomplete
+                raise _IncompleteError
         self._connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
         self._connection.send(h11.EndOfMessage())
         if self._connection.our_state is h11.DONE:
@@ -97,7 +98,7 @@ class _ParsedByH11:
         return bytes(method), bytes(target), bytes(body)
 
 
-class _Incomplete(Exception):
+class _IncompleteError(Exception):
     """More bytes are needed."""
 
 
