@@ -1,4 +1,4 @@
-"""Writes docs/scenario.md, docs/cli.md, docs/api.md and the table in README.md: `python docs/generate.py`."""
+"""Writes docs/scenario.md, cli.md, api.md, gateway-metrics.md and the table in README.md: `python docs/generate.py`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import headway
 from headway.cli import commands
 from headway.config.spec import Spec
 from headway.core.fleet import Engine
+from headway.gateway.telemetry.definitions import DEFINITIONS, EXEMPLARS
 from headway.report.table import render
 from headway.scenario.presets import builtin
 from headway.scenario.run import compare, load, replicate
@@ -304,6 +305,36 @@ def _signature(function: object) -> str:
     return f"({', '.join(shown)})"
 
 
+METRICS = """\
+# The gateway's metrics
+
+*Written from `gateway/telemetry/definitions.py` by `make docs`.*
+
+`GET /metrics` of `headway serve` and `headway epp` has these, in Prometheus' text format;
+[observe.md](observe.md#metrics-and-records) says which to look at first. A scraper that asks for OpenMetrics
+(`Accept: application/openmetrics-text`, as Prometheus does) gets it, with the `request_id` of the last request of each
+bin as an exemplar of these histograms:
+
+%s
+
+`headway why ID` says why that request took so long ([why.md](why.md)). What is not known has no sample: a KV cache that
+an engine does not report is not an empty one.
+
+| metric | labels | content |
+|---|---|---|
+"""
+
+
+def metrics_page() -> str:
+    """docs/gateway-metrics.md."""
+    shown = "\n".join(f"- `{name}`" for name in EXEMPLARS)
+    rows = (
+        f"| `{name}` | {', '.join(f'`{label}`' for label in each.labels)} | {each.kind}: {each.help} |\n"
+        for name, each in DEFINITIONS.items()
+    )
+    return METRICS % shown + "".join(rows)
+
+
 def readme_page() -> str:
     """README.md, with the table that the demo prints."""
     text = README.read_text(encoding="utf-8")
@@ -318,6 +349,7 @@ def readme_page() -> str:
 
 PAGES = {
     DOCS / "scenario.md": scenario_page, DOCS / "cli.md": cli_page, DOCS / "api.md": api_page, README: readme_page,
+    DOCS / "gateway-metrics.md": metrics_page,
 }  # fmt: skip
 
 if __name__ == "__main__":

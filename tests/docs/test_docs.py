@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
+from hashlib import sha256
 from itertools import chain, takewhile
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +45,7 @@ def test_the_readme_shows_what_the_demo_runs() -> None:
     assert shown == [[each.routing, each.ordering] for each in policies]
 
 
-@pytest.mark.parametrize("page", ["scenario.md", "cli.md", "api.md"])
+@pytest.mark.parametrize("page", ["scenario.md", "cli.md", "api.md", "gateway-metrics.md"])
 def test_generated_pages_are_current(page: str, generate: ModuleType) -> None:
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert written == generate.PAGES[ROOT / "docs" / page](), "run: make docs"
@@ -67,9 +68,24 @@ def test_every_dependency_has_its_reason() -> None:
         assert name in pinned or name == "torch", name  # the GPU decides which build
 
 
-def test_the_package_holds_no_code_of_others() -> None:
-    """Libraries come from the package manager. Only source, its types, and data in plain text are files of Headway."""
-    found = {path.suffix for path in (ROOT / "src" / "headway").rglob("*") if path.is_file()}
+UPLOT = {
+    "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+"""SHA-256 sums of the files of the release 1.6.32, as its npm package has them."""
+
+
+def test_the_package_holds_no_code_of_others_but_the_charts_of_the_dashboard() -> None:
+    """Libraries come from the package manager; only source, its types, and data in plain text are files of Headway. No
+    package of Python's has uPlot: its files are those of the release, its licence beside them and in the wheel."""
+    folder = ROOT / "src" / "headway" / "gateway" / "server" / "uplot"
+    assert {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()} == UPLOT
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert str((folder / "LICENSE").relative_to(ROOT)) in declared["license-files"]
+    assert "uPlot 1.6.32" in (ROOT / "docs" / "design.md").read_text()
+    files = (path for path in (ROOT / "src" / "headway").rglob("*") if path.is_file())
+    found = {path.suffix for path in files if path.parent != folder}
     assert found - {".pyc"} <= {".py", ".pyi", ".proto", ".typed", ".yaml", ".json", ".csv", ".html"}
 
 

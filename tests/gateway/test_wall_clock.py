@@ -40,6 +40,7 @@ MAY_READ = {
     "gateway/fleet/scaling.py": "the time of day of scheduled minimums, anew at each tick",
     "gateway/gateway.py": "stamp: the begin of the decision log",
     "gateway/kv_events/chat_template.py": "the date that templates write into prompts",
+    "gateway/metrics_page.py": "stamps of exemplars",
     "gateway/peers/peers.py": "a number of the run",
     "gateway/relay/tracing.py": "stamps of spans",
     "gateway/reload.py": "stamp: when the file was read",

@@ -65,6 +65,7 @@ _MIN_COUNTED_CHARS = 32
 """Shorter prompts are not used to estimate tokens per character."""
 _RELOADED_POLICIES = (
     "router", "ordering", "ordering_at", "window", "prompt_window", "migration", "admission", "fallback",
+    "max_hold_s", "shed_ttft_share", "slo_ttft_s", "slo_tpot_s", "slo_e2e_s",
 )  # fmt: skip
 _DRAIN_POLL_S = 0.05
 _RECORDS_PER_PART = 20_000
@@ -156,7 +157,7 @@ class Gateway:
         if log is not None:
             decisions.listeners.append(log)
         if self.settings.has_dashboard:
-            self.rolling_stats = RollingStats(decisions)
+            self.rolling_stats = RollingStats(decisions, lambda: self.metrics.usd)
         return decisions
 
     def _make_relays(self) -> tuple[Tracing | None, Callable[..., Relay]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from time import time
 from typing import TYPE_CHECKING
 
-from headway.gateway.auth.keys import ApiKeys, KeyCounts
+from headway.gateway.auth.keys import ApiKeys
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.telemetry.drift import PredictionDrift
 from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
+from headway.gateway.telemetry.process import build_info, process_metrics
 from headway.gateway.telemetry.reloads import Reloads
 from headway.gateway.upstream.health import HealthMonitor
 
@@ -42,38 +44,56 @@ class MetricsPage:
         """`ended` counts the requests that have ended."""
         self._ended, self._fleet, self._health, self._drift, self._driver = ended, fleet, health, drift, driver
         self._keys, self._reloads, self._charges, self._batches = keys, reloads, charges, batches
-        self._cache_feeds, self._peers = cache_feeds, peers
+        self._cache_feeds, self._peers, self._build_info = cache_feeds, peers, build_info()
 
-    def lines(self) -> Iterator[str]:
-        """The page in Prometheus' text format, line by line."""
-        counters = [*self._key_counters(), self._reload_counter()]
+    def lines(self, is_open: bool = False) -> Iterator[str]:
+        """The page line by line, in Prometheus' text format; `is_open`: in OpenMetrics, with exemplars."""
+        metrics = [
+            *self._replica_metrics(), self._usd(), *self._queue_gauges(), *self._service_metrics(),
+            *self._key_counters(),
+        ]  # fmt: skip
         if self._cache_feeds is not None:
-            counters += self._cache_feeds.metrics(self._fleet.present())
-        gauges = [*self._replica_gauges(), *self._queue_gauges(), *self._service_gauges()]
+            metrics += self._cache_feeds.metrics(self._fleet.present())
         if self._peers is not None:
-            gauges += self._peers.gauges()
-            counters += self._peers.counters()
-        return self._ended.lines(gauges, counters)
+            metrics += self._peers.metrics()
+        metrics += [self._build_info, *process_metrics()]
+        return self._ended.lines(metrics, time() - self._driver.now if is_open else None)
 
-    def _replica_gauges(self) -> list[Metric]:
-        in_flight: list[Sample] = []
-        up: list[Sample] = []
-        ejected: list[Sample] = []
-        predicted: list[Sample] = []
+    @property
+    def usd(self) -> float:
+        """What the fleet has cost so far."""
+        return sum(self._fleet.usd(self._ended.hosted_tokens).values())
+
+    def _replica_metrics(self) -> list[Metric]:
+        in_flight, up, ejected, predicted = list[Sample](), list[Sample](), list[Sample](), list[Sample]()
+        running, waiting, kv_share = list[Sample](), list[Sample](), list[Sample]()
         for replica in self._fleet.present():
-            labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
+            labels = {
+                "pool": replica.pool, "model": replica.model, "replica": str(replica.id), "name": replica.name
+            }  # fmt: skip
             in_flight.append((labels, replica.num_in_flight))
             up.append((labels, float(self._health.is_up(replica))))
             ejected.append((labels, float(self._health.is_ejected(replica))))
+            load = replica.load
+            for samples, value in ((running, load.running), (waiting, load.waiting), (kv_share, load.kv_share)):
+                if value is not None:
+                    samples.append((labels, float(value)))
             predicted += [({**labels, "latency": name}, each) for name, each in self._drift.gauges(replica.id)]
         failed: list[Sample] = [({"pool": pool}, float(num)) for pool, num in self._fleet.num_failed.items()]
         return [
-            ("requests_in_flight", "Requests at a replica", in_flight),
-            ("replica_up", "Whether requests are sent to a replica", up),
-            ("replica_ejected", "Whether a replica passes its health checks and gets no requests", ejected),
-            ("prediction_ratio", "Predicted over observed latency of a replica's last requests, median", predicted),
-            ("replicas_failed", "Wanted replicas that fail to start", failed),
+            ("headway_requests_in_flight", in_flight),
+            ("headway_replica_up", up),
+            ("headway_replica_ejected", ejected),
+            ("headway_replica_requests_running", running),
+            ("headway_replica_requests_waiting", waiting),
+            ("headway_replica_kv_share", kv_share),
+            ("headway_prediction_ratio", predicted),
+            ("headway_replicas_failed", failed),
         ]
+
+    def _usd(self) -> Metric:
+        usd = self._fleet.usd(self._ended.hosted_tokens)
+        return "headway_usd_total", [({"pool": pool, "model": model}, each) for (pool, model), each in usd.items()]
 
     def _queue_gauges(self) -> list[Metric]:
         control = self._driver.control
@@ -84,42 +104,33 @@ class MetricsPage:
         known = self._ended.tenants.known
         waiting = Counter(known(live.tenant) for live in control.held_requests() if live.tenant)
         tenants: list[Sample] = [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]
-        return [
-            ("requests_held", "Requests held in the gateway", held),
-            ("tenant_requests_held", "Requests held in the gateway, by tenant", tenants),
-        ]
+        return [("headway_requests_held", held), ("headway_tenant_requests_held", tenants)]
 
-    def _service_gauges(self) -> list[Metric]:
+    def _service_metrics(self) -> list[Metric]:
         """Of the parts that a gateway may have: a key store, a fleet file, batches."""
         charges, last, batches = self._charges, self._reloads.last, self._batches
         store_up: list[Sample] = [] if charges is None else [({}, float(charges.accounts.is_up))]
+        errors: list[Sample] = [] if charges is None else [({}, float(charges.accounts.num_errors))]
+        num: list[Sample] = [({"outcome": outcome}, float(num)) for outcome, num in self._reloads.num.items()]
         failed: list[Sample] = [] if last is None else [({}, float(last.outcome == "failed"))]
         num_open: list[Sample] = [] if batches is None else [({}, batches.num_open)]
         return [
-            ("key_store_up", "Whether the last exchange with the key store succeeded", store_up),
-            ("reload_failed", "Whether the fleet file could not be reloaded the last time", failed),
-            ("batch_requests_open", "Batch requests that are held or at an engine", num_open),
+            ("headway_key_store_up", store_up),
+            ("headway_key_store_errors_total", errors),
+            ("headway_reloads_total", num),
+            ("headway_reload_failed", failed),
+            ("headway_batch_requests_open", num_open),
         ]
-
-    def _reload_counter(self) -> Metric:
-        num: list[Sample] = [({"outcome": outcome}, float(num)) for outcome, num in self._reloads.num.items()]
-        return "reloads_total", "Reloads of the fleet file", num
 
     def _key_counters(self) -> list[Metric]:
         """What was used and refused by key, under the key's id."""
         counts = list(self._keys.counts())
-        used: list[tuple[str, str, Callable[[KeyCounts], int]]] = [
-            ("key_requests_total", "Requests that have ended, by key", lambda counts: counts.num_requests),
-            ("key_tokens_total", "Prompt and output tokens of these requests", lambda counts: counts.num_tokens),
-        ]
-        metrics: list[Metric] = [
-            (name, help, [({"key": key}, float(value(each))) for key, each in counts if key])
-            for name, help, value in used
-        ]
         refused: list[Sample] = [
             ({"key": key, "reason": reason}, float(num))
             for key, each in counts for reason, num in each.refused.items()
         ]  # fmt: skip
-        errors: list[Sample] = [] if self._charges is None else [({}, float(self._charges.accounts.num_errors))]
-        metrics.append(("key_store_errors_total", "Exchanges with the key store that failed", errors))
-        return [*metrics, ("key_refusals_total", "Requests that were answered 429, by key and reason", refused)]
+        return [
+            ("headway_key_requests_total", [({"key": key}, float(each.num_requests)) for key, each in counts if key]),
+            ("headway_key_tokens_total", [({"key": key}, float(each.num_tokens)) for key, each in counts if key]),
+            ("headway_key_refusals_total", refused),
+        ]

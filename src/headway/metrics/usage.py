@@ -121,7 +121,7 @@ def _tokens_usd(records: Records, warmup_s: float) -> Floats:
     if not any(r.usd_per_million_input_tokens or r.usd_per_million_output_tokens for r in replicas):
         return usd
     ids, replica = records.requests["request"].astype(np.int64), records.requests["replica"].astype(np.int64)
-    begun = (replica >= 0) & ~np.isnan(floats(records.requests, "first_token_s"))
+    begun = (replica >= 0) & (floats(records.requests, "generated_tokens") > 0)  # also if it was not streamed
     begun &= floats(records.workload, "arrival_s")[ids] >= warmup_s
     position = _positions(records)[np.where(begun, replica, 0)]
     prompt = floats(records.workload, "prompt_tokens")[ids]

@@ -195,7 +195,7 @@ def test_a_prefill_is_handed_over_to_the_decode_replica(reason: ReleaseReason, o
     assert (request.has_stored_kv, request.is_prefill_only) == (is_stored, False)
     assert driven.replicas[1].prefill_tokens_left == (0 if is_stored else 100)
     assert request.live.attempt == (reason is ReleaseReason.PREFILL_FAILED)
-    assert f'outcome="{outcome}"}} 1' in driven.metrics.page([])
+    assert f'outcome="{outcome}"}} 1' in driven.metrics.page()
 
 
 def test_a_stored_cache_is_offered_to_another_decode_replica_only_if_it_was_not_fetched() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
@@ -110,6 +110,32 @@ class LiveFleet:
         now = self._clock.now
         kept = [replica for replica in self.replicas if not self._has_failed_to_start(replica)]
         return [replica.record(self._served[replica.id].pool, now) for replica in kept]
+
+    def usd(self, hosted_tokens: Mapping[int, Sequence[int]]) -> dict[tuple[str, str], float]:
+        """Dollars so far by pool and model, which only grow. A replica that the gateway started counts, from its begin,
+        once it has served. `hosted_tokens`: see `PrometheusMetrics`."""
+        usd: dict[tuple[str, str], float] = defaultdict(float)
+        now = self._clock.now
+        for replica in self.replicas:
+            pool = self._served[replica.id].pool
+            if replica.has_served or self._served[replica.id].start is None:
+                paid_s = min(replica.lifetime.end_s, now) - replica.lifetime.start_s
+                usd[replica.pool, replica.model] += paid_s / 3600 * pool.usd_per_hour
+            if (tokens := hosted_tokens.get(replica.id)) is not None:
+                cached_usd = pool.usd_per_million_cached_tokens
+                prices = (
+                    pool.usd_per_million_input_tokens,
+                    pool.usd_per_million_input_tokens if cached_usd is None else cached_usd,
+                    pool.usd_per_million_output_tokens,
+                )
+                usd[replica.pool, replica.model] += (
+                    sum(num * price for num, price in zip(tokens, prices, strict=True)) / 1e6
+                )
+        return usd
+
+    def usd_per_hour(self) -> float:
+        """Of the replicas that are there, by their prices an hour."""
+        return sum(self._served[replica.id].pool.usd_per_hour for replica in self.present())
 
     def _has_failed_to_start(self, replica: LiveReplica) -> bool:
         """The gateway had started the replica, which has ended before it was up."""

@@ -17,6 +17,7 @@ from headway.gateway.kv_events.agreement import LEAST_AGREEMENT, Agreement
 from headway.gateway.kv_events.engine_blocks import EngineBlocks
 from headway.gateway.kv_events.subscriber import EventCounts, KvEventSubscriber, State
 from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.telemetry.definitions import DEFINITIONS
 from headway.gateway.telemetry.metrics import Metric, Sample
 
 log = logging.getLogger("headway.gateway")
@@ -26,21 +27,7 @@ _BLOCKS_PER_KV_BLOCK = 8
 """Blocks that are kept of an engine, in slower memory, too, for each of its GPU's."""
 _LEAST_BLOCKS = 1 << 16
 
-_METRICS = {
-    "kv_events_live": "Whether a replica's KV cache events are read, and none are missing",
-    "kv_events_cached_blocks": "KV blocks that a replica's prefix cache holds, as far as is known",
-    "kv_events_blocks_total": "KV blocks that were stored or removed, by replica",
-    "kv_events_ignored_total": "KV blocks of events that make no sense",
-    "kv_events_gaps_total": "Times that batches of events were missing",
-    "kv_events_lost_total": "Batches of events that no replay had, either",
-    "kv_events_malformed_total": "Batches of events that could not be read",
-    "kv_events_restarts_total": "Times that the index of a replica's prefix cache was built anew",
-    "kv_events_ranks": "Data-parallel ranks of a replica whose events are read",
-    "kv_events_compared_total": "Answers whose cached tokens, by the engine's count, were compared",
-    "kv_events_expected_tokens_total": "Cached tokens that the events let expect, of these answers",
-    "kv_events_reported_tokens_total": "Cached tokens that these answers report",
-    "kv_events_agreement": "Of the last answers, the part of the larger of both counts that the smaller one is",
-}
+_METRICS = tuple(name for name in DEFINITIONS if name.startswith("headway_kv_events_"))
 
 
 class ReplicaFeed:
@@ -189,7 +176,7 @@ class CacheFeeds:
             for name, number in zip(_METRICS, numbers, strict=True):
                 if number is not None:
                     values[name].append((labels, float(number)))
-        return [(name, help, values[name]) for name, help in _METRICS.items()]
+        return list(values.items())
 
     async def stop(self) -> None:
         feeds = list(self.of.values())

@@ -348,29 +348,23 @@ class Peers:
 
     # Reports.
 
-    def gauges(self) -> list[Metric]:
+    def metrics(self) -> list[Metric]:
         others: list[Sample] = [
             ({"replica": str(replica.id), "pool": replica.pool}, self.loads.at(replica.id).num_in_flight)
             for replica in self._host.replicas
             if not replica.is_removed
         ]
-        found: list[Metric] = [
-            ("peer_store_up", "Whether the store that the gateways share can be used", [({}, float(self.is_up))]),
-            ("peers", "Other gateways whose state counts", [({}, float(len(self.loads.peers)))]),
-            ("peer_requests_in_flight", "Requests of other gateways at a replica, as last reported", others),
-        ]
-        if self.scaling is not None:
-            leads = float(self.scaling.leader.leads)
-            found.append(("peer_leads", "Whether this gateway is the one that scales", [({}, leads)]))
-        return found
-
-    def counters(self) -> list[Metric]:
         messages: list[Sample] = [
             ({"way": "sent"}, float(self.num_sent)), ({"way": "received"}, float(self.num_received))
         ]  # fmt: skip
+        leads: list[Sample] = [] if self.scaling is None else [({}, float(self.scaling.leader.leads))]
         return [
-            ("peer_messages_total", "Messages to and from other gateways", messages),
-            ("peer_store_errors_total", "Times that the store could not be used", [({}, float(self.num_errors))]),
+            ("headway_peers", [({}, float(len(self.loads.peers)))]),
+            ("headway_peer_leads", leads),
+            ("headway_peer_messages_total", messages),
+            ("headway_peer_requests_in_flight", others),
+            ("headway_peer_store_up", [({}, float(self.is_up))]),
+            ("headway_peer_store_errors_total", [({}, float(self.num_errors))]),
         ]
 
     # Streams.

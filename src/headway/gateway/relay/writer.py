@@ -46,6 +46,10 @@ class ClientWriter(ResponseWriter, Protocol):
     def has_begun(self) -> bool:
         """Whether `start` was called: the status cannot change any more."""
 
+    @property
+    def status(self) -> int:
+        """0 before `start`."""
+
     def take_body(self) -> bytes | None:
         """The request's body if it is complete; None: it comes by ASGI's `receive`."""
 
@@ -63,13 +67,13 @@ class AsgiWriter:
         self._receive, self._send = receive, send
         self._unsent: list[MutableMapping[str, Any]] = []
         self._watcher: asyncio.Task[None] | None = None
-        self.has_begun = False
+        self.has_begun, self.status = False, 0
 
     def take_body(self) -> None:
         return None
 
     def start(self, status: int, headers: Headers) -> None:
-        self.has_begun = True
+        self.has_begun, self.status = True, status
         self._unsent.append({"type": "http.response.start", "status": status, "headers": headers})
 
     def write(self, body: bytes, more: bool = False) -> None:
@@ -112,6 +116,10 @@ class HookedWriter:
     @property
     def has_begun(self) -> bool:
         return self._writer.has_begun
+
+    @property
+    def status(self) -> int:
+        return self._writer.status
 
     @property
     def is_full(self) -> bool:

@@ -256,6 +256,7 @@ class Driver:
         request.detach()
         if request.outcome is not None:
             return
+        self._metrics.count_failure(live, self.replicas[live.replica].pool)
         self._leave(request, Cause.CRASHED)
         if source is not None:
             if live.stage_index >= 0:
@@ -339,6 +340,7 @@ class Driver:
         if request.outcome is not None or leg is None:
             return
         self._metrics.count_prefill(live.model, "failed")
+        self._metrics.count_failure(live, leg.replica.pool)
         self._leave(request, Cause.CRASHED, leg.replica.id)
         self.control.failed(live, self.now, leg.replica.id)
         self.arm_hold_timeout(request)
@@ -552,6 +554,7 @@ class Driver:
         """A proxy has sent the request to another replica than control had chosen."""
         live = request.live
         request.detach()
+        self._metrics.count_failure(live, self.replicas[live.replica].pool)
         self._leave(request, Cause.CRASHED)
         live.attempt += 1
         live.decode_replica = -1

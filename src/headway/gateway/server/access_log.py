@@ -21,7 +21,7 @@ from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 ENTRY = "headway.access"
 """The key of a request's entry in its ASGI scope."""
 _MAX_PATH_CHARS = 1000
-_CLIENT_LEFT = 499
+CLIENT_LEFT = 499
 """Status of a request whose client left before the response began."""
 
 
@@ -86,7 +86,7 @@ class AccessEntry:
             request_id=self.request_id,
             method=cut(method),
             path=path[:_MAX_PATH_CHARS],
-            status=self.status or _CLIENT_LEFT,
+            status=self.status or CLIENT_LEFT,
             key=self.key,
             model=self.model,
             replica=None if replica is None else replica.name,

@@ -37,8 +37,8 @@ def replica_state(gateway: Gateway, replica: LiveReplica) -> ReplicaState:
         status=gateway.fleet.status(replica), combo=replica.deployment if replica.is_of_combo else None,
         role=replica.role, in_flight=replica.num_in_flight, empty=replica.num_in_flight == 0,
         engine=EngineLoad(running=load.running, waiting=load.waiting, kv_share=load.kv_share),
-        why=gateway.ejections.get(replica.id), prediction=gateway.drift.ratio(replica.id),
-        prefix_cache=_prefix_cache(gateway, replica),
+        why=gateway.ejections.get(replica.id) or gateway.health.why_down(replica) or None,
+        prediction=gateway.drift.ratio(replica.id), prefix_cache=_prefix_cache(gateway, replica),
     )  # fmt: skip
 
 

@@ -43,7 +43,17 @@ from headway.gateway.server import admin, dashboard, responses, schema
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
 from headway.gateway.server.probes import ProbeServer, Status
-from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, collected, json_response, path_id
+from headway.gateway.server.routes import (
+    CLIENT,
+    JSON,
+    OPENMETRICS,
+    SSE,
+    TEXT,
+    Endpoint,
+    collected,
+    json_response,
+    path_id,
+)
 
 
 class Application(Starlette):
@@ -91,6 +101,8 @@ def application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         nonlocal gateway
         gateway = make()
+        if beside is None:
+            gateway.request_metrics.num_responses = completions.num_responses
         gateway.start()
         port = gateway.settings.probe_port
         probes = None if port is None else ProbeServer(port, lambda: _probed(running()), gateway.settings.hang_s)
@@ -154,8 +166,10 @@ async def _health(request: Request, gateway: Gateway) -> Response:
 
 
 async def _metrics(request: Request, gateway: Gateway) -> Response:
-    lines = await collected(gateway.metrics.lines(), 100)
-    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+    is_open = OPENMETRICS in request.headers.get("accept", "")
+    lines = await collected(gateway.metrics.lines(is_open), 100)
+    media_type = f"{OPENMETRICS}; version=1.0.0; charset=utf-8" if is_open else f"{TEXT}; version=0.0.4"
+    return PlainTextResponse("\n".join(lines) + "\n", media_type=media_type, headers={"vary": "accept"})
 
 
 async def _version(request: Request, gateway: Gateway) -> schema.VersionInfo:
@@ -208,7 +222,7 @@ _ENDPOINTS = [
         parameters=(path_id({"type": "string"}),),
     ),
     Endpoint("GET", "/health", "Whether a replica is up", _health, schema.HealthStatus, also=(503,)),
-    Endpoint("GET", "/metrics", "For Prometheus", _metrics, str, media_types=(TEXT,)),
+    Endpoint("GET", "/metrics", "For Prometheus", _metrics, str, media_types=(TEXT, OPENMETRICS)),
     Endpoint("GET", "/version", "Headway's version", _version, schema.VersionInfo),
     Endpoint("GET", "/openapi.json", "This document", _openapi, dict),
 ]

@@ -24,7 +24,7 @@ from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, HookedWriter, ResponseWriter, write_error
 from headway.gateway.scheduling.stream_copy import stream_key
-from headway.gateway.server.access_log import ENTRY, AccessEntry
+from headway.gateway.server.access_log import CLIENT_LEFT, ENTRY, AccessEntry
 from headway.gateway.server.bodies import BodyMemory, decompressed, read_body
 from headway.gateway.settings import Settings
 
@@ -64,6 +64,8 @@ class CompletionsApp:
         self._relays: set[Relay] = set()
         self._request_ids = _random_ids()
         self._memory = BodyMemory()
+        self.num_responses: dict[tuple[str, int], int] = {}
+        """Answers by path and HTTP status."""
 
     async def drain(self) -> None:
         """Wait for the present requests to end, but cut them off after `drain_s`. Others are not stopped here."""
@@ -88,13 +90,17 @@ class CompletionsApp:
         request_id = headers.get("x-request-id", "")
         if not request_id or not is_request_id(request_id):
             request_id = next(self._request_ids)
-        error, writer = await self._respond(scope, headers, request_id, receive, writer)
-        if isinstance(error, ApiError):  # written here, as compiled code must not await in a handler
-            await write_error(writer, error, request_id.encode())
-        elif error is not None:
-            if not writer.has_begun:
-                await write_error(writer, internal_error(), request_id.encode())
-            raise error
+        try:
+            error, writer = await self._respond(scope, headers, request_id, receive, writer)
+            if isinstance(error, ApiError):  # written here, as compiled code must not await in a handler
+                await write_error(writer, error, request_id.encode())
+            elif error is not None:
+                if not writer.has_begun:
+                    await write_error(writer, internal_error(), request_id.encode())
+                raise error
+        finally:
+            answer = scope["path"], writer.status or CLIENT_LEFT
+            self.num_responses[answer] = self.num_responses.get(answer, 0) + 1
 
     async def _respond(
         self, scope: Scope, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientWriter

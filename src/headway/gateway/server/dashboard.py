@@ -16,13 +16,18 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from headway import __version__
+from headway.control.policies import Policies
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.server.admin import replica_state
 from headway.gateway.server.routes import Access, Endpoint, collected, json_response
-from headway.gateway.server.schema import DashboardData, HeldRequests, ReplicaRow
+from headway.gateway.server.schema import DashboardData, HeldRequests, PolicyNames, ReplicaRow
+from headway.gateway.server.troubles import troubles
 from headway.gateway.telemetry.metrics import LAST_TIER
-from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S
+from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S, SloCounts
+
+_LIBRARY = "<script>/* uPlot */</script>"
+_MOST_TENANTS = 10
 
 
 async def _page(request: Request, gateway: Gateway) -> Response:
@@ -33,13 +38,21 @@ async def _page(request: Request, gateway: Gateway) -> Response:
 
 @cache
 def _page_and_policy() -> tuple[str, str]:
-    """The page, and a content security policy that allows its own script and requests to this gateway only."""
-    text = files("headway.gateway.server").joinpath("dashboard.html").read_text(encoding="utf-8")
-    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    """The page with its chart library, and a content security policy that allows these two scripts and requests to this
+    gateway only."""
+    folder = files("headway.gateway.server")
+    text = folder.joinpath("dashboard.html").read_text(encoding="utf-8")
+    uplot = {each.name: each.read_text(encoding="utf-8") for each in folder.joinpath("uplot").iterdir()}
+    license = f"/*! uPlot\n{uplot['LICENSE']}\n*/"
+    code = uplot["uPlot.iife.min.js"].partition("*/")[2]  # without its banner, which names a page elsewhere
+    text = text.replace(_LIBRARY, f"<script>{license}{code}</script>").replace(
+        "/* uPlot.css */", uplot["uPlot.min.css"]
+    )
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return text, (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self';"
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; connect-src 'self';"
         " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
@@ -50,6 +63,8 @@ async def _data(request: Request, gateway: Gateway) -> Response:
     stats.collect_decisions(now)
     replicas = [_replica_row(gateway, replica, now) for replica in gateway.fleet.present()]
     queues = _queues(gateway, now)
+    tiers, tenants = await collected(stats.tiers(now), 1), stats.tenants(now)
+    cost = stats.cost(now, gateway.fleet.usd_per_hour())
     data = DashboardData(
         version=__version__,
         time_s=time.time(),
@@ -62,8 +77,14 @@ async def _data(request: Request, gateway: Gateway) -> Response:
         up=gateway.num_up,
         batch_requests_open=0 if gateway.batches is None else gateway.batches.num_open,
         window_s=SLOT_S * NUM_SLOTS,
+        troubles=troubles(gateway, replicas, queues),
+        policies=_policies(gateway.plan.policies),
+        slo=SloCounts(sum(tier.slo.num for tier in tiers), sum(tier.slo.met for tier in tiers)),
+        cost=cost if cost.usd or cost.usd_per_hour else None,
         rates=stats.rates(now),
-        tiers=await collected(stats.tiers(now), 1),
+        tiers=tiers,
+        tenants=tenants[:_MOST_TENANTS],
+        num_tenants=sum(bool(tenant.tenant) for tenant in tenants),
         series=stats.series(now, dict(await collected(stats.medians(now), 1))),
         decisions=stats.decisions,
         reload=gateway.reloads.last,
@@ -83,6 +104,18 @@ def _replica_row(gateway: Gateway, replica: LiveReplica, now: float) -> ReplicaR
         by_tier=_by_tier(replica),
         age_s=None if age_s == float("inf") else age_s,
     )
+
+
+def _policies(policies: Policies) -> PolicyNames:
+    named = {
+        name: None if (choice := getattr(policies, name)) is None else str(choice)
+        for name in ("admission", "migration")
+    }  # fmt: skip
+    return PolicyNames(
+        routing=str(policies.router), ordering=str(policies.ordering), ordering_at=policies.ordering_at,
+        window=policies.window, scaling=None if policies.scaler is None else str(policies.scaler),
+        slo_ttft_s=policies.slo_ttft_s, slo_tpot_s=policies.slo_tpot_s, slo_e2e_s=policies.slo_e2e_s, **named,
+    )  # fmt: skip
 
 
 def _by_tier(replica: LiveReplica) -> dict[str, int]:

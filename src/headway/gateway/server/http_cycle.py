@@ -67,6 +67,7 @@ class HttpCycle:
         # The response.
         self.has_begun = False
         """Whether `start` was called: the status cannot change any more."""
+        self.status = 0
         self.is_complete = False
         self.num_written = 0
         """Parts of it that were written."""
@@ -234,7 +235,7 @@ class HttpCycle:
         is_text = len(head.translate(None, _NOT_IN_HEADERS)) == len(head)
         if not is_text or not head.count(b"\n") == head.count(b"\r") == len(lines):
             raise ValueError("a response header is not a line of text")
-        self.has_begun, self._expects_100_continue = True, False
+        self.has_begun, self.status, self._expects_100_continue = True, status, False
         self._is_chunked, self._has_body = is_chunked, has_body
         self._num_left = int(length) if has_body and length is not None else 0
         self._head = STATUS_LINE[status] + head + b"\r\n"

@@ -20,6 +20,7 @@ from headway.gateway.relay.writer import error_response
 from headway.gateway.settings import Settings
 
 JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
+OPENMETRICS = "application/openmetrics-text"
 HTTP_ERRORS = (400, 403, 408, 415, 421, 431)
 """Any path refuses malformed HTTP, and requests of other hosts and pages, with one of these."""
 Schema = dict[str, Any]

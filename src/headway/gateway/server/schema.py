@@ -11,7 +11,15 @@ from headway.core.fleet import Role
 from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER
 from headway.gateway.telemetry.drift import PredictionRatio
 from headway.gateway.telemetry.reloads import Reload
-from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
+from headway.gateway.telemetry.rolling_stats import (
+    Cost,
+    Num,
+    RecentRates,
+    SloCounts,
+    SlotSeries,
+    TenantStats,
+    TierStats,
+)
 from headway.gateway.upstream.chunks import Chunk
 
 # Errors.
@@ -234,7 +242,7 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     empty: bool
     engine: EngineLoad
     why: str | None
-    """Why the replica is ejected."""
+    """Why the replica is ejected, or down: what went wrong last."""
     prediction: PredictionRatio | None
     """Null: its GPU is not known, or too few requests have ended."""
     prefix_cache: PrefixCacheState | None
@@ -281,6 +289,33 @@ class HeldRequests(Struct, forbid_unknown_fields=True):
     oldest_s: float
 
 
+class Trouble(Struct, forbid_unknown_fields=True):
+    """Something that an operator should look at, in words."""
+
+    where: str
+    """A replica, a pool, a model, or a part of the gateway."""
+    what: Literal["down", "ejected", "fails to start", "slow", "full", "waits", "not current"]
+    is_severe: bool
+    """Clients are affected, or will be with one more failure."""
+    why: str
+
+
+class PolicyNames(Struct, forbid_unknown_fields=True):
+    """The policies with their arguments, as `headway serve` prints them; null: none."""
+
+    routing: str
+    ordering: str
+    ordering_at: str
+    window: int | None
+    admission: str | None
+    migration: str | None
+    scaling: str | None
+    slo_ttft_s: float | None
+    slo_tpot_s: float | None
+    slo_e2e_s: float | None
+    """SLOs of requests without their own."""
+
+
 class DashboardData(Struct, forbid_unknown_fields=True):
     """Everything that the dashboard shows."""
 
@@ -295,8 +330,18 @@ class DashboardData(Struct, forbid_unknown_fields=True):
     up: Num
     batch_requests_open: Num
     window_s: float
+    troubles: list[Trouble]
+    """The severe ones first."""
+    policies: PolicyNames
+    slo: SloCounts
+    """Over the last minutes."""
+    cost: Cost | None
+    """Null: the pools have no prices."""
     rates: RecentRates
     tiers: list[TierStats]
+    tenants: list[TenantStats]
+    """Those with most tokens over the last minutes."""
+    num_tenants: Num
     series: SlotSeries
     decisions: list[Decision] = []
     reload: Reload | None = None
@@ -308,7 +353,7 @@ PUBLISHED_NAMES = {
     "DeletedFile": "Deleted", "EngineLoad": "Engine", "FailedPool": "Failed", "FileList": "Files", "FileObject": "File",
     "HealthStatus": "Health", "HeldRequests": "Queue", "LatencyQuantiles": "Quantiles", "ModelList": "Models",
     "ModelObject": "Model", "OfferedReplica": "Offered", "RecentRates": "Rates", "ReplicaList": "Workers",
-    "ReplicaRow": "Shown", "ReplicaState": "Worker",
-    "SlotSeries": "Series", "TierStats": "Tier", "VersionInfo": "Version",
+    "ReplicaRow": "Shown", "ReplicaState": "Worker", "SloCounts": "Slo",
+    "SlotSeries": "Series", "TenantStats": "Tenant", "TierStats": "Tier", "VersionInfo": "Version",
 }  # fmt: skip
 """The components of /openapi.json whose names differ from the names of their classes."""

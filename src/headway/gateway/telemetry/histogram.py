@@ -23,10 +23,12 @@ class Histogram:
         self.counts: defaultdict[int, int] = defaultdict(int)
         self.total = 0.0
 
-    def observe(self, value: float, num: int = 1) -> None:
-        """Count one value `num` times."""
-        self.counts[bisect_left(self._bounds, value)] += num
+    def observe(self, value: float, num: int = 1) -> int:
+        """Count one value `num` times, and return its bin."""
+        index = bisect_left(self._bounds, value)
+        self.counts[index] += num
         self.total += value * num
+        return index
 
     def merge(self, counts: Mapping[int, int], total: float) -> None:
         """Add the counts and the sum of another histogram that has the same bounds."""

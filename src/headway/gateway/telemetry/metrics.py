@@ -10,44 +10,40 @@ from typing import Protocol
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.names import KnownNames
+from headway.gateway.telemetry.definitions import DEFINITIONS
 from headway.gateway.telemetry.histogram import Histogram
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _LE = (*map(str, _BOUNDS_S), "+Inf")
 LAST_TIER = 99
 """Tiers above it are counted as this one: clients choose tiers, and each takes memory."""
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": "From the arrival of a streamed request to its first token",
-    "time_per_output_token_seconds": "Mean time between the output tokens of a streamed request, after the first",
-    "inter_token_seconds": "From one output token of a stream to the next",
-    "request_duration_seconds": "From a request's arrival to its end",
-    "hold_seconds": "From a request's arrival to its placement on a replica",
-    "gateway_overhead_seconds": "From a request's last byte to the send to its replica, without the time on hold",
-}
-_E2E, _TTFT = ("request_duration_seconds", ""), ("time_to_first_token_seconds", "")
-_TPOT, _HOLD = ("time_per_output_token_seconds", ""), ("hold_seconds", "")
+_E2E, _TTFT = ("headway_request_duration_seconds", ""), ("headway_time_to_first_token_seconds", "")
+_TPOT, _HOLD = ("headway_time_per_output_token_seconds", ""), ("headway_hold_seconds", "")
 _OUTCOMES = tuple(outcome.name.lower() for outcome in Outcome)
-_INTER_TOKEN, _OVERHEAD = "inter_token_seconds", ("gateway_overhead_seconds", "")
-_COUNTERS = {
-    "tokens_total": ("kind", "Tokens of requests that have ended"),
-    "cached_tokens_total": ("pool", "Tokens of their prompts that were in a prefix cache, by the engines' own counts"),
-    "continued_tokens_total": ("kv", "Tokens with which engines began that continue an answer, computed or cached"),
-    "judgements_total": ("outcome", "Answers of a cascade's models, by the judgement on them"),
-    "ejections_total": ("reason", "Replicas that were taken out of service though they pass their health checks"),
-    "fallbacks_total": ("reason", "Requests that a fallback of their model was to answer, by the model asked for"),
-    "unread_total": ("what", "Events and answers of engines that were passed on without being read"),
-    "prefills_total": ("outcome", "Prompts to be computed by another replica, by the result"),
-    "tenant_requests_total": ("tenant", "Requests that have ended, by the tenant of their key"),
-    "tenant_tokens_total": ("tenant", "Prompt and output tokens of these requests"),
-}
+_INTER_TOKEN, _OVERHEAD = "headway_inter_token_seconds", ("headway_gateway_overhead_seconds", "")
+_HISTOGRAMS = [name for name, definition in DEFINITIONS.items() if definition.kind == "histogram"]
+_BY_MODEL = {
+    f"headway_{name}": DEFINITIONS[f"headway_{name}"].labels[1]
+    for name in (
+        "tokens_total", "cached_tokens_total", "continued_tokens_total", "slo_requests_total", "retries_total",
+        "failovers_total", "judgements_total", "ejections_total", "fallbacks_total", "unread_total", "prefills_total",
+        "tenant_requests_total", "tenant_tokens_total",
+    )
+}  # fmt: skip
 """Counters by model and by one more label."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 MAX_TENANTS = 1000
 """Tenants with a series of their own. Further ones are counted together, as `other`."""
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
-Metric = tuple[str, str, list[Sample]]
-"""Name, help and values of this moment."""
+Metric = tuple[str, list[Sample]]
+"""Name and values of this moment."""
+Exemplar = tuple[str, float, float]
+"""A request's id, an observation of it, and the gateway's time of that."""
+ResponseCount = tuple[str, int, int]
+"""Path, HTTP status, and how many answers had it."""
+_MAX_EXEMPLAR_CHARS = 128 - len("request_id")
+"""OpenMetrics bounds an exemplar's labels."""
 HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
 """Model, pool, tier, phase ("" for the gateway's overhead), counts by bin, and the sum of the observations."""
 
@@ -61,9 +57,33 @@ def latencies_s(live: Live, now: float) -> tuple[float, float | None, float | No
     return now - arrival_s, first_s - arrival_s, (now - first_s) / (tokens - 1) if has_tpot else None
 
 
-class _Pooled(Protocol):
+def has_slo(live: Live) -> bool:
+    """A request with a deadline has that alone: see `Control._add_slo`."""
+    return not (live.slo_ttft_s is live.slo_tpot_s is live.slo_e2e_s is live.deadline_s is None)
+
+
+def met_slos(live: Live, e2e_s: float, ttft_s: float | None, tpot_s: float | None) -> bool:
+    """Whether a request that finished met its SLOs. As in the metrics of runs, an answer that is not streamed counts
+    with its duration alone, and a single token has no TPOT to miss."""
+    end_s = live.slo_e2e_s
+    if end_s is None and live.deadline_s is not None:
+        end_s = live.deadline_s - live.arrival_s
+    return (
+        (end_s is None or e2e_s <= end_s)
+        and (live.slo_ttft_s is None or ttft_s is None or ttft_s <= live.slo_ttft_s)
+        and (live.slo_tpot_s is None or tpot_s is None or tpot_s <= live.slo_tpot_s)
+    )
+
+
+class _Answering(Protocol):
+    """What the metrics read of a replica."""
+
+    @property
+    def id(self) -> int: ...
     @property
     def pool(self) -> str: ...
+    @property
+    def is_hosted(self) -> bool: ...
 
 
 class MeasuredRequest(Protocol):
@@ -72,7 +92,9 @@ class MeasuredRequest(Protocol):
     @property
     def live(self) -> Live: ...
     @property
-    def replica(self) -> _Pooled | None: ...
+    def replica(self) -> _Answering | None: ...
+    @property
+    def request_id(self) -> str: ...
     @property
     def continued_tokens(self) -> tuple[int, int]: ...
     @property
@@ -82,7 +104,7 @@ class MeasuredRequest(Protocol):
 class _Series:
     """The counters and histograms of one model, pool and tier."""
 
-    __slots__ = ("histograms", "input_tokens", "labels", "num_by_outcome", "output_tokens")
+    __slots__ = ("exemplars", "histograms", "input_tokens", "labels", "num_by_outcome", "output_tokens")
 
     def __init__(self, model: str, pool: str, tier: int) -> None:
         self.labels = {"model": model, "pool": pool, "tier": str(tier)}
@@ -90,6 +112,8 @@ class _Series:
         self.input_tokens = self.output_tokens = 0
         self.histograms: dict[tuple[str, str], Histogram] = defaultdict(partial(Histogram, _BOUNDS_S))
         """By metric and phase; only times between tokens have a phase."""
+        self.exemplars: dict[tuple[tuple[str, str], int], Exemplar] = {}
+        """By metric, phase and bin: the last request there."""
 
 
 class _AllSeries(dict[tuple[str, str, int], _Series]):
@@ -105,7 +129,12 @@ class PrometheusMetrics:
 
     def __init__(self) -> None:
         self._series = _AllSeries()
-        self._by_model: dict[str, dict[tuple[str, str], int]] = {name: defaultdict(int) for name in _COUNTERS}
+        self._by_model: dict[str, dict[tuple[str, str], int]] = {name: defaultdict(int) for name in _BY_MODEL}
+        self.num_responses: dict[tuple[str, int], int] = {}
+        """Answers by path and HTTP status."""
+        self.hosted_tokens: dict[int, list[int]] = {}
+        """By hosted replica: tokens that it has charged for, of prompts, of prompts in its prefix cache, and of
+        answers."""
         self.tenants = KnownNames(MAX_TENANTS)
 
     def _series_of(self, request: MeasuredRequest) -> _Series:
@@ -123,28 +152,41 @@ class PrometheusMetrics:
         series.input_tokens += live.prompt_tokens
         series.output_tokens += live.generated_tokens
         if live.cached_tokens and request.replica is not None:
-            self._by_model["cached_tokens_total"][live.model, request.replica.pool] += live.cached_tokens
+            self._by_model["headway_cached_tokens_total"][live.model, request.replica.pool] += live.cached_tokens
         for kv, tokens in zip(("computed", "cached"), request.continued_tokens, strict=True):
             if tokens:
-                self._by_model["continued_tokens_total"][live.model, kv] += tokens
+                self._by_model["headway_continued_tokens_total"][live.model, kv] += tokens
         if request.unread is not None:
             for what, num in request.unread.items():
-                self._by_model["unread_total"][live.model, what] += num
+                self._by_model["headway_unread_total"][live.model, what] += num
         if live.tenant:
             tenant = self.tenants.known(live.tenant)
-            self._by_model["tenant_requests_total"][live.model, tenant] += 1
+            self._by_model["headway_tenant_requests_total"][live.model, tenant] += 1
             total_tokens = live.prompt_tokens + live.generated_tokens
-            self._by_model["tenant_tokens_total"][live.model, tenant] += total_tokens
+            self._by_model["headway_tenant_tokens_total"][live.model, tenant] += total_tokens
+        if request.replica is not None and request.replica.is_hosted and live.generated_tokens:
+            hosted = self.hosted_tokens.setdefault(request.replica.id, [0, 0, 0])
+            cached = min(live.cached_tokens, live.prompt_tokens)
+            hosted[0] += live.prompt_tokens - cached
+            hosted[1] += cached
+            hosted[2] += live.generated_tokens
+        is_judged = not (live.slo_ttft_s is live.slo_tpot_s is live.slo_e2e_s is live.deadline_s is None)  # no call
         if outcome is not Outcome.FINISHED:
+            if is_judged:
+                self._by_model["headway_slo_requests_total"][live.model, "missed"] += 1
             return
-        histograms = series.histograms
+        histograms, exemplars, id = series.histograms, series.exemplars, request.request_id
         e2e_s, ttft_s, tpot_s = latencies_s(live, now)
-        histograms[_HOLD].observe(live.placed_s - live.arrival_s)
-        histograms[_E2E].observe(e2e_s)
+        if is_judged:
+            result = "met" if met_slos(live, e2e_s, ttft_s, tpot_s) else "missed"
+            self._by_model["headway_slo_requests_total"][live.model, result] += 1
+        hold_s = live.placed_s - live.arrival_s
+        exemplars[_HOLD, histograms[_HOLD].observe(hold_s)] = id, hold_s, now
+        exemplars[_E2E, histograms[_E2E].observe(e2e_s)] = id, e2e_s, now
         if ttft_s is not None:
-            histograms[_TTFT].observe(ttft_s)
+            exemplars[_TTFT, histograms[_TTFT].observe(ttft_s)] = id, ttft_s, now
         if tpot_s is not None:
-            histograms[_TPOT].observe(tpot_s)
+            exemplars[_TPOT, histograms[_TPOT].observe(tpot_s)] = id, tpot_s, now
 
     def count_send(self, request: MeasuredRequest, read_s: float, now: float) -> None:
         """Observe the gateway's overhead on a request's first send to a replica; its last byte came at `read_s`."""
@@ -166,54 +208,83 @@ class PrometheusMetrics:
                     histogram.clear()
         return drained
 
-    def merge(self, drained: Iterable[HistogramCounts]) -> None:
+    def merge(self, drained: Iterable[HistogramCounts], responses: Iterable[ResponseCount] = ()) -> None:
         """Add counts that another process has drained."""
+        for path, status, num in responses:
+            self.num_responses[path, status] = self.num_responses.get((path, status), 0) + num
         for model, pool, tier, phase, counts, total_s in drained:
             key = (_INTER_TOKEN, phase) if phase else _OVERHEAD
             self._series[model, pool, tier].histograms[key].merge(counts, total_s)
 
+    def drain_responses(self) -> list[ResponseCount]:
+        """Answers since the last call."""
+        drained = [(path, status, num) for (path, status), num in self.num_responses.items()]
+        self.num_responses.clear()
+        return drained
+
+    def count_failure(self, live: Live, pool: str) -> None:
+        """Count a request whose replica, of this pool, has failed, and that is placed again."""
+        name = "headway_failovers_total" if live.generated_tokens else "headway_retries_total"
+        self._by_model[name][live.model, pool] += 1
+
     def count_judgement(self, model: str, outcome: str) -> None:
-        self._by_model["judgements_total"][model, outcome] += 1
+        self._by_model["headway_judgements_total"][model, outcome] += 1
 
     def count_ejection(self, model: str, reason: str) -> None:
         """Count a replica that is ejected, or that generates nothing."""
-        self._by_model["ejections_total"][model, reason] += 1
+        self._by_model["headway_ejections_total"][model, reason] += 1
 
     def count_fallback(self, model: str, reason: str) -> None:
         """Count a request for a model that another one was to answer."""
-        self._by_model["fallbacks_total"][model, reason] += 1
+        self._by_model["headway_fallbacks_total"][model, reason] += 1
 
     def count_prefill(self, model: str, outcome: str) -> None:
         """Count a prompt that one replica computed, or failed to compute, for another."""
-        self._by_model["prefills_total"][model, outcome] += 1
+        self._by_model["headway_prefills_total"][model, outcome] += 1
 
-    def page(self, gauges: Iterable[Metric], counters: Iterable[Metric] = ()) -> str:
-        """All metrics in Prometheus' text format, with gauges and counters that are kept elsewhere."""
-        return "\n".join(self.lines(gauges, counters)) + "\n"
+    def page(self, metrics: Iterable[Metric] = (), wall_start_s: float | None = None) -> str:
+        """See `lines`."""
+        return "\n".join(self.lines(metrics, wall_start_s)) + "\n"
 
-    def lines(self, gauges: Iterable[Metric], counters: Iterable[Metric] = ()) -> Iterator[str]:
-        """The lines of the page, the lines of one histogram together. Metrics may change meanwhile."""
-        yield from self._counters()
-        for name, help, samples in counters:
+    def lines(self, metrics: Iterable[Metric] = (), wall_start_s: float | None = None) -> Iterator[str]:
+        """All metrics, with those of `metrics`, which are kept elsewhere: the lines of the page, the lines of one
+        histogram together. Metrics may change meanwhile.
+
+        In Prometheus' text format; with `wall_start_s`, the wall clock's time when the gateway's clock was 0, in
+        OpenMetrics, with exemplars.
+        """
+        is_open = wall_start_s is not None
+        for name, samples in (*self._counters(), *metrics):
             if samples:
-                yield from _head(name, help, "counter")
-                yield from [f"headway_{name}{_labels(labels)} {value:.15g}" for labels, value in samples]
-        yield from self._histograms()
-        for name, help, samples in gauges:
-            yield from _head(name, help, "gauge")
-            yield from [f"headway_{name}{_labels(labels)} {value:g}" for labels, value in samples]
+                yield from _head(name, is_open)
+                for labels, value in samples:
+                    yield f"{name}{_labels(labels)} {value:.15g}"
+        for name in _HISTOGRAMS:
+            yield from _head(name, is_open)
+            for series in list(self._series.values()):
+                for (metric, phase), histogram in list(series.histograms.items()):
+                    if metric == name and (phase or histogram.counts):
+                        labels = series.labels | ({"phase": phase} if phase else {})
+                        exemplars = {} if wall_start_s is None else _exemplars(series, (metric, phase), wall_start_s)
+                        yield "\n".join(_buckets(name, labels, histogram, exemplars))
+        if is_open:
+            yield "# EOF"
 
-    def _counters(self) -> Iterator[str]:
-        yield from _head("requests_total", "Requests that have ended", "counter")
-        for series in list(self._series.values()):
-            for outcome, num in list(series.num_by_outcome.items()):
-                yield f"headway_requests_total{_labels({**series.labels, 'outcome': outcome})} {num}"
-        for name, (label, help) in _COUNTERS.items():
-            counts = self._tokens() if name == "tokens_total" else self._by_model[name]
-            if counts or name == "tokens_total":
-                yield from _head(name, help, "counter")
-            for (model, value), num in list(counts.items()):
-                yield f"headway_{name}{_labels({'model': model, label: value})} {num}"
+    def _counters(self) -> Iterator[Metric]:
+        """What is kept here, but for histograms."""
+        ended: list[Sample] = [
+            ({**series.labels, "outcome": outcome}, float(num))
+            for series in self._series.values()
+            for outcome, num in series.num_by_outcome.items()
+        ]
+        yield "headway_requests_total", ended
+        responses: list[Sample] = [
+            ({"path": path, "status": str(status)}, float(num)) for (path, status), num in self.num_responses.items()
+        ]
+        yield "headway_responses_total", responses
+        for name, label in _BY_MODEL.items():
+            counts = self._tokens() if name == "headway_tokens_total" else self._by_model[name]
+            yield name, [({"model": model, label: value}, float(num)) for (model, value), num in counts.items()]
 
     def _tokens(self) -> dict[tuple[str, str], int]:
         """Tokens of ended requests by model and kind, input or output."""
@@ -224,24 +295,26 @@ class PrometheusMetrics:
                 tokens[model, "output"] += series.output_tokens
         return tokens
 
-    def _histograms(self) -> Iterator[str]:
-        for name, help in _HISTOGRAMS.items():
-            yield from _head(name, help, "histogram")
-            for series in list(self._series.values()):
-                for (metric, phase), histogram in list(series.histograms.items()):
-                    if metric == name and (phase or histogram.counts):
-                        labels = series.labels | ({"phase": phase} if phase else {})
-                        yield "\n".join(_buckets(f"headway_{name}", labels, histogram))
+
+def _head(name: str, is_open: bool) -> tuple[str, str]:
+    definition = DEFINITIONS[name]
+    family = name.removesuffix("_total") if is_open else name
+    return f"# HELP {family} {definition.help}", f"# TYPE {family} {definition.kind}"
 
 
-def _head(name: str, help: str, kind: str) -> tuple[str, str]:
-    return f"# HELP headway_{name} {help}", f"# TYPE headway_{name} {kind}"
+def _exemplars(series: _Series, metric: tuple[str, str], wall_start_s: float) -> dict[int, str]:
+    """By bin, as in OpenMetrics; none for an id that is too long, as a part of one finds no request."""
+    return {
+        index: f" # {_labels({'request_id': id})} {value:.9g} {wall_start_s + time_s:.3f}"
+        for (each, index), (id, value, time_s) in list(series.exemplars.items())
+        if each == metric and 0 < len(id) <= _MAX_EXEMPLAR_CHARS
+    }
 
 
-def _buckets(name: str, labels: Labels, histogram: Histogram) -> Iterator[str]:
+def _buckets(name: str, labels: Labels, histogram: Histogram, exemplars: dict[int, str]) -> Iterator[str]:
     num = 0
-    for bound, num in zip(_LE, histogram.cumulative(), strict=True):
-        yield f"{name}_bucket{_labels({**labels, 'le': bound})} {num}"
+    for index, num in enumerate(histogram.cumulative()):
+        yield f"{name}_bucket{_labels({**labels, 'le': _LE[index]})} {num}{exemplars.get(index, '')}"
     yield f"{name}_sum{_labels(labels)} {histogram.total}"
     yield f"{name}_count{_labels(labels)} {num}"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -12,14 +12,17 @@ from msgspec import Meta, Struct, field
 from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import Live
 from headway.core.record import Outcome
+from headway.gateway.names import KnownNames
 from headway.gateway.telemetry.histogram import Histogram
-from headway.gateway.telemetry.metrics import LAST_TIER, latencies_s
+from headway.gateway.telemetry.metrics import LAST_TIER, has_slo, latencies_s, met_slos
 
 SLOT_S = 5.0
 NUM_SLOTS = 60
 """Five minutes."""
 _RATE_WINDOW_S = 30.0
-_NUM_DECISIONS = 60
+_NUM_DECISIONS = 12
+_MAX_TENANTS = 200
+"""Tenants that are counted by name; the others together."""
 _COLLECT_S = 15.0
 """Decisions are collected for so long after the last reader asked."""
 _BIN_WIDTH = math.log(1.04)
@@ -42,12 +45,42 @@ class LatencyQuantiles(Struct, forbid_unknown_fields=True):
     p99: float | None
 
 
+class SloCounts(Struct, forbid_unknown_fields=True):
+    """Requests with SLOs that have ended, and those of them that met all theirs."""
+
+    num: Num = 0
+    met: Num = 0
+
+
+class TenantStats(Struct, forbid_unknown_fields=True):
+    """One tenant over the last minutes; "": requests without one."""
+
+    tenant: str
+    num: Num
+    failed: Num
+    tokens: Num
+    """Of prompts and answers."""
+    slo: SloCounts
+
+
+class Cost(Struct, forbid_unknown_fields=True):
+    """What the fleet costs, by the prices of its pools."""
+
+    usd_per_hour: float
+    """Of the replicas that are there, without what hosted ones charge for tokens."""
+    usd: float
+    """Since the gateway's start."""
+    usd_per_million_output_tokens: float | None
+    """Over the last minutes; null without output."""
+
+
 class TierStats(Struct, forbid_unknown_fields=True):
     """One tier over the last minutes."""
 
     tier: Num
     num: Num
     failed: Num
+    slo: SloCounts
     ttft_s: LatencyQuantiles
     tpot_s: LatencyQuantiles
     e2e_s: LatencyQuantiles
@@ -59,6 +92,8 @@ class RecentRates(Struct, forbid_unknown_fields=True):
     requests_per_s: _Rate
     failed_per_s: _Rate
     tokens_per_s: _Rate
+    decisions_per_s: dict[str, _Rate]
+    """By what was decided; while decisions are collected."""
 
 
 class SlotSeries(Struct, forbid_unknown_fields=True):
@@ -68,6 +103,7 @@ class SlotSeries(Struct, forbid_unknown_fields=True):
     requests: list[Num]
     tokens: list[Num]
     failed: list[Num]
+    slo: list[SloCounts]
     tiers: dict[str, dict[str, list[float | None]]]
 
 
@@ -77,7 +113,18 @@ class _TierSlot(Struct):
     num: int = 0
     failed: int = 0
     tokens: int = 0
+    slo: SloCounts = field(default_factory=SloCounts)
     latencies: dict[str, Histogram] = field(default_factory=lambda: {one: Histogram(_BOUNDS_S) for one in _LATENCIES})
+
+
+class _Slot(Struct):
+    """All that ended in one slot."""
+
+    start_usd: float
+    """What the fleet had cost when the first request of the slot ended."""
+    tiers: dict[int, _TierSlot] = field(default_factory=dict)
+    tenants: dict[str, TenantStats] = field(default_factory=dict)
+    decisions: Counter[str] = field(default_factory=Counter)
 
 
 _Slots = list[dict[int, _TierSlot]]
@@ -87,36 +134,58 @@ _Slots = list[dict[int, _TierSlot]]
 class RollingStats:
     """Counts and latencies of requests that ended in the last minutes."""
 
-    def __init__(self, decisions: DecisionObserver) -> None:
-        self._slots: deque[tuple[int, dict[int, _TierSlot]]] = deque(maxlen=NUM_SLOTS + 1)
+    def __init__(self, decisions: DecisionObserver, usd: Callable[[], float]) -> None:
+        """`usd()`: what the fleet has cost so far."""
+        self._slots: deque[tuple[int, _Slot]] = deque(maxlen=NUM_SLOTS + 1)
         self._decisions: deque[Decision] = deque(maxlen=_NUM_DECISIONS)
-        self._source = decisions
-        self._collects_until_s = float("-inf")
+        self._source, self._usd = decisions, usd
+        self._tenants = KnownNames(_MAX_TENANTS)
+        self._collects, self._collects_from_s, self._collects_until_s = False, 0.0, 0.0
 
     def count_end(self, live: Live, outcome: Outcome, now: float) -> None:
         """Count a request that has ended, in `LAST_TIER` at most."""
-        tier = self._slot(now).setdefault(min(live.tier, LAST_TIER), _TierSlot())
+        if self._collects and now > self._collects_until_s:
+            self._collects = False
+            self._source.listeners.remove(self._note_decision)
+        slot = self._slot(now)
+        tier, tenant = slot.tiers.setdefault(min(live.tier, LAST_TIER), _TierSlot()), self._tenants.known(live.tenant)
+        served = slot.tenants.get(tenant)
+        if served is None:
+            served = slot.tenants[tenant] = TenantStats(tenant, 0, 0, 0, SloCounts())
         tier.num += 1
+        served.num += 1
         tier.tokens += live.generated_tokens
-        if outcome is not Outcome.FINISHED:
-            tier.failed += outcome is not Outcome.CANCELLED
-            return
-        for latency, seconds in zip(_LATENCIES, latencies_s(live, now), strict=True):
-            if seconds is not None:
-                tier.latencies[latency].observe(seconds)
+        served.tokens += live.prompt_tokens + live.generated_tokens
+        is_finished = outcome is Outcome.FINISHED
+        is_failed = not is_finished and outcome is not Outcome.CANCELLED
+        tier.failed += is_failed
+        served.failed += is_failed
+        latencies = latencies_s(live, now)
+        if has_slo(live):
+            is_met = is_finished and met_slos(live, *latencies)
+            for slo in (tier.slo, served.slo):
+                slo.num += 1
+                slo.met += is_met
+        if is_finished:
+            for latency, seconds in zip(_LATENCIES, latencies, strict=True):
+                if seconds is not None:
+                    tier.latencies[latency].observe(seconds)
 
-    def _slot(self, now: float) -> dict[int, _TierSlot]:
+    def _slot(self, now: float) -> _Slot:
         number = int(now // SLOT_S)
         if not self._slots or self._slots[-1][0] != number:
-            self._slots.append((number, {}))
-            if now > self._collects_until_s and self._decisions.append in self._source.listeners:
-                self._source.listeners.remove(self._decisions.append)
+            self._slots.append((number, _Slot(self._usd())))
         return self._slots[-1][1]
+
+    def _note_decision(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+        self._slot(decision.time_s - self._source.start_s).decisions[decision.what] += 1
 
     def collect_decisions(self, now: float) -> None:
         """Collect decisions from now on; without a further call, for 15 seconds."""
-        if self._decisions.append not in self._source.listeners:
-            self._source.listeners.append(self._decisions.append)
+        if not self._collects:
+            self._collects, self._collects_from_s = True, now
+            self._source.listeners.append(self._note_decision)
         self._collects_until_s = now + _COLLECT_S
 
     @property
@@ -125,14 +194,47 @@ class RollingStats:
 
     def rates(self, now: float) -> RecentRates:
         """Over the present slot and the whole ones before it."""
-        recent = self._window(now)[-int(_RATE_WINDOW_S / SLOT_S) :]
-        length_s = min((len(recent) - 1) * SLOT_S + now % SLOT_S, now) or SLOT_S
+        num_recent = int(_RATE_WINDOW_S / SLOT_S)
+        recent = self._window(now)[-num_recent:]
+        length_s = min((num_recent - 1) * SLOT_S + now % SLOT_S, now) or SLOT_S
         slots = [tier for slot in recent for tier in slot.values()]
+        decisions: Counter[str] = Counter()
+        for number, slot in self._slots:
+            if number > int(now // SLOT_S) - num_recent:
+                decisions.update(slot.decisions)
         return RecentRates(
             requests_per_s=sum(slot.num for slot in slots) / length_s,
             failed_per_s=sum(slot.failed for slot in slots) / length_s,
             tokens_per_s=sum(slot.tokens for slot in slots) / length_s,
+            decisions_per_s={
+                what: num / min(length_s, max(now - self._collects_from_s, 1.0))
+                for what, num in decisions.most_common()
+            },
         )
+
+    def tenants(self, now: float) -> list[TenantStats]:
+        """Over the whole window, those with most tokens first."""
+        found: dict[str, TenantStats] = {}
+        for slot in self._recent(now):
+            for tenant, part in slot.tenants.items():
+                total = found.setdefault(tenant, TenantStats(tenant, 0, 0, 0, SloCounts()))
+                total.num, total.failed, total.tokens = (
+                    total.num + part.num, total.failed + part.failed, total.tokens + part.tokens
+                )  # fmt: skip
+                total.slo.num, total.slo.met = total.slo.num + part.slo.num, total.slo.met + part.slo.met
+        return sorted(found.values(), key=lambda each: -each.tokens)
+
+    def cost(self, now: float, usd_per_hour: float) -> Cost:
+        """`usd_per_hour`: of the replicas that are there."""
+        slots, usd = self._recent(now), self._usd()
+        tokens = sum(tier.tokens for slot in slots for tier in slot.tiers.values())
+        spent_usd = usd - slots[0].start_usd if slots else 0.0
+        return Cost(usd_per_hour, usd, spent_usd / tokens * 1e6 if tokens else None)
+
+    def _recent(self, now: float) -> list[_Slot]:
+        """The window's slots in which something ended."""
+        first = int(now // SLOT_S) - NUM_SLOTS
+        return [slot for number, slot in self._slots if number > first]
 
     def tiers(self, now: float) -> Iterator[TierStats]:
         """Each tier over the whole window. Requests may end meanwhile."""
@@ -141,7 +243,7 @@ class RollingStats:
             slots = [slot[tier] for slot in window if tier in slot]
             num, failed = sum(slot.num for slot in slots), sum(slot.failed for slot in slots)
             latencies = {name: _quantiles(slot.latencies[name] for slot in slots) for name in _LATENCIES}
-            yield TierStats(tier=tier, num=num, failed=failed, **latencies)
+            yield TierStats(tier=tier, num=num, failed=failed, slo=_total(slot.slo for slot in slots), **latencies)
 
     def medians(self, now: float) -> Iterator[tuple[str, dict[str, list[float | None]]]]:
         """Each tier, and its metrics' medians over the whole window, slot by slot. Requests may end meanwhile."""
@@ -157,17 +259,25 @@ class RollingStats:
             requests=[sum(tier.num for tier in slot.values()) for slot in window],
             tokens=[sum(tier.tokens for tier in slot.values()) for slot in window],
             failed=[sum(tier.failed for tier in slot.values()) for slot in window],
+            slo=[_total(tier.slo for tier in slot.values()) for slot in window],
             tiers=medians,
         )
 
     def _window(self, now: float) -> _Slots:
         last = int(now // SLOT_S)
-        slots = dict(self._slots)
+        slots = {number: slot.tiers for number, slot in self._slots}
         return [slots.get(number, {}) for number in range(last - NUM_SLOTS + 1, last + 1)]
 
 
 def _tiers(window: _Slots) -> list[int]:
     return sorted({tier for slot in window for tier in slot})
+
+
+def _total(counts: Iterable[SloCounts]) -> SloCounts:
+    total = SloCounts()
+    for each in counts:
+        total.num, total.met = total.num + each.num, total.met + each.met
+    return total
 
 
 def _quantiles(histograms: Iterable[Histogram]) -> LatencyQuantiles:

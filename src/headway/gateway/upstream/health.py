@@ -126,10 +126,13 @@ class Breaker:
         """The present probe has passed the health check."""
         self.is_lost = False
         """The replica cannot be reached, or its last health check has failed."""
+        self.why = ""
+        """What went wrong last; empty: nothing has so far."""
 
     def failed(self, error: EngineError) -> bool:
         """Count a failed request. Returns True if the breaker opens because of it."""
         self.num_failures += 1
+        self.why = str(error)
         self.is_lost |= isinstance(error, UnreachableError)
         if error.after_tokens:
             tokens = min(error.after_tokens + _MORE_TOKENS, _MAX_CANARY_TOKENS)
@@ -217,6 +220,11 @@ class HealthMonitor(Generic[Replica]):
     def is_up(self, replica: EngineEndpoint) -> bool:
         """The replica gets requests: it passes its health checks, and is not ejected."""
         return not self.breakers[replica.id].is_open and not self.outliers.is_ejected(replica.id)
+
+    def why_down(self, replica: EngineEndpoint) -> str:
+        """What went wrong last at a replica that fails its probes; empty: none has failed yet, or it does not."""
+        breaker = self.breakers[replica.id]
+        return breaker.why if breaker.is_open else ""
 
     def is_lost(self, replica: EngineEndpoint) -> bool:
         """The replica cannot be reached, or fails its health checks."""
@@ -307,6 +315,7 @@ class HealthMonitor(Generic[Replica]):
             breaker = self.breakers[replica.id]
             if not breaker.is_open:
                 breaker.is_open = breaker.needs_canary = True
+                breaker.why = f"generates nothing: {error}"
                 with logged(f"{replica.name}: a callback of the health monitor failed"):
                     self._on_ejection(replica, "hangs", f"generates nothing: {error}")
                     self._report_down(replica, EngineError(f"generates nothing: {error}"))
@@ -344,6 +353,7 @@ class HealthMonitor(Generic[Replica]):
                 log.warning("replicas are not probed: %s %s", replica.name, error)
         except EngineError as error:
             breaker.num_failed_probes += 1
+            breaker.why = str(error)
             breaker.is_lost |= isinstance(error, UnreachableError) or not breaker.passes_health
             if breaker.num_failed_probes == _PROBES_BEFORE_NOTE and replica.id not in self._listed_s:
                 log.warning("%s at %s is not up yet: %s", replica.name, replica.url, error)

@@ -140,7 +140,7 @@ class RemoteScheduler:
         """Requests that the scheduler knows, or is about to know."""
         self._replicas: dict[int, EngineEndpoint] = {}
         self._numbers = count()
-        self._metrics = PrometheusMetrics()
+        self.metrics = PrometheusMetrics()
         self._with_progress: list[PendingRequest] = []
         """Requests that have brought tokens since the last report."""
         self._prompt_blocks = PromptBlocks()
@@ -238,11 +238,11 @@ class RemoteScheduler:
         await self._reply(pending)
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
-        self._metrics.count_send(request, read_s, self.now)
-        self._schedule_report()
+        self.metrics.count_send(request, read_s, self.now)
+        self.schedule_report()
 
     def itl_histogram(self, request: InFlightRequest) -> Histogram:
-        return self._metrics.inter_token(request)
+        return self.metrics.inter_token(request)
 
     def phase_changed(self, live: Live) -> None:
         """Do nothing: the phase is reported with the tokens."""
@@ -301,9 +301,10 @@ class RemoteScheduler:
     def _report_progress(self, request: PendingRequest) -> None:
         request.has_progress = True
         self._with_progress.append(request)
-        self._schedule_report()
+        self.schedule_report()
 
-    def _schedule_report(self) -> None:
+    def schedule_report(self) -> None:
+        """Report soon what has come since the last report."""
         if not self._is_report_due:
             self._is_report_due = True
             loop = asyncio.get_running_loop()
@@ -320,9 +321,9 @@ class RemoteScheduler:
             if request.reservation is not None:
                 self.link.send(protocol.ProgressReport(request.live.id, request.progress()))
                 self._send_copied(request)
-        counts = self._metrics.drain()
-        if counts:
-            self.link.send(protocol.MetricsReport(counts))
+        counts, responses = self.metrics.drain(), self.metrics.drain_responses()
+        if counts or responses:
+            self.link.send(protocol.MetricsReport(counts, responses))
 
     # Messages of the scheduler.
 

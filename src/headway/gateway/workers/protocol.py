@@ -22,7 +22,7 @@ from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
 from headway.gateway.settings import Api, Judge, Key, Settings
 from headway.gateway.telemetry.logs import LogOptions
-from headway.gateway.telemetry.metrics import HistogramCounts
+from headway.gateway.telemetry.metrics import HistogramCounts, ResponseCount
 from headway.limits.rates import RateLimit
 
 _LENGTH = 4
@@ -126,9 +126,10 @@ class RequestSucceeded(Struct, array_like=True, tag=5, gc=False):
 
 
 class MetricsReport(Struct, array_like=True, tag=6, gc=False):
-    """Inter-token latencies and gateway overheads since the last report."""
+    """Inter-token latencies, gateway overheads and answers since the last report."""
 
     counts: list[HistogramCounts]
+    responses: list[ResponseCount] = []
 
 
 class WorkerLeaving(Struct, array_like=True, tag=7, gc=False):

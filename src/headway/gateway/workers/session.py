@@ -122,7 +122,7 @@ class WorkerSession:
             protocol.RequestArrived: self._take_arrival,
             protocol.RequestFailed: self._failed,
             protocol.RequestSucceeded: self._succeeded,
-            protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts),
+            protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts, message.responses),
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
             protocol.WorkerIdle: self._idle,
             protocol.ChangeApplied: self._change_applied,

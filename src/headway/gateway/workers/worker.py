@@ -145,6 +145,7 @@ class WorkerApplication:
             await send({"type": "websocket.close"})
         elif scope["method"] == "POST" and scope["path"] in PATHS:
             await self._completions(scope, receive, send, writer)
+            self.worker().scheduler.schedule_report()
         else:
             await self._proxy(scope, receive, send)
 
@@ -165,6 +166,7 @@ class WorkerApplication:
 
     async def _start(self) -> HeartbeatMonitor:
         self._worker = worker = Worker(self._config, self._scheduler_lost)
+        worker.scheduler.metrics.num_responses = self._completions.num_responses
         link = worker.scheduler.link
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=self._link)
         monitor = HeartbeatMonitor(link, worker.settings.hang_s, self._scheduler_silent, self._scheduler_responsive)
