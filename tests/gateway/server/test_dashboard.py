@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +27,8 @@ ADMIN = sha256(b"boss").hexdigest()
 
 def fleet(folder: Path, engines: list[serving.Process], **gateway: Any) -> Path:
     policies = {"routing": "least-loaded", "ordering": "priority", "ordering_at": "gateway", "window": 2}
-    return serving.fleet_file(folder, [engine.url for engine in engines], policies=policies, gateway=gateway)
+    urls = [engine.url for engine in engines]
+    return serving.fleet_file(folder, urls, policies=policies, gateway=gateway, slo={"e2e_s": 600.0})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,12 @@ def test_access_to_page_and_data(gateway: dict[str, Any], page: int, bare: int, 
         if page == 200:
             assert "127.0.0.1" not in texts[0] and "qwen" not in texts[0], "the page itself has no data"
             assert "default-src 'none'" in replies[0].headers["content-security-policy"]
-            assert "://" not in texts[0].replace("http://www.w3.org/2000/svg", ""), "nothing comes from elsewhere"
+            assert "://" not in texts[0], "nothing comes from elsewhere"
+            scripts = re.findall(r"<script>(.*?)</script>", texts[0], re.DOTALL)
+            digests = {f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in scripts}
+            (allowed,) = re.findall("script-src ([^;]*);", replies[0].headers["content-security-policy"])
+            assert digests == set(allowed.split()) and len(scripts) == 2 == texts[0].count("<script"), "no other script"
+            assert "Copyright (c) 2022 Leon Sorokin" in scripts[0], "uPlot's licence comes with it"
         wrong = send(made, "/dashboard/data", headers={"authorization": "Bearer no"})
         assert (wrong.status == 200) == (bare == 200)
         wrong.close()
@@ -79,7 +87,11 @@ def shown(page: Page) -> dict[str, Any]:
         tiers: Object.fromEntries([...document.querySelectorAll("#tiers tr")].map(row =>
             [row.dataset.tier, row.querySelector(".ended").innerText])),
         decisions: [...document.querySelectorAll("#decisions code")].map(one => one.innerText),
-        charts: document.querySelectorAll("#charts svg path").length,
+        charts: Object.values(charts).filter(one => at("charts").contains(one.room))
+            .map(one => one.chart.series.length - 1),
+        slo: at("slo")?.innerText, cost: at("cost")?.innerText, policies: at("policies").innerText,
+        troubles: Object.fromEntries([...document.querySelectorAll("#troubles li")].map(one =>
+            [one.querySelector("strong").innerText, [one.children[0].innerText, one.children[2].innerText]])),
         late: !at("late").hidden, asks: !at("login").hidden,
     })""")
     )
@@ -105,7 +117,9 @@ def test_the_page_follows_the_data(running: tuple[serving.Process, list[serving.
         seen = shown(page)
         assert seen["replicas"] == {r["name"]: [r["status"], str(r["in_flight"])] for r in data["replicas"]}
         assert sorted(flight for _, flight in seen["replicas"].values()) == ["1", "2"]
-        assert seen["tiers"] == {"0": "2", "2": "1"} and seen["charts"] == 6 and not seen["late"]
+        assert seen["tiers"] == {"0": "2", "2": "1"} and seen["charts"] == [2, 2, 2] and not seen["late"]
+        assert seen["slo"] == "100%" and seen["cost"] == f"${data['cost']['usd_per_hour']:.2f}"
+        assert seen["policies"].startswith("routing least-loaded · ordering priority at the gateway")
         assert data["in_flight"] == 3 == sum(metric(engine, "vllm:num_requests_running") for engine in engines)
         assert {each["prefix_cache"]["state"] for each in data["replicas"]} == {"guess"}
         cells = "#fleet td[data-label='prefix cache'] .pill"
@@ -117,6 +131,9 @@ def test_the_page_follows_the_data(running: tuple[serving.Process, list[serving.
         until(lambda: shown(page)["replicas"]["pool/0"] == ["down", "0"])
         seen = shown(page)
         assert seen["state"] == "1 of 2 replicas up"
+        until(lambda: shown(page)["troubles"].get("pool/0", [""])[0] == "down")
+        _, why = shown(page)["troubles"]["pool/0"]
+        assert why.startswith("gets no requests: ") and len(why) > 25, "the reason in words"
         assert seen["replicas"]["pool/1"] == ["up", "2"] and seen["held"] == "1", "its window is full"
         front.kill()
         until(lambda: shown(page)["late"])

@@ -255,10 +255,9 @@ class PrometheusMetrics:
         """
         is_open = wall_start_s is not None
         for name, samples in (*self._counters(), *metrics):
-            if samples:
-                yield from _head(name, is_open)
-                for labels, value in samples:
-                    yield f"{name}{_labels(labels)} {value:.15g}"
+            yield from _head(name, is_open)
+            for labels, value in samples:
+                yield f"{name}{_labels(labels)} {value:.15g}"
         for name in _HISTOGRAMS:
             yield from _head(name, is_open)
             for series in list(self._series.values()):
