@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 from plotly.offline import get_plotlyjs
 
+import headway
 from browser import chromium
 from headway.catalog.errors import Band, ErrorClass
 from headway.core.errors import HeadwayError
@@ -392,3 +393,14 @@ def test_long_trace_is_cut_off_with_a_note(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "trace.json").read_text())
     assert note is not None and found["otherData"]["note"] == note and "200" in note
     assert 50 < len(found["traceEvents"]) < 400
+
+
+def test_pages_fit_narrow_screens_and_are_scrolled_by_the_keyboard(runs: list[Run]) -> None:
+    """No column of a grid has a least width that a phone lacks, and what may be wider is in a box that takes the focus:
+    in each page that Headway writes."""
+    sources = {path: path.read_text(encoding="utf-8") for path in Path(headway.__file__).parent.rglob("*.py")}
+    assert [path for path, text in sources.items() if re.search(r"minmax\(\d{3,}px", text)] == []
+    boxes = [each for text in sources.values() for each in re.findall(r'<div class="scroll"[^>]*>', text)]
+    assert boxes == ['<div class="scroll" tabindex="0">'], "all are `scrolled`"
+    text = html.page(runs, PROVENANCE)
+    assert text.count('class="scroll" tabindex="0"') == text.count('class="scroll"') > 0

@@ -74,9 +74,9 @@ td.text { white-space: normal; text-align: left; }
 .chips button[aria-pressed="false"] .swatch { opacity: 0.25; }
 .choices { display: flex; gap: 10px; margin: 10px 0 0; }
 .choices select { border-radius: 6px; padding: 3px 8px; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(350px, 1fr)); gap: 22px 24px;
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(350px, 100%), 1fr)); gap: 22px 24px;
   margin-top: 14px; }
-.grid.two { grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); }
+.grid.two { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); }
 figure { margin: 0; min-width: 0; position: relative; }
 .svg { position: absolute; top: 0; right: 0; font: inherit; font-size: 12px; color: var(--quiet); background: none;
   border: 1px solid var(--edge); border-radius: 5px; padding: 0 7px; cursor: pointer; }
@@ -84,6 +84,8 @@ figure { margin: 0; min-width: 0; position: relative; }
 .chart { width: 100%; }
 .no-charts .svg, .no-charts .chips, .no-charts .choices { display: none; }
 footer { margin-top: 48px; padding-top: 14px; border-top: 1px solid var(--rule); }
+@media (max-width: 640px) { main { padding: 20px 14px 40px; } h1 { font-size: 21px; } h2 { margin-top: 32px; }
+  td.text { min-width: 26ch; } }
 @media print { .chips, .choices, .svg { display: none; } main { padding: 0; } h2 { break-after: avoid; } }
 """
 
@@ -195,9 +197,12 @@ def table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
     cells = [f'<th class="name">{escape(head)}</th>' for head in heads[:names]]
     cells += [f"<th>{escape(head)}</th>" for head in heads[names:]]
     lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table><thead><tr>{"".join(cells)}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>'
-    )
+    return scrolled(f"<table><thead><tr>{''.join(cells)}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>")
+
+
+def scrolled(inner: str) -> str:
+    """What may be wider than a narrow screen; the keyboard scrolls it, too."""
+    return f'<div class="scroll" tabindex="0">{inner}</div>'
 
 
 def chart(name: str, title: str, caption: str) -> str:

@@ -24,7 +24,7 @@ CSS = """
   color: #fff; margin-right: 7px; font-size: 12px; }
 .holds .mark { background: #1d7a46; } .exceeds .mark { background: #1f6f8b; }
 .refuted .mark { background: #b5423f; } .undecided .mark { background: #b98415; }
-.exhibits { grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 34px 28px; }
+.exhibits { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 34px 28px; }
 .exhibits figcaption { margin-bottom: 4px; }
 .exhibits .wide { grid-column: 1 / -1; }
 footer h2 { margin-top: 10px; } footer p { margin-top: 8px; }

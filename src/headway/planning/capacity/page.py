@@ -18,7 +18,7 @@ from headway.planning.capacity.text import (
     what_ifs_table,
 )
 from headway.report.charts import layout
-from headway.report.page import COLORS, DRAW, INK, QUIET, document, literal
+from headway.report.page import COLORS, DRAW, INK, QUIET, document, literal, scrolled
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 GLYPHS = "●■◆▲✚⬢"
@@ -53,7 +53,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], names: Sequence[
         "<tr>" + "".join(_cell(v, head, kind) for v, head, kind in zip(row, heads, kinds, strict=True)) + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>'
+    return scrolled(f"<table><thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>")
 
 
 def _cell(value: str, head: str, kind: str) -> str:

@@ -20,7 +20,7 @@ from headway.planning.fleet.text import (
     share,
 )
 from headway.report.charts import Figure, layout
-from headway.report.page import COLORS, DRAW, QUIET, chart, document, literal
+from headway.report.page import COLORS, DRAW, QUIET, chart, document, literal, scrolled
 from headway.report.table import dollars
 
 GROUPS: dict[PointKind, str] = {
@@ -145,7 +145,7 @@ def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], wo
         for row in rows
     )
     inner = f"<table><thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
-    return f'<section><h2>{escape(title)}</h2><div class="scroll">{inner}</div></section>'
+    return f"<section><h2>{escape(title)}</h2>{scrolled(inner)}</section>"
 
 
 def _cell(value: str, is_word: bool, is_note: bool) -> str:

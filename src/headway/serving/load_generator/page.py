@@ -14,10 +14,6 @@ from headway.serving.load_generator.sweep import Point, Sweep
 
 HEADS = ("load", "queue", "requests/s", "tokens/s", "TTFT", "TTFT p99", "TPOT", "ITL p99", "E2E", "in time")
 PREDICTED = ("TTFT, predicted", "E2E, predicted")
-NARROW = (
-    "@media (max-width: 640px) { main { padding: 20px 14px 40px; } h1 { font-size: 21px; }"
-    " .grid { grid-template-columns: minmax(0, 1fr); } }"
-)
 Predicted = dict[str, float]
 """By `ttft_mean` and `e2e_mean`, in seconds."""
 
@@ -88,7 +84,7 @@ def page(
 <section><h2>Loads</h2>{table(heads(predicted), 2, cells)}</section>
 <footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
     charts = {kind: _picture(found, predicted, kind) for kind in ("e2e", "ttft")}
-    return document("load", body, f"const charts = {literal(charts)};\n{DRAW}", NARROW)
+    return document("load", body, f"const charts = {literal(charts)};\n{DRAW}")
 
 
 def _cells(row: Sequence[str]) -> str:
