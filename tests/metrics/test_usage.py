@@ -2,10 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from headway.core.record import Records, ReplicaRecord
-from headway.metrics.usage import ProvisioningMetrics, StartingGpuHours, provisioning_metrics
+from headway.metrics.usage import ProvisioningMetrics, StartingGpuHours, _tokens_usd, provisioning_metrics
 
 HOUR = 3600.0
 
@@ -73,3 +74,18 @@ def test_instances_are_conserved(seed: int):
     found = provisioning_metrics(records(*made, end_s=end_s), 0.0)
     given = 0.0 if found is None else found.spot_gpu_hours
     assert used + given == pytest.approx(first * 8 * 10)
+
+
+def test_hosted_replicas_charge_for_answers_that_were_not_streamed_too():
+    """Of these the first token's time is not known. A request without a token is free."""
+    hosted = ReplicaRecord(
+        0, "p", "m", "g", "r", 1, 0.0, 0.0, 0, 1, ((0.0, HOUR),),
+        usd_per_million_input_tokens=1.0, usd_per_million_output_tokens=10.0,
+    )  # fmt: skip
+    rows = {  # streamed, not streamed, refused
+        "request": [0, 1, 2], "replica": [0, 0, 0], "first_token_s": [1.0, np.nan, np.nan],
+        "generated_tokens": [5, 7, 0], "cached_prompt_tokens": [0, 0, 0],
+    }  # fmt: skip
+    workload = {"arrival_s": np.zeros(3), "prompt_tokens": np.array([100, 200, 400])}
+    made = Records(workload, (), (), {name: np.array(each) for name, each in rows.items()}, {}, {}, (hosted,), HOUR)
+    assert _tokens_usd(made, 0.0).tolist() == pytest.approx([(300 * 1.0 + 12 * 10.0) / 1e6])

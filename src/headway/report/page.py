@@ -72,12 +72,13 @@ td.text { white-space: normal; text-align: left; }
   border: 1px solid var(--edge); border-radius: 999px; padding: 2px 11px; cursor: pointer; }
 .chips button[aria-pressed="false"] { color: #a3abb3; border-style: dashed; }
 .chips button[aria-pressed="false"] .swatch { opacity: 0.25; }
-.choices { display: flex; gap: 10px; margin: 10px 0 0; }
-.choices select { border-radius: 6px; padding: 3px 8px; }
+.choices { display: flex; flex-wrap: wrap; gap: 10px; margin: 10px 0 0; }
+.choices select { border-radius: 6px; padding: 3px 8px; min-width: 0; max-width: 100%; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(350px, 100%), 1fr)); gap: 22px 24px;
   margin-top: 14px; }
 .grid.two { grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); }
 figure { margin: 0; min-width: 0; position: relative; }
+figure h3 { padding-right: 48px; }
 .svg { position: absolute; top: 0; right: 0; font: inherit; font-size: 12px; color: var(--quiet); background: none;
   border: 1px solid var(--edge); border-radius: 5px; padding: 0 7px; cursor: pointer; }
 .verdict { font-size: 17px; line-height: 1.45; margin: 4px 0 12px; max-width: 90ch; }

@@ -11,11 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import serving
 from asgi import Inside
+from headway.control.policies import Policies
 from headway.core.record import Outcome
 from headway.core.request import Phase
+from headway.gateway.gateway import _RELOADED_POLICIES
 from headway.gateway.telemetry.definitions import DEFINITIONS, EXEMPLARS
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.telemetry.process import build_info, process_metrics
@@ -236,6 +239,31 @@ def test_the_page_counts_statuses_retries_and_dollars(tmp_path: Path) -> None:
         < usd
         <= sum(each.up[0][1] - each.up[0][0] for each in later.replicas) / 3600 * (later.replicas[0].usd_per_hour)
     )
+
+
+def test_a_reload_that_changes_slos_alone_takes_effect(tmp_path: Path) -> None:
+    inside = Inside(tmp_path, slo={"e2e_s": 600.0}, gateway={"scrape_period_s": 3600.0})
+
+    async def reload() -> list[str]:
+        plan = inside.gateway.plan
+        return inside.gateway.reconfigure(replace(plan, policies=replace(plan.policies, slo_e2e_s=1e-9)))
+
+    try:
+        inside.chat()
+        assert inside.run(reload()) == ["policies: slo_e2e_s changed"]
+        inside.chat()
+        page = _samples(inside.gateway.request_metrics.page())
+    finally:
+        inside.close()
+    slo = 'headway_slo_requests_total{model="%s",result="%s"}'
+    assert page[slo % (serving.MODEL, "met")] == page[slo % (serving.MODEL, "missed")] == 1
+
+
+def test_policies_are_compared_at_a_reload_unless_only_a_restart_changes_them() -> None:
+    """`scaling` reconfigures what it follows by itself; pauses end only with the process."""
+    assert set(Policies.__struct_fields__) - set(_RELOADED_POLICIES) == {
+        "cascade", "scaler", "least", "began_s", "preempt_every_s",
+    }  # fmt: skip
 
 
 def test_a_worker_hands_its_answers_over_once() -> None:
