@@ -41,6 +41,7 @@ fleet:
 """
 """The requests of `fleet`."""
 FLEET = """
+slo: {ttft_s: 1, tpot_s: 0.05}
 fleet:
   - {name: large, model: qwen3-8b, gpu: h100, engine: vllm-v1, endpoints: [%s, %s]}
   - {name: small, model: qwen3-8b, gpu: l40s, engine: vllm-v1, endpoints: [%s]}
@@ -65,7 +66,7 @@ def main() -> None:
             take(browser, Path(folder, page).as_uri(), IMAGES / f"{name}.png", width, height)
         subprocess.run([sys.executable, ROOT / "bench" / "staleness.py", IMAGES / "staleness.png"], check=True)
         with dashboard(Path(folder)) as url:
-            take(browser, url, IMAGES / "dashboard.png", 1280, 1000)
+            take(browser, url, IMAGES / "dashboard.png", 1280, 1240)
 
 
 def take(browser: str, url: str, picture: Path, width: int, height: int) -> None:
