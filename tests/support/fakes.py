@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase, Segment
+from headway.core.view import UnkeptValues
 
 
 @dataclass
@@ -112,7 +113,7 @@ class FakeReplica:
 
 
 @dataclass
-class FakeFleet:
+class FakeFleet(UnkeptValues):
     """`core.view.MigrationView`."""
 
     replicas: Sequence[Any]
@@ -123,12 +124,6 @@ class FakeFleet:
 
     def num_reasoning(self, replica: Any, /) -> int:
         return sum(replica.queue_lengths[queue] for queue in self.reasoning_queues)
-
-    def map(self, key: Callable[[Any], Any]) -> Sequence[Any]:
-        return [key(replica) for replica in self.replicas]
-
-    def find_least(self, key: Callable[[Any], Any]) -> None:
-        """None: nothing is kept between calls."""
 
 
 @dataclass

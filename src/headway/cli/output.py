@@ -59,8 +59,9 @@ class SubCommands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (name, self.commands[name].get_short_help_str(limit=_LONGEST_SENTENCE))
+                    (name, each.get_short_help_str(limit=_LONGEST_SENTENCE))
                     for name in self.list_commands(ctx)
+                    if (each := self.get_command(ctx, name)) is not None
                 ]
             )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,51 +16,72 @@ from headway.cli.flags import (
     changes,
     check_complete,
     check_name,
+    flag,
     gpu_file_option,
     listed,
     scenario_file,
     synthetic_options,
+    together,
     trace_options,
     used_flags,
     whole,
 )
-from headway.cli.output import SECONDS, SECONDS_ABOVE_0, SubCommands, console, list_option, print_json
-from headway.cli.plan_cascade import cascade
-from headway.cli.plan_combos import combos
-from headway.cli.plan_demand import DEMAND_FLAGS, demand_options, forecast_of, plan_for_demand
-from headway.cli.plan_fleet import fleet
-from headway.cli.plan_goodput import goodput
+from headway.cli.output import PATH, SECONDS, SECONDS_ABOVE_0, SubCommands, console, list_option, print_json
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
-from headway.cli.plan_scaling import scaling
-from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.forecast.demand import DemandForecast
 from headway.planning.capacity.page import page
 from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import Situation, Targets
 from headway.planning.capacity.text import render
+from headway.planning.demand.problem import DEFAULT_CHANCE
 from headway.policies import resolve
 from headway.scenario import Simulator
+
+if TYPE_CHECKING:
+    from headway.forecast.demand import DemandForecast
 
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
 DEFAULT_NUM_REQUESTS = 2000
 
 
-@click.group(cls=SubCommands)
+class _Plans(SubCommands):
+    """`capacity`, and the commands `plan_NAME.NAME`, each imported when it is used."""
+
+    _OTHERS = ("cascade", "combos", "fleet", "goodput", "scaling", "tiers")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self._OTHERS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._OTHERS:
+            return super().get_command(ctx, cmd_name)
+        command = getattr(import_module(f"headway.cli.plan_{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Plans)
 def command() -> None:
     """Plan fleets: how many GPUs of which type."""
 
 
-command.add_command(tiers)
-command.add_command(combos)
-command.add_command(goodput)
-command.add_command(cascade)
-command.add_command(fleet)
-command.add_command(scaling)
+_PRICE = click.FloatRange(min=0)
+demand_options = together((
+    click.option("--demand", type=PATH, help="A forecast of headway forecast demand: plan the replicas of each week."),
+    click.option(
+        "--chance", type=click.FloatRange(0.5, 0.995, max_open=True), default=DEFAULT_CHANCE, show_default=True,
+        help="With --demand: least chance that each week's busiest hour meets the targets.",
+    ),
+    click.option("--reserved-usd", type=_PRICE, help="With --demand: price of a reserved GPU for an hour."),
+    click.option("--spot-usd", type=_PRICE, help="With --demand: price of a spot GPU for an hour."),
+))  # fmt: skip
+DEMAND_FLAGS = ("demand", "chance", "reserved_usd", "spot_usd")
+_OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rate", "num_requests", "prompt_tokens",
+                 "output_tokens", "warmup_s")  # fmt: skip
 
 
 @command.command()
@@ -119,11 +141,13 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     """
     output = PlanOutput(**{name: flags.pop(name) for name in PlanOutput.__struct_fields__})
     asked = {name: flags.pop(name) for name in DEMAND_FLAGS}
-    forecast = forecast_of(asked, flags)
+    forecast = _forecast_of(asked, flags)
     choices = {name: flags.pop(name) for name in _CHOICES}
     document, places, base_dir = _document(scenario, preset, flags, forecast)
     options = _options(choices, document.get("gpus") or ())
     if forecast is not None:
+        from headway.cli.plan_demand import plan_for_demand
+
         return plan_for_demand(forecast, document, places, base_dir, options, asked, output)
     cache = output.cache_dir("capacity")
     with output.processes() as pool, output.counting("rehearsing") as progress:
@@ -155,6 +179,21 @@ _CHOICES = (
     "speculative",
 )
 """Options of the search; the others change the scenario."""
+
+
+def _forecast_of(asked: Mapping[str, Any], others: Mapping[str, Any]) -> DemandForecast | None:
+    """The forecast of `--demand`; None without it. HeadwayError for options that do not go together."""
+    if asked["demand"] is None:
+        for name in ("reserved_usd", "spot_usd"):
+            if asked[name] is not None:
+                raise HeadwayError(f"{flag(name)}: goes with --demand, a forecast")
+        return None
+    for name in _OF_WORKLOADS:
+        if others.get(name) is not None:
+            raise HeadwayError(f"{flag(name)}: not with --demand, whose requests are the busiest recorded hour's")
+    from headway.forecast.demand_file import load  # imports pyarrow, which other plans do not need
+
+    return load(asked["demand"])
 
 
 def _options(flags: dict[str, Any], own_gpus: Sequence[Mapping[str, Any]]) -> CapacityOptions:

@@ -12,10 +12,11 @@ from msgspec import Struct, field
 from headway.control.cache_index import CacheIndex, Change
 from headway.control.changes import KEPT_FROM, Changes, KeptValues
 from headway.control.recent_adapters import RecentAdapters
+from headway.control.search import Search
 from headway.core.errors import HeadwayError
 from headway.core.policy import PhasedOrdering
 from headway.core.request import Phase
-from headway.core.view import OracleReplicaView, PoolView, ReplicaView, RequestView
+from headway.core.view import Bounds, OracleReplicaView, PoolView, ReplicaView, RequestView
 
 T = TypeVar("T")
 _MOST_KEYS = 16
@@ -98,7 +99,7 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
 class MutableFleetView:
     """Implements `core.view.MigrationView`: one object whose attributes are set before every call of a policy."""
 
-    __slots__ = ("_kept", "changes", "now", "phased", "random", "replicas", "wants_scores")
+    __slots__ = ("_kept", "_searches", "changes", "now", "phased", "random", "replicas", "wants_scores")
 
     def __init__(self, random: Random, wants_scores: bool = True) -> None:
         self.now = 0.0
@@ -110,6 +111,7 @@ class MutableFleetView:
         self.changes: Changes | None = None
         """Where the replicas note their changes; None: they do not."""
         self._kept: dict[Callable[[ReplicaView], Any], KeptValues] = {}
+        self._searches: dict[Callable[[ReplicaView], Bounds], Search] = {}
 
     def num_reasoning(self, replica: ReplicaView, /) -> int:
         phased, lengths = self.phased, replica.queue_lengths
@@ -133,6 +135,23 @@ class MutableFleetView:
         if self.changes is None or len(replicas) < KEPT_FROM:
             return None
         position = self._kept_by(key, self.changes).first_least(replicas, self.now)
+        return None if position < 0 else replicas[position]
+
+    def find_least_score(
+        self,
+        bounds: Callable[[ReplicaView], Bounds],
+        weights: tuple[float, float, float],
+        score: Callable[[ReplicaView], float],
+    ) -> ReplicaView | None:
+        replicas = self.replicas
+        if self.changes is None or len(replicas) < KEPT_FROM:
+            return None
+        search = self._searches.get(bounds)
+        if search is None:
+            if len(self._searches) >= _MOST_KEYS:
+                self._searches.clear()
+            search = self._searches[bounds] = Search(bounds, self.changes)
+        position = search.least(replicas, weights, score)
         return None if position < 0 else replicas[position]
 
     def _kept_by(self, key: Callable[[ReplicaView], Any], changes: Changes) -> KeptValues:

@@ -15,6 +15,8 @@ from headway.core.fleet import Role
 from headway.core.request import Phase, Segment
 
 T = TypeVar("T")
+Bounds = tuple[float, float, float, float, Any]
+"""Four numbers of a replica and its kind: see `FleetView.find_least_score`."""
 
 
 class RequestView(Protocol):
@@ -360,6 +362,36 @@ class FleetView(PolicyView, Protocol):
 
         `key` is a function as that of `map`. Among equals, the first in `replicas` is found.
         """
+
+    def find_least_score(
+        self,
+        bounds: Callable[[ReplicaView], Bounds],
+        weights: tuple[float, float, float],
+        score: Callable[[ReplicaView], float],
+    ) -> ReplicaView | None:
+        """The replica with the least `score`, if the driver finds it without reading all replicas; else None.
+
+        `bounds`, a function as the key of `map`, gives four numbers: the first, and the others times their weights
+        (0 or more), sum to at most the score, now and while nothing but ticks changes the replica. The fifth is its
+        kind: replicas of equal kinds have equal scores; None is no kind. Among equals, the lowest id is found.
+        """
+
+
+class UnkeptValues:
+    """The part of a `FleetView` that gives values of replicas, for a view that keeps none between calls."""
+
+    replicas: Sequence[Any]
+
+    def map(self, key: Callable[[Any], T]) -> Sequence[T]:
+        return [key(replica) for replica in self.replicas]
+
+    def find_least(self, key: Callable[[Any], Any]) -> None:
+        """None: nothing is kept."""
+
+    def find_least_score(
+        self, bounds: Callable[[Any], Bounds], weights: tuple[float, float, float], score: Callable[[Any], float]
+    ) -> None:
+        """None: nothing is kept."""
 
 
 class MigrationView(FleetView, Protocol):

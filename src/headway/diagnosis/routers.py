@@ -7,19 +7,18 @@ what the log does not have, draws at random, or remembers where it has sent earl
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from msgspec import Struct
 
 from headway.control.decisions import Decision
 from headway.core.policy import Router
 from headway.core.record import Ended
-from headway.core.view import FleetView, RequestView
+from headway.core.view import FleetView, RequestView, UnkeptValues
 from headway.policies import ROUTERS
 
-T = TypeVar("T")
 NOT_RECORDED = "reads what is not recorded: "
 
 
@@ -51,7 +50,7 @@ class _View:
         return self._known[name]
 
 
-class _Fleet:
+class _Fleet(UnkeptValues):
     """The offered replicas as a router's view."""
 
     wants_scores = False
@@ -62,12 +61,6 @@ class _Fleet:
     @cached_property
     def random(self) -> Any:
         raise _NotLoggedError("draws at random")
-
-    def map(self, key: Callable[[Any], T]) -> Sequence[T]:
-        return [key(replica) for replica in self.replicas]
-
-    def find_least(self, key: Callable[[Any], Any]) -> None:
-        """None: nothing is kept between calls."""
 
 
 def rehearsed(

@@ -8,7 +8,9 @@ tokens of the iteration, prompt chunks included, then over one token of each seq
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import ceil
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -26,6 +28,8 @@ DRAFT_STEP_S = 0.6e-3
 """Host time of an iteration with drafts: rejected tokens are counted and inputs prepared before the next one starts."""
 NGRAM_SEQUENCE_S = 20e-6
 """Host time to look for a match in one sequence. Nominal."""
+_MOST_KEPT: Final = 32
+"""Step-time models that are kept."""
 
 
 class SpeculativeStepModel:
@@ -91,9 +95,32 @@ AnyStepModel = StepModel | SpeculativeStepModel
 def step_model(
     model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, coefficients: Coefficients | None = None
 ) -> AnyStepModel:
-    """The step times of a replica, with its speculative decoding if it has any."""
-    setting = engine.drafts
-    if setting is None:
-        return StepModel(model, gpu, engine, parallel, coefficients)
-    used = coefficients or measured(gpu.name, engine.name)
-    return SpeculativeStepModel(model, gpu, engine, parallel, setting, used)
+    """The step times of a replica, with its speculative decoding if it has any.
+
+    The last ones are kept with the times that they have computed: planners rehearse the same replicas many times.
+    """
+    return _kept(_Facts(model, gpu, engine, parallel, coefficients or measured(gpu.name, engine.name)))
+
+
+class _Facts:
+    """What step times depend on. Not all of it can be hashed, but all can be compared."""
+
+    __slots__ = ("hashed", "values")
+
+    def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, used: Coefficients) -> None:
+        self.values = model, gpu, engine, parallel, used
+        self.hashed = hash((model.name, gpu.name, engine.name, parallel))
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Facts) and self.values == other.values
+
+
+@lru_cache(_MOST_KEPT)
+def _kept(facts: _Facts) -> AnyStepModel:
+    model, gpu, engine, parallel, used = facts.values
+    if engine.drafts is None:
+        return StepModel(model, gpu, engine, parallel, used)
+    return SpeculativeStepModel(model, gpu, engine, parallel, engine.drafts, used)

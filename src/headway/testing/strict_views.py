@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from headway.core.view import (
     AdmissionView,
+    Bounds,
     CascadeView,
     MigrationView,
     OracleReplicaView,
@@ -125,7 +126,7 @@ _SHOWN = {
     "request": _attributes(OracleRequestView),
     "placed": _attributes(PlacedRequestView) | _ORACLE_REQUEST,
     "replica": _attributes(OracleReplicaView) | _METHODS,
-    "view": _attributes(MigrationView) | {"find_least", "map", "num_reasoning"},
+    "view": _attributes(MigrationView) | {"find_least", "find_least_score", "map", "num_reasoning"},
     "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),
     "admission": _attributes(AdmissionView),
@@ -150,11 +151,18 @@ def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: Pol
     def find_least(key: Callable[[StrictView], Any]) -> StrictView:
         return min(views, key=key)
 
+    def find_least_score(
+        bounds: Callable[[StrictView], Bounds],
+        weights: tuple[float, float, float],
+        score: Callable[[StrictView], float],
+    ) -> StrictView:
+        return find_least(lambda view: (score(view), view.id))
+
     def num_reasoning(replica: StrictView, /) -> int:
         return int(replica.queue_lengths[0])
 
     values = {"now": now, "random": random, "replicas": views, "wants_scores": True, "map": map}
-    values |= {"num_reasoning": num_reasoning, "find_least": find_least}
+    values |= {"num_reasoning": num_reasoning, "find_least": find_least, "find_least_score": find_least_score}
     return cast(MigrationView, call.view("view", values))
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
 
 from headway.core.decision import Move
-from headway.core.view import MigrationView, PlacedRequestView, ReplicaView, RequestView
+from headway.core.view import MigrationView, PlacedRequestView, ReplicaView, RequestView, UnkeptValues
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
-
-T = TypeVar("T")
 
 
 class HeadwayMigration:
@@ -39,7 +36,7 @@ class HeadwayMigration:
         return self._phases.at_phase(request, alike) if len(alike.replicas) > 1 else None
 
 
-class _Alike:
+class _Alike(UnkeptValues):
     """A view of a replica and those that do the same work as fast. Satisfies `MigrationView`."""
 
     def __init__(self, replica: int, view: MigrationView) -> None:
@@ -47,12 +44,6 @@ class _Alike:
         own = next(each for each in view.replicas if each.id == replica)
         self.num_reasoning = view.num_reasoning
         self.replicas = [each for each in view.replicas if each.times is own.times and each.role == own.role]
-
-    def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
-        return [key(replica) for replica in self.replicas]
-
-    def find_least(self, key: Callable[[ReplicaView], Any]) -> None:
-        """None: nothing is kept between calls."""
 
 
 class _Relief(LlumnixMigration):

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from random import Random
 from statistics import fmean
-from typing import Any, TypeVar
 
-from headway.core.view import ReplicaView
+from headway.core.view import ReplicaView, UnkeptValues
 from headway.policies.endpoints import grouped
 
-T = TypeVar("T")
 _COMBO = attrgetter("combo")
 _LITTLE = 1e-9
 
 
 @dataclass(frozen=True)
-class NarrowedView:
+class NarrowedView(UnkeptValues):
     """A view with some of the replicas, for a router within a router."""
 
     now: float
     random: Random
     replicas: Sequence[ReplicaView]
     wants_scores: bool = False
-
-    def map(self, key: Callable[[ReplicaView], T]) -> Sequence[T]:
-        return [key(replica) for replica in self.replicas]
-
-    def find_least(self, key: Callable[[ReplicaView], Any]) -> None:
-        """None: nothing is kept between calls."""
 
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:

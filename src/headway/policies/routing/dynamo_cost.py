@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from math import exp
 
 from headway.core.decision import Placement
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
 from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 
@@ -26,6 +27,11 @@ class DynamoCostRouter:
         self._overlap_weight, self._temperature = overlap_weight, temperature
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
+        if not (self._temperature or request.prefix or view.wants_scores):
+            tokens = request.prompt_tokens + request.generated_tokens
+            found = view.find_least_score(self._bounds, (tokens, 0.0, 0.0), partial(self._cost, request))
+            if found is not None:
+                return Placement(found.id)
         costs = [self._cost(request, replica) for replica in view.replicas]
         scores = tuple((replica.id, cost) for replica, cost in zip(view.replicas, costs, strict=True))
         lowest = min(costs)
@@ -41,3 +47,10 @@ class DynamoCostRouter:
         new = uncached_tokens(request, replica) / replica.block_size_tokens
         prefill = pending_tokens(replica) / replica.block_size_tokens + new
         return self._overlap_weight * prefill + replica.kv_blocks_used + new
+
+    def _bounds(self, replica: ReplicaView) -> Bounds:
+        """The cost of a request without a prefix, by its tokens. Blocks in use only grow from tick to tick."""
+        pending, used, block = pending_tokens(replica), replica.kv_blocks_used, replica.block_size_tokens
+        kind = None if replica.num_in_flight else (pending, used, block)
+        first = self._overlap_weight * pending / block + used
+        return first, (self._overlap_weight + 1.0) / block, 0.0, 0.0, kind

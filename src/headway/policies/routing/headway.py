@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import exp, inf
 from typing import Final, NamedTuple
 
 from headway.core.decision import Placement
 from headway.core.record import Ended
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.engine_pace import EngineSpeed, ObservedRatio
 from headway.policies.routing.work_left import MeanOutput
 
@@ -35,6 +36,8 @@ _MOST_PLACED: Final = 100_000
 """Requests in flight that are remembered."""
 _FORGET_S: Final = 3600.0
 """Time after which a replica that was not seen may be forgotten."""
+_NO_BOUND: Final[Bounds] = (-1e150, 0.0, 0.0, 0.0, None)
+"""Below every score."""
 
 
 class _Candidate(NamedTuple):
@@ -145,6 +148,30 @@ class _Load:
         self.start_s = self.step_s + speed.first_s + waiting * speed.token_s
         """Until a prompt that comes now is begun."""
 
+    def bounds(self) -> Bounds:
+        """What the score (`HeadwayRouter._added_s`) of a request without SLOs and prefix is at least, if the replica
+        takes as long as expected: with all requests that are here beside it, and with those that run if it has to wait.
+        Weights: its tokens, its output, and its output times its mean KV tokens."""
+        speed, num = self.state.speed, self.num
+        beside = min(num, max(self.replica.num_running, 1))
+        least_s, own_s, per_token_s = inf, inf, inf
+        for here in (num,) if beside == num else (num, beside):
+            context = self.context_tokens
+            if here < num:
+                context = max(context * here // num, self.held_tokens + self.waiting_tokens)
+            base_s, context_s = speed.line(here)
+            next_base_s, next_context_s = speed.line(here + 1)
+            if (here + 1) * next_context_s < here * context_s:  # it shrinks as the context grows
+                return _NO_BOUND
+            step_s, next_step_s = base_s + context_s * context, next_base_s + next_context_s * context
+            least_s = min(least_s, step_s)
+            own_s = min(own_s, next_step_s + here * (next_step_s - step_s))
+            per_token_s = min(per_token_s, (here + 1) * next_context_s)
+        start_s = least_s + speed.first_s + self.waiting_tokens * speed.token_s
+        is_idle = not (num or self.context_tokens or self.state.num_decoding or self.state.observed.factor != 1.0)
+        kind = (speed, self.replica.region, self.max_num_seqs, self.capacity_tokens) if is_idle else None
+        return _WAIT_WEIGHT * start_s, (_WAIT_WEIGHT + beside) * speed.token_s, own_s, per_token_s, kind
+
 
 class HeadwayRouter:
     """The candidate at which a request adds the least time, to itself and to the requests there.
@@ -199,10 +226,64 @@ class HeadwayRouter:
         """How busy replicas are, averaged over them and over the last decisions."""
         self._num_seen = 0
         self._turn = 0
+        self._off: dict[int, int] = {}
+        """By replica that takes longer than expected, or less long: its place among all when that was observed."""
+        self._reads_all = False
+        """Whether a request has had an SLO, for which all replicas count, or a replica a role."""
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         features = _Features(request, self._output.tokens, view.now)
         scores: list[tuple[int, float]] = []
+        best = self._search(request, features, view) or self._scan(request, features, view, scores)
+        if self._num_seen:
+            self._busy += (self._seen_busy / self._num_seen - self._busy) / _MEAN_OVER
+            self._seen_busy, self._num_seen = 0.0, 0
+        self._place(request, features, best)
+        self._observe(view.replicas, view.now)
+        return Placement(
+            best.replica, None if best.decode < 0 else best.decode, tuple(scores) if view.wants_scores else ()
+        )
+
+    def learn(self, record: Ended) -> None:
+        self._output.learn(record)
+        state = self._states.get(record.replica)
+        if state is not None:
+            state.ended_tokens += record.generated_tokens
+        self._forget(record.id)
+
+    # Candidates.
+
+    def _search(self, request: RequestView, features: _Features, view: FleetView) -> _Candidate | None:
+        """The best replica by `_Load.bounds`, where these hold; None: all have to be read."""
+        if features.ttft_slo_s or features.tpot_slo_s or features.e2e_slo_s:
+            self._reads_all = True
+        if self._reads_all or features.has_prefix or view.wants_scores:
+            return None
+        output_tokens = features.output_tokens
+        weights = float(features.prompt_tokens), output_tokens, output_tokens * features.mean_kv_tokens
+        found = view.find_least_score(self._bounds, weights, partial(self._score_of, request, features))
+        if found is None or self._reads_all:
+            return None
+        best, replicas = self._single(request, features, found, found.num_in_flight), view.replicas
+        for id, place in self._off.items():
+            if place >= len(replicas) or replicas[place].id != id:
+                return None
+            best = min(best, self._single(request, features, replicas[place], replicas[place].num_in_flight))
+        return best
+
+    def _bounds(self, replica: ReplicaView) -> Bounds:
+        load = self._load(replica)
+        if not load.is_mixed:
+            self._reads_all = True
+        return load.bounds()
+
+    def _score_of(self, request: RequestView, features: _Features, replica: ReplicaView) -> float:
+        return self._added_s(request, features, self._load(replica))
+
+    def _scan(
+        self, request: RequestView, features: _Features, view: FleetView, scores: list[tuple[int, float]]
+    ) -> _Candidate:
+        """The best candidate of all, whose scores are added to `scores` if somebody wants them."""
         split: list[ReplicaView] = []
         least, chosen = inf, None
         for load in view.map(self._load):
@@ -222,24 +303,7 @@ class HeadwayRouter:
                 others.append(self._single(request, features, one, one.num_in_flight))
             found += others
             scores += [(each.replica, each.score) for each in others]
-        best = min(found)
-        if self._num_seen:
-            self._busy += (self._seen_busy / self._num_seen - self._busy) / _MEAN_OVER
-            self._seen_busy, self._num_seen = 0.0, 0
-        self._place(request, features, best)
-        self._observe(view.replicas, view.now)
-        return Placement(
-            best.replica, None if best.decode < 0 else best.decode, tuple(scores) if view.wants_scores else ()
-        )
-
-    def learn(self, record: Ended) -> None:
-        self._output.learn(record)
-        state = self._states.get(record.replica)
-        if state is not None:
-            state.ended_tokens += record.generated_tokens
-        self._forget(record.id)
-
-    # Candidates.
+        return min(found)
 
     def _load(self, replica: ReplicaView) -> _Load:
         return _Load(replica, self._state_of(replica), replica.num_in_flight)
@@ -438,7 +502,8 @@ class HeadwayRouter:
     def _observe(self, replicas: Sequence[ReplicaView], now: float) -> None:
         """Observe what one of the replicas has done, at each decision at another one."""
         self._turn += 1
-        replica = replicas[self._turn % len(replicas)]
+        place = self._turn % len(replicas)
+        replica = replicas[place]
         state = self._state_of(replica)
         state.pass_time(now)
         if replica.is_shared:  # what ends elsewhere is not known, so what was done is not, either
@@ -450,8 +515,13 @@ class HeadwayRouter:
         state.observed.update(
             state.speed, now, num_running, context, state.placed_tokens - left, state.ended_tokens + generated
         )
+        if state.observed.factor != 1.0:
+            self._off[replica.id] = place
+        else:
+            self._off.pop(replica.id, None)
         if len(self._states) > 2 * len(replicas) + 64:
             self._states = {id: one for id, one in self._states.items() if one.updated_s > now - _FORGET_S}
+            self._off = {id: place for id, place in self._off.items() if id in self._states}
 
 
 def _room_s(replica: ReplicaView, num: int, needed: int, held: int, request_s: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headway.core.decision import Placement
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import Bounds, FleetView, ReplicaView, RequestView
 from headway.policies.routing.work_left import pending_tokens, uncached_tokens
 
 
@@ -16,9 +18,20 @@ class LmetricRouter:
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
+        if not (request.prefix or view.wants_scores):
+            tokens = request.prompt_tokens + request.generated_tokens
+            found = view.find_least_score(_bounds, (tokens, 0.0, 0.0), partial(_score, request))
+            if found is not None:
+                return Placement(found.id)
         scores = [(_score(request, replica), replica.id) for replica in view.replicas]
         return Placement(min(scores)[1], scores=tuple((id, float(score)) for score, id in scores))
 
 
 def _score(request: RequestView, replica: ReplicaView) -> int:
     return (pending_tokens(replica) + uncached_tokens(request, replica)) * (replica.num_in_flight + 1)
+
+
+def _bounds(replica: ReplicaView) -> Bounds:
+    """The product of a request without a prefix, by its tokens."""
+    pending, num = pending_tokens(replica), replica.num_in_flight + 1
+    return float(pending * num), float(num), 0.0, 0.0, (pending, num)

@@ -1,0 +1,169 @@
+"""The replica with the least score for a request, found without reading all replicas: branch and bound.
+
+A score differs from request to request, so that no order of the replicas can be kept. But a policy knows numbers of a
+replica whose sum, weighted by what it knows of the request, is at most the score (`FleetView.find_least_score`). A tree
+keeps the least of each number among the replicas below each node, so that one sum tells that none of them is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Any, Final
+
+from headway.control.changes import Changes
+from headway.core.view import Bounds, ReplicaView
+
+_NONE: Final = 1e200
+"""Instead of a number of no replica: beyond all others, and 0 when its weight is 0."""
+_MARGIN: Final = 1e-9
+"""Share of the score by which the sum, rounded otherwise, may be above it."""
+_MOST_KINDS: Final = 4
+"""Times the number of replicas: with more kinds remembered, they are collected anew."""
+
+
+class Search:
+    """The bounds of each replica, of which only those of replicas that have changed are computed."""
+
+    __slots__ = (
+        "_alike", "_bounds", "_changes", "_cursor", "_entered", "_first", "_fourth", "_generation", "_key", "_kinds",
+        "_positions", "_replicas", "_second", "_size", "_third",
+    )  # fmt: skip
+
+    def __init__(self, key: Callable[[Any], Bounds], changes: Changes) -> None:
+        self._key, self._changes = key, changes
+        self._replicas: Sequence[ReplicaView] = ()
+        self._positions: dict[int, int] = {}
+        """By replica."""
+        self._size = 1
+        """Leaves of the tree, which are its last nodes; node i has the children 2 i and 2 i + 1."""
+        self._first: list[float] = []
+        self._second: list[float] = []
+        self._third: list[float] = []
+        self._fourth: list[float] = []
+        """By node: the least of each number."""
+        self._bounds: list[tuple[float, float, float, float]] = []
+        self._kinds: list[Any] = []
+        """By position."""
+        self._alike: dict[Any, list[tuple[int, int]]] = {}
+        """By kind: a heap of (replica, position), of which the first is in the tree; some may be of this kind no more.
+        """
+        self._entered: set[tuple[Any, int]] = set()
+        """(kind, position) of all entries of the heaps."""
+        self._generation = -1
+        self._cursor = 0
+
+    def least(
+        self, replicas: Sequence[ReplicaView], weights: tuple[float, float, float], score: Callable[[Any], float]
+    ) -> int:
+        """The position of the least score, the lowest id of equals; -1 for replicas that are not kept yet."""
+        if replicas is not self._replicas:  # such as those with room: bounds are kept from the second time on
+            self._replicas, self._generation = replicas, -1
+            return -1
+        self._update()
+        a, b, c, d, size = self._first, self._second, self._third, self._fourth, self._size
+        v, w, x = weights
+        nodes, sums = [1], [-inf]
+        read: list[int] = []
+        found, least, limit = -1, inf, inf
+        while nodes:
+            node = nodes.pop()
+            if sums.pop() > limit:
+                continue
+            while node < size:
+                near = 2 * node
+                far = near + 1
+                sum = a[near] + v * b[near] + w * c[near] + x * d[near]
+                other = a[far] + v * b[far] + w * c[far] + x * d[far]
+                if other < sum:
+                    near, far, sum, other = far, near, other, sum
+                if other <= limit:
+                    nodes.append(far)
+                    sums.append(other)
+                if sum > limit:
+                    break
+                node = near
+            else:
+                position = node - size
+                if position >= len(replicas):
+                    continue
+                value = score(replicas[position])
+                read.append(position)
+                if value < least or (value == least and (found < 0 or replicas[position].id < replicas[found].id)):
+                    found, least, limit = position, value, value + _MARGIN * abs(value)
+        for position in read:  # ticks have passed since its bounds were computed
+            if position != found:
+                self._compute(position)
+        return found
+
+    def _update(self) -> None:
+        """Compute the bounds of replicas that have changed."""
+        changes = self._changes
+        if self._generation != changes.generation or len(self._alike) > _MOST_KINDS * self._size:
+            self._fill()
+        elif self._cursor < len(changes.ids):
+            stale = set(changes.ids[self._cursor :])
+            self._cursor = len(changes.ids)
+            for replica in stale:
+                position = self._positions.get(replica)
+                if position is not None:
+                    self._compute(position)
+
+    def _fill(self) -> None:
+        changes, num = self._changes, len(self._replicas)
+        changes.is_read = True
+        self._generation, self._cursor = changes.generation, len(changes.ids)
+        self._positions = {replica.id: position for position, replica in enumerate(self._replicas)}
+        self._size = size = 1 << max(num - 1, 0).bit_length()
+        self._first, self._second, self._third, self._fourth = ([_NONE] * 2 * size for _ in range(4))
+        self._bounds, self._kinds = [(_NONE, _NONE, _NONE, _NONE)] * num, [None] * num
+        self._alike, self._entered = {}, set()
+        for position in range(num):
+            self._compute(position)
+
+    def _compute(self, position: int) -> None:
+        replica = self._replicas[position]
+        first, second, third, fourth, kind = self._key(replica)
+        before = self._kinds[position]
+        self._bounds[position] = first, second, third, fourth
+        self._kinds[position] = kind
+        if before is not None and before != kind:
+            self._show_first(before)
+        if kind is None:
+            self._put(position, first, second, third, fourth)
+            return
+        alike = self._alike.setdefault(kind, [])
+        hidden = alike[0][1] if alike else position
+        if (kind, position) not in self._entered:
+            self._entered.add((kind, position))
+            heappush(alike, (replica.id, position))
+        if hidden != position and self._kinds[hidden] == kind:
+            self._put(hidden, _NONE, _NONE, _NONE, _NONE)
+        self._put(position, _NONE, _NONE, _NONE, _NONE)
+        self._show_first(kind)
+
+    def _show_first(self, kind: Any) -> None:
+        """Put the first replica of a kind into the tree."""
+        alike = self._alike[kind]
+        while alike:
+            position = alike[0][1]
+            if self._kinds[position] == kind:
+                self._put(position, *self._bounds[position])
+                return
+            heappop(alike)
+            self._entered.discard((kind, position))
+        del self._alike[kind]
+
+    def _put(self, position: int, first: float, second: float, third: float, fourth: float) -> None:
+        """Change the numbers of a leaf, and of the nodes above it."""
+        a, b, c, d = self._first, self._second, self._third, self._fourth
+        node = position + self._size
+        while a[node] != first or b[node] != second or c[node] != third or d[node] != fourth:
+            a[node], b[node], c[node], d[node] = first, second, third, fourth
+            other = node ^ 1
+            if other == 1:  # ... the root
+                return
+            first, second = min(first, a[other]), min(second, b[other])
+            third, fourth = min(third, c[other]), min(fourth, d[other])
+            node >>= 1

@@ -1,0 +1,150 @@
+"""The least score found by bounds against a scan: of any numbers, and of the routers that use it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from headway.control import observe
+from headway.control.changes import Changes
+from headway.control.search import Search
+from headway.core.decision import Placement
+from headway.core.policy import Router
+from headway.core.record import Ended
+from headway.core.view import Bounds, FleetView, RequestView, UnkeptValues
+from headway.policies.routing.dynamo_cost import DynamoCostRouter
+from headway.policies.routing.headway import HeadwayRouter
+from headway.policies.routing.lmetric import LmetricRouter
+from simulation import Scenario, num_examples, scenarios
+
+
+@dataclass
+class Scored:
+    """A replica with numbers, and what its score is beyond them."""
+
+    id: int
+    numbers: tuple[int, int, int, int] = (0, 0, 0, 0)
+    kind: int | None = None
+    beyond: int = 0
+
+    def bounds(self) -> Bounds:
+        first, second, third, fourth = map(float, self.numbers)
+        return first, second, third, fourth, None if self.kind is None else (self.numbers, self.beyond, self.kind)
+
+
+NUMBERS = st.tuples(*4 * [st.integers(0, 3)])
+UPDATES = st.tuples(st.integers(0, 6), NUMBERS, st.sampled_from([None, 1, 2]), st.sampled_from([0, 0, 1]))
+WEIGHTS = st.tuples(*3 * [st.sampled_from([0.0, 1.0, 2.5])])
+STEPS = st.tuples(st.lists(UPDATES, max_size=4), WEIGHTS, st.sampled_from(["", "", "", "", "list", "limit"]))
+
+
+@settings(max_examples=num_examples(100), derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ, deadline=None)
+@given(st.lists(STEPS, min_size=3, max_size=30))
+def test_the_least_score_is_that_of_a_scan(steps: list[Any]) -> None:
+    """Of replicas that change, alone and in kinds, in lists that are replaced; ties too."""
+    changes = Changes()
+    everyone = [Scored(id) for id in range(7)]
+    search = Search(Scored.bounds, changes)
+    replicas: Any = everyone
+    last = None
+    for updates, weights, event in steps:
+        for id, numbers, kind, beyond in updates:
+            one = everyone[id]
+            one.numbers, one.kind, one.beyond = numbers, kind, beyond
+            changes.ids.append(id)
+        if event == "limit":
+            changes.ids.extend([0] * 20_000)
+            changes.limit()
+        if event == "list":
+            replicas = everyone[len(updates) :]
+
+        def score(one: Any, weights: tuple[float, ...] = weights) -> float:
+            first, *others = one.numbers
+            return one.beyond + first + sum(number * weight for number, weight in zip(others, weights, strict=True))
+
+        at = search.least(replicas, weights, score)
+        expected = min(range(len(replicas)), key=lambda i: (score(replicas[i]), replicas[i].id))
+        assert at == (expected if replicas is last else -1)
+        last = replicas
+
+
+def test_few_replicas_are_read() -> None:
+    """Of a thousand of a kind the first; of a thousand with other numbers those that may be the least."""
+    changes, random = Changes(), Random(0)
+    replicas: Any = [Scored(id, (5, 0, 0, 0), 1) for id in range(1000)]
+    replicas += [Scored(1000 + id, (random.randrange(6, 1000), 0, 0, 0)) for id in range(1000)]
+    read: list[int] = []
+
+    def score(one: Any) -> float:
+        read.append(one.id)
+        return float(one.numbers[0])
+
+    search = Search(Scored.bounds, changes)
+    search.least(replicas, (0.0, 0.0, 0.0), score)
+    assert search.least(replicas, (0.0, 0.0, 0.0), score) == 0
+    assert read == [0]
+    replicas[0].kind, replicas[0].numbers = None, (7, 0, 0, 0)
+    changes.ids.append(0)
+    assert search.least(replicas, (0.0, 0.0, 0.0), score) == 1
+    assert read == [0, 1]
+
+
+class All(UnkeptValues):
+    """A view whose replicas are all read."""
+
+    def __init__(self, view: FleetView) -> None:
+        self.now, self.random, self.replicas, self.wants_scores = view.now, view.random, view.replicas, False
+
+
+class Twins:
+    """A router that finds the least score beside one that reads all replicas."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._one, self._other = make(), make()
+        self.num_found = 0
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        view.wants_scores = False  # type: ignore[misc]
+        found, scanned = self._one.route(request, view), self._other.route(request, All(view))
+        assert (found.replica, found.decode) == (scanned.replica, scanned.decode)
+        return Placement(found.replica, found.decode)
+
+    def learn(self, record: Ended) -> None:
+        for each in (self._one, self._other):
+            if hasattr(each, "learn"):
+                each.learn(record)
+
+
+def twins(make: Callable[[], Any], pairs: bool) -> Callable[[], Router]:
+    class Made(Twins):
+        def __init__(self) -> None:
+            super().__init__(make)
+
+    Made.pairs = pairs  # type: ignore[attr-defined]
+    return Made
+
+
+ROUTERS = {
+    "headway": (HeadwayRouter, True), "lmetric": (LmetricRouter, False), "dynamo-cost": (DynamoCostRouter, False),
+    "weighted": (lambda: DynamoCostRouter(overlap_weight=0.3), False),
+}  # fmt: skip
+
+
+@settings(
+    max_examples=num_examples(40),
+    derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+@given(scenarios(), st.sampled_from(sorted(ROUTERS)))
+def test_routers_choose_as_if_they_read_all(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, name: str) -> None:
+    monkeypatch.setattr(observe, "KEPT_FROM", 1)
+    replace(scenario, router=twins(*ROUTERS[name])).play()
