@@ -71,6 +71,7 @@ def test_the_tutorial_s_own_test_passes(monkeypatch: pytest.MonkeyPatch) -> None
     ("verb", "name", "check"),
     [
         ("taken_blocks", "MostFreeBlocks", check_router),
+        ("bounds", "LeastProduct", check_router),
         ("rank", "ShortPromptsFirst", check_ordering),
         ("at_phase", "AnswerWhereFewest", check_migration),
         ("release", "BatchWhenIdle", check_admission),

@@ -6,6 +6,7 @@ from functools import cache
 from itertools import combinations, groupby
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,12 +22,14 @@ from headway.catalog.coefficients import (
     PrefillAttention,
     Roofline,
 )
+from headway.catalog.load import coefficients
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.perf.attention import windowed_pairs
 from headway.perf.memory import kv_bytes_per_token
 from headway.perf.operators import tiled_rows
 from headway.perf.params import weights_bytes
+from headway.perf.speculation import step_model
 from headway.perf.step import StepModel, graph_tokens, runs_of_slots
 
 SHAPES = [
@@ -395,3 +398,17 @@ def test_slots_with_their_own_caches_take_a_pass_for_each_run_of_neighbours() ->
     assert four == pytest.approx(shared.line(4, 0)[0], rel=0.01)
     assert two == pytest.approx(one + 0.5 * shared.line(2, 0)[0], rel=0.01)
     assert three > four and own.line(2, 0, [(100, 0)])[0] > shared.line(2, 0, [(100, 0)])[0] + 0.9 * one
+
+
+def test_step_times_of_equal_facts_are_computed_once() -> None:
+    """Whatever objects state them; other coefficients, GPUs or engines have times of their own."""
+    model, gpu, engine = catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("vllm-v1")
+    used = coefficients(gpu.name, engine.name)
+    kept = step_model(model, gpu, engine, Parallel(), used)
+    again = [msgspec.convert(msgspec.to_builtins(each), type(each)) for each in (model, gpu, engine, Parallel(), used)]
+    assert step_model(*again) is kept
+    slower = replace(used, overhead=replace(used.overhead, step_s=used.overhead.step_s + 1.0))
+    others = (model, gpu, engine, Parallel(tp=2), used), (model, gpu, replace(engine, max_num_seqs=1), Parallel(), used)
+    for facts in (*others, (model, gpu, engine, Parallel(), slower)):
+        assert step_model(*facts) is not kept
+    assert step_model(model, gpu, engine, Parallel(), slower).line(1, 1)[0] == pytest.approx(kept.line(1, 1)[0] + 1.0)
