@@ -364,16 +364,17 @@ NOT_FOR_A_COMPARISON = (
 """Modules that a comparison in one process does not need, with all below them."""
 
 
-def test_a_comparison_imports_only_what_it_needs_and_a_simulation_no_pyarrow() -> None:
+def test_a_comparison_imports_only_what_it_needs_and_a_simulation_and_a_plan_no_pyarrow() -> None:
     """Imports are half of the time of a short run."""
     run = "--model llama-3.1-8b --gpu h100 --num-requests 5 --routing round-robin".split()
     code = f"""import sys; from headway.cli import main
 main(["compare", *{run}, "--seeds", "1", "--jobs", "1"]); compared = list(sys.modules)
-main(["simulate", *{run}]); print(); print("pyarrow" in sys.modules); print(*compared)"""
+main(["simulate", *{run}]); import headway.cli.plan
+print(); print("pyarrow" in sys.modules, "headway.serving" in sys.modules); print(*compared)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    has_pyarrow, modules = done.stdout.splitlines()[-2:]
+    found, modules = done.stdout.splitlines()[-2:]
     imported = modules.split()
-    assert has_pyarrow == "False"
+    assert found == "False False"
     assert "headway.scenario.run" in imported
     assert [
         name for name in imported if f"{name}.".startswith(tuple(f"{each}." for each in NOT_FOR_A_COMPARISON))
