@@ -15,9 +15,14 @@ TITLE = "Cauchy: GPU combos, tokens per dollar"
 SEEDS, QUICK_SEEDS = 3, 2
 REPEATS = 20
 """As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
-MOVING = ("overall", "in_time", "own_curve", "estimated", "autoscaling", "own_autoscaling")
+MOVING = ("overall", "in_time", "own_curve", "estimated", "for_mean", "by_ranking", "autoscaling", "own_autoscaling")
 """Groups of claims on demand that moves."""
-FURTHER = {"-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}}
+FOR_MEAN = {"for_mean", "by_ranking"}
+"""Those with plans for the mean demand alone, which need no sizes."""
+FURTHER = {
+    "-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}, "-mean": FOR_MEAN,
+    "-mean-filter": {"by_ranking"}, "-mean-ranking": {"by_ranking"},
+}  # fmt: skip
 """Those that need a further case."""
 OF_ALL_SIZES = frozenset(
     claim.id for claim in CLAIMS if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))
@@ -42,7 +47,9 @@ def run(runner: Runner) -> Findings:
     results = runner.run(first)
     markets = cauchy_overall.markets(results) if markets_wanted else {}
     every = cauchy_overall.cases(demand.azure(runner.file(demand.TRACE)), quick)
-    cases = (every[0], *(each for each in every[1:] if wanted & FURTHER[each.key]))
+    cases = tuple(each for each in every[1:] if wanted & FURTHER[each.key])
+    if wanted & set(MOVING) - FOR_MEAN or not cases:
+        cases = (every[0], *cases)
     results |= runner.run(cauchy_overall.sizes(markets, cases)) if overall else {}
     last = scheduling.runs(results, markets, seeds, repeats, quick, "between" in wanted, "within" in wanted)
     last |= cauchy_objectives.runs(markets, seeds, quick) if "objectives" in wanted else {}
@@ -66,7 +73,7 @@ def run(runner: Runner) -> Findings:
         inside = scheduling.WithinRuns(results, seeds)
         findings += Findings(inside.outcomes(), [inside.table()])
     if overall:
-        findings += Findings({}, [whole.figure_10()])
+        findings += Findings({}, whole.figure_10())
     if "transfers" in wanted:
         moves = cauchy_transfer.TransferRuns(results)
         findings += Findings(moves.outcomes(), moves.figures())

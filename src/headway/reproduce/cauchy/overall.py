@@ -2,14 +2,14 @@
 
 The Azure hour drives the paper's rows, a curve of our own a second row for each, and the candidates of the step-time
 estimate in place of Eq. 15's a third one for Figure 7. Each system has the size at which nine of ten requests are in
-time: see `sizing`.
+time: see `sizing`. In cases for the mean, all systems have plans for the mean demand, however late they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import Struct, structs
 
@@ -34,7 +34,8 @@ from headway.reproduce.results import Key, Results, SeedResults, increases, redu
 from headway.reproduce.tasks import Call, Measurement
 
 SYSTEMS: dict[System, str] = {
-    "melange": "Melange", "star": "CAUCHY*", "static": "Cauchy without autoscaling", "cauchy": "Cauchy",
+    "melange": "Melange", "mix": "Melange by whole-mix goodputs", "star": "CAUCHY*",
+    "static": "Cauchy without autoscaling", "cauchy": "Cauchy",
 }  # fmt: skip
 COMPARED: tuple[System, ...] = ("melange", "star", "cauchy")
 IN_TIME = 0.88
@@ -52,19 +53,26 @@ class Case(Struct, frozen=True):
     ranking: Ranking = "closed-form"
     shortened: float = 1.0
     """Factor on the seconds of the hour, and on all that shrinks with it."""
+    for_mean: bool = False
+    """All systems have the smallest size."""
 
     def sized(self, market: Market, system: System, k: float) -> dict[str, Any]:
         return sized(market, self.demand, system, k, PACE[market.workload] * self.shortened)
 
     @property
     def systems(self) -> tuple[System, ...]:
+        if self.for_mean:
+            return (*COMPARED, "mix") if self.ranking == "closed-form" else ("cauchy",)
         return (*COMPARED, "static") if self.ranking == "closed-form" else ("cauchy",)
 
 
 def cases(azure: Demand | None, quick: bool) -> tuple[Case, ...]:
     """Quick: the first of them, in half of the time."""
     own = Case(OWN.key, OWN)
-    every = (own,) if azure is None else (Case("", azure), own, Case("-estimate", azure, "estimate"))
+    every = (own,) if azure is None else (
+        Case("", azure), own, Case("-estimate", azure, "estimate"), Case("-mean", azure, for_mean=True),
+        Case("-mean-filter", azure, "filter", for_mean=True), Case("-mean-ranking", azure, "ranking", for_mean=True),
+    )  # fmt: skip
     return (structs.replace(every[0], shortened=0.5),) if quick else every
 
 
@@ -74,8 +82,7 @@ def profiles(quick: bool) -> dict[Key, Call]:
 
 
 def markets(results: Results) -> dict[tuple[Ranking, str], Market]:
-    rankings: tuple[Ranking, ...] = ("closed-form", "estimate")
-    return {(r, w): Market(w, results["profiles", w], r) for r in rankings for w in WORKLOADS}
+    return {(r, w): Market(w, results["profiles", w], r) for r in get_args(Ranking) for w in WORKLOADS}
 
 
 def _by_size(markets: Markets, workload: str, case: Case, system: System, some: Sequence[float] = SIZES) -> Measurement:
@@ -90,6 +97,7 @@ def sizes(markets: Markets, some: Sequence[Case]) -> dict[Key, Call]:
             first_in_time, {"documents": _by_size(markets, workload, case, system), "seed": CHOOSING_SEED}
         )
         for case in some
+        if not case.for_mean
         for workload in WORKLOADS
         for system in case.systems
         if system != "static"
@@ -98,6 +106,8 @@ def sizes(markets: Markets, some: Sequence[Case]) -> dict[Key, Call]:
 
 def size_of(results: Results, workload: str, case: Case, system: System) -> float:
     """k; without autoscaling it is Cauchy's, so that both begin with one plan."""
+    if case.for_mean:
+        return SIZES[0]
     return float(results["size", workload, case.key, "cauchy" if system == "static" else system]["k"])
 
 
@@ -112,7 +122,7 @@ def runs(markets: Markets, results: Results, some: Sequence[Case], seeds: Sequen
             for seed in seeds:
                 arguments = {"document": contents, "seed": seed}
                 tasks["overall", workload, case.key, system, seed] = Call(measured, arguments)
-        if case is some[0]:
+        if case is some[0] and not case.for_mean:
             found, k = results["size", workload, case.key, "melange"], size_of(results, workload, case, "cauchy")
             arguments = {
                 "documents": _by_size(markets, workload, case, "cauchy", [k, *(each for each in COARSE if each > k)]),
@@ -131,9 +141,13 @@ class OverallRuns(SeedResults):
         self.markets, self.cases = markets, some
 
     def measured(self, workload: str, case: Case, system: System, name: str) -> list[float]:
-        if case.ranking == "estimate" and system == "melange":
-            case = self.cases[0]
+        if system not in case.systems:
+            case = self._compared_with(case)
         return self.values(("overall", workload, case.key, system), name)
+
+    def _compared_with(self, case: Case) -> Case:
+        """The case with the other systems of a case that has Cauchy alone."""
+        return next(each for each in self.cases if each.for_mean == case.for_mean)
 
     def mean(self, workload: str, case: Case, system: System, name: str) -> float:
         return fmean(self.measured(workload, case, system, name))
@@ -144,7 +158,9 @@ class OverallRuns(SeedResults):
             for case in self.cases:
                 findings |= self._efficiency(workload, case)
                 if case.ranking == "closed-form":
-                    findings |= self._latencies(workload, case) | self._autoscaling(workload, case)
+                    findings |= self._latencies(workload, case)
+                if "static" in case.systems:
+                    findings |= self._autoscaling(workload, case)
             if self.cases[0].key == "":
                 least = [
                     min(each) for each in zip(*(
@@ -155,23 +171,32 @@ class OverallRuns(SeedResults):
         return findings
 
     def _judged(self, workload: str, case: Case, values: Sequence[Value], *systems: System) -> Sequence[Value]:
-        """The values; none where a system is late at any size, as dollars for less are no comparison."""
+        """The values; none where a system is late at any size, as dollars for less are no comparison.
+
+        Where all are sized for the mean, lateness is not asked for.
+        """
+        if case.for_mean:
+            return values
         late = [s for s in systems if self.mean(workload, case, s, "attainment") < IN_TIME]
         return [None] * len(values) if late else values
 
-    def _gain(self, workload: str, case: Case, system: System) -> Sequence[Value]:
+    def _gain(self, workload: str, case: Case, system: System, other: System = "melange") -> Sequence[Value]:
         """By seed: the increase in tokens per dollar over Melange."""
-        both = [self.measured(workload, case, each, "tokens_per_usd") for each in (system, "melange")]
-        return self._judged(workload, case, increases(*both), system, "melange")
+        both = [self.measured(workload, case, each, "tokens_per_usd") for each in (system, other)]
+        return self._judged(workload, case, increases(*both), system, other)
 
     def _efficiency(self, workload: str, case: Case) -> dict[str, Finding]:
         why = f"{self._numbers(workload, case)} {self.plans(workload, case)}"
         row = f"fig7-{workload}{case.key}"
-        if case.ranking == "estimate":
+        if case.ranking != "closed-form":
             return {row: Finding(self._gain(workload, case, "cauchy"), why)}
         tokens = [self.measured(workload, case, system, "tokens_per_usd") for system in COMPARED]
         order: list[Value] = [low < middle < high for low, middle, high in zip(*tokens, strict=True)]
-        return {
+        further = {
+            f"fig7-star-{workload}{case.key}-mix": Finding(self._gain(workload, case, "star", "mix"), why)
+            for system in case.systems if system == "mix"
+        }  # fmt: skip
+        return further | {
             row: Finding(
                 self._gain(workload, case, "cauchy"), f"{why} {best_text(self.markets[case.ranking, workload])}"
             ),
@@ -182,8 +207,9 @@ class OverallRuns(SeedResults):
     def _numbers(self, workload: str, case: Case) -> str:
         """Tokens per dollar, size, lateness and price of the systems."""
         parts = []
-        for system in COMPARED if case.ranking == "closed-form" else ("melange", "cauchy"):
-            like = self.cases[0] if case.ranking == "estimate" and system == "melange" else case
+        some = [each for each in case.systems if each != "static"]
+        for system in some if case.ranking == "closed-form" else ("melange", *some):
+            like = case if system in case.systems else self._compared_with(case)
             tokens, usd, share = (
                 self.mean(workload, case, system, name) for name in ("tokens_per_usd", "usd_per_hour", "attainment")
             )
@@ -198,8 +224,8 @@ class OverallRuns(SeedResults):
             usd = [self.mean(workload, case, system, "usd_per_hour") for system in ("melange", "cauchy")]
             why = (
                 f"Melange {fmean(theirs) * 1e3:.0f} ms at ${usd[0]:.2f} an hour, Cauchy {fmean(ours) * 1e3:.0f} ms at "
-                f"${usd[1]:.2f}. {' '.join(self._experiments(workload, case, name))}"
-            )
+                f"${usd[1]:.2f}. {'' if case.for_mean else ' '.join(self._experiments(workload, case, name))}"
+            ).rstrip()
             values = self._judged(workload, case, reductions(ours, theirs), "cauchy", "melange")
             findings[f"fig6-{key}-{workload}{case.key}"] = Finding(values, why)
         return findings
@@ -238,10 +264,14 @@ class OverallRuns(SeedResults):
                 "star": market.plan(aggregated=True, rps=rps["star"]),
                 **plans,
             }
+        if "mix" in rps:
+            plans["mix"] = market.whole_mix_plan(rps["mix"])
         return f"At first: {'; '.join(f'{SYSTEMS[s]} {plan_text(p)}' for s, p in plans.items())}."
 
     def exhibits(self) -> list[Exhibit]:
-        """Figures 6 and 7, and all sizes that were tried."""
+        """Figures 6 and 7, and all sizes that were tried; nothing of cases for the mean alone."""
+        if self.cases[0].for_mean:
+            return []
         names, case = list(WORKLOADS.values()), self.cases[0]
         figures: list[Exhibit] = []
         shows = f"Demand: {case.demand.label}. Every system in the size that keeps {ATTAINED:.0%} in time."
@@ -258,7 +288,7 @@ class OverallRuns(SeedResults):
 
     def _tried(self) -> PaperTable:
         rows: list[Row] = []
-        for case in self.cases:
+        for case in (each for each in self.cases if not each.for_mean):
             for workload, system in ((w, s) for w in WORKLOADS for s in case.systems if s != "static"):
                 tried = self.results["size", workload, case.key, system]["tried"]
                 for k, each in sorted(tried.items(), key=lambda item: float(item[0])):
@@ -280,15 +310,17 @@ class OverallRuns(SeedResults):
         shows = "Each size until one keeps nine of ten requests in time, on the requests that sizes are chosen by."
         return PaperTable("Figure 7", "Sizes", shows, heads, rows)
 
-    def figure_10(self) -> Figure:
-        """P90 with and without autoscaling."""
+    def figure_10(self) -> list[Exhibit]:
+        """P90 with and without autoscaling; nothing of cases for the mean alone."""
+        if self.cases[0].for_mean:
+            return []
         labels: dict[System, str] = {"static": "without autoscaling", "cauchy": "with autoscaling"}
         series = {
             label: [self.measured(w, self.cases[0], system, "p90_s") for w in WORKLOADS]
             for system, label in labels.items()
         }
         chart = charts.bars(list(WORKLOADS.values()), series, "P90 E2E (s)", yaxis={"type": "log"})
-        return Figure("Figure 10", "Autoscaling", "From the same plan at first.", chart)
+        return [Figure("Figure 10", "Autoscaling", "From the same plan at first.", chart)]
 
 
 def plan_text(plan: ComboPlan) -> str:

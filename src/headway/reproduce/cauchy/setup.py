@@ -113,10 +113,17 @@ def profiled(workload: str, quick: bool) -> dict[str, Any]:
     }
 
 
-Ranking = Literal["closed-form", "estimate"]
-"""What decides directions and candidates: Eq. 15, as in 3.3.1 and 3.3.3, or the step-time estimate."""
+Ranking = Literal["closed-form", "ranking", "filter", "estimate"]
+"""What decides directions and candidates: Eq. 15, as in 3.3.1 and 3.3.3; without the limit of four; the directions
+alone, so that all pairs and sizes stay; or the step-time estimate in its place."""
 TOP = 4
 """Candidates that Eq. 15 passes on to Eq. 16 (3.3.3)."""
+
+
+def kept_by_eq_15(profiled: Sequence[ComboCandidate]) -> frozenset[GpuCombo]:
+    """3.3.1: the combos in the better direction of each pair of types."""
+    efficiencies = {each.combo: each.closed_form_tokens_per_usd for each in profiled}
+    return frozenset(better_directions([each.combo for each in profiled], efficiencies.__getitem__)[0])
 
 
 def ranked_by_eq_15(profiled: Sequence[ComboCandidate]) -> tuple[ComboCandidate, ...]:
@@ -125,10 +132,7 @@ def ranked_by_eq_15(profiled: Sequence[ComboCandidate]) -> tuple[ComboCandidate,
     Eq. 15 is blind to numbers of GPUs, so the measured CE decides between the sizes of a pair, and between a pair of
     one type and the same GPUs aggregated.
     """
-    kept, _ = better_directions(
-        [each.combo for each in profiled],
-        {each.combo: each.closed_form_tokens_per_usd for each in profiled}.__getitem__,
-    )
+    kept = kept_by_eq_15(profiled)
     best: dict[tuple[str, ...], ComboCandidate] = {}
     for each in sorted(profiled, key=lambda each: -(each.tokens_per_usd or 0.0)):
         if each.combo in kept:
@@ -152,8 +156,11 @@ class Market:
         """The same where combos do not split prefill and decode."""
 
     def _chosen(self, some: Sequence[ComboCandidate]) -> tuple[ComboCandidate, ...]:
-        if self.ranking == "closed-form":
-            return ranked_by_eq_15(some)[:TOP]
+        if self.ranking in ("closed-form", "ranking"):
+            return ranked_by_eq_15(some)[: TOP if self.ranking == "closed-form" else None]
+        if self.ranking == "filter":
+            kept_combos = kept_by_eq_15(some)
+            return tuple(each for each in some if each.combo in kept_combos)
         estimated = Efficiencies(self.service, offers()).estimated
         kept, _ = better_directions([each.combo for each in some], estimated)
         return tuple(each for each in some if each.combo in kept)
@@ -171,6 +178,12 @@ class Market:
         """For `rps`; None: the mean demand."""
         candidates = self.aggregated if aggregated else self.candidates
         return planned(candidates, self.service, self.demand_rps if rps is None else rps, objective)
+
+    def whole_mix_plan(self, rps: float) -> ComboPlan:
+        """The cheapest aggregated instances whose goodputs for the whole mix of requests cover `rps`."""
+        aggregated = ((each, each.combo.aggregated) for each in self.profiled)
+        single = [each for each, group in aggregated if group is not None and group.instances == 1]
+        return planned(single, self.service, rps, "mc")
 
     @property
     def reachable_rps(self) -> float:

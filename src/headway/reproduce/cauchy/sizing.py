@@ -36,7 +36,7 @@ from headway.reproduce.tasks import Measurement
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 
-System = Literal["melange", "star", "static", "cauchy"]
+System = Literal["melange", "mix", "star", "static", "cauchy"]
 COARSE = (1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 2.4)
 FINE = 4
 """Steps between two coarse sizes."""
@@ -61,7 +61,7 @@ def sized(market: Market, demand: Demand, system: System, k: float, pace: float)
         "duration_s": demand.duration_s(pace),
     }
     kinds = kinds_of(market, system, k)
-    if system in ("melange", "static"):
+    if system in ("melange", "mix", "static"):
         kinds = [each for each in kinds if each[1]]
     policies: dict[str, Any] = {"routing": {"name": "cauchy"}}
     if system in ("star", "cauchy"):
@@ -76,6 +76,8 @@ def kinds_of(market: Market, system: System, k: float) -> Kinds:
         # The router does not know output lengths, so goodput is that for the whole mix, not for the plan's buckets.
         goodputs = ScaledEstimate(market).goodput_by_label
         return [(each.combo, each.count, goodputs[each.combo.label] / k) for each in melange_plan(market, rps).combos]
+    if system == "mix":
+        return _with_spares(market.whole_mix_plan(rps), [], k)
     candidates = market.aggregated if system == "star" else market.candidates
     return _with_spares(market.plan(aggregated=system == "star", rps=rps), candidates, k)
 

@@ -13,6 +13,7 @@ from headway.reproduce.findings import Exhibit, Findings
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
 from headway.reproduce.ktier import phases, sustained, sweep
+from headway.reproduce.ktier import seats as ktier_seats
 from headway.reproduce.ktier.claims import CLAIMS, MIXES
 from headway.reproduce.runner import Runner
 
@@ -24,9 +25,13 @@ __all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
 SUSTAINED = ("sustained-tier0", "headroom-tier0")
 SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
-OF_FULL_RUNS = frozenset((*SWEEP, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
+RARE = "headroom-tier0-rare"
+SEATS = tuple(claim.id for claim in CLAIMS if claim.id.startswith("seats-"))
+OF_FULL_RUNS = frozenset((*SWEEP, *(claim.id for claim in CLAIMS if claim.id.endswith(("-at-once", "-5ms")))))
 """Claims whose values vary with the seed or the length of a burst by as much as the rules allow."""
-BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, *SWEEP))
+BURST = tuple(
+    claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS, *ktier_seats.TICKS)
+)
 
 
 def run(runner: Runner) -> Findings:
@@ -37,8 +42,14 @@ def run(runner: Runner) -> Findings:
         tasks |= ktier_parity.tasks(seeds, quick)
     if runner.wants(*BURST):
         tasks |= ktier_burst.tasks(seeds, quick)
+    if runner.wants(*SEATS):
+        tasks |= ktier_seats.tasks(seeds, quick)
+    if runner.wants(*ktier_seats.TICKS):
+        tasks |= ktier_seats.tick_tasks(seeds, quick)
     if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
+    if runner.wants(RARE):
+        tasks |= sustained.rare_tasks(seeds, quick)
     rate = sweep.between(runner) if runner.wants(*SWEEP) else None
     if rate is not None:
         tasks |= sweep.tasks(seeds, quick, rate)
@@ -56,6 +67,12 @@ def run(runner: Runner) -> Findings:
         parity = ktier_parity.ParityRuns(results, seeds)
         findings += Findings(parity.outcomes(), parity.figures())
     findings += Findings({}, after)
+    if runner.wants(*SEATS):
+        findings += Findings(ktier_seats.SeatRuns(results, seeds).outcomes())
+    if runner.wants(*ktier_seats.TICKS):
+        findings += Findings(ktier_seats.TickRuns(results, seeds[: ktier_burst.SEEDS_AT_ONCE]).outcomes())
+    if runner.wants(RARE):
+        findings += Findings({RARE: sustained.SustainedRuns(results, seeds).rare()})
     if runner.wants(*SUSTAINED):
         load = sustained.SustainedRuns(results, seeds)
         findings += Findings(load.outcomes(), load.figures())

@@ -37,11 +37,13 @@ AT_ONCE = "K-tier, each request placed at once"
 FEW = f"INFaaS + vLLM, {PUBLIC_SEATS} seats"
 ALL_IN = "K-tier, seats and memory for all"
 ALL_SEATED = "K-tier, seats for all"
+INFAAS_ALL_IN = "INFaaS, seats and memory for all"
 PARTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "INFaaS, mixed batches": (INFAAS, LLUMLET),
     "+ one queue by tier": (ktier_runs.queue_only(4), LLUMLET),
     ALL_SEATED: (ktier_policies(4, seats=8192), ktier_runs.ALL_SEATS),
     ALL_IN: (ktier_policies(4, seats=8192), UNBOUNDED),
+    INFAAS_ALL_IN: (INFAAS, UNBOUNDED),
     FEW: (INFAAS, VLLM | {"max_num_seqs": PUBLIC_SEATS}),
 }
 """Ablations: (policies, engine), four uniform tiers, 10,000 requests."""
@@ -127,7 +129,7 @@ class BurstRuns(SeedResults):
 
     def outcomes(self) -> dict[str, Finding]:
         tables = {id: each for reading in READINGS for id, each in self._by(reading)._tables(reading).items()}
-        return {**self._differentiation(), **tables, **self._seats(), **self._discussion()}
+        return {**self._differentiation(), **tables, **self._discussion()}
 
     def _differentiation(self) -> dict[str, Finding]:
         median = [self.tier("uniform", 3, tier, "prefill", "p50") for tier in (0, 1, 2)]
@@ -244,18 +246,6 @@ class BurstRuns(SeedResults):
             f"{mixed:.1f} s with INFaaS and the same batches, {ktier:.1f} s with K-tier (10,000 requests). See sweep-* "
             "and seats-*."
         )
-
-    def _seats(self) -> dict[str, Finding]:
-        """K-tier with seats for all, and with uncounted memory, against INFaaS and vLLM with few seats."""
-        slow = self.part(FEW)
-        sizes = f"Against {PUBLIC_SEATS} seats: the batches that decode are larger, so that each token takes longer."
-        findings = {}
-        for name, fast in (("seats", self.part(ALL_IN)), ("seats-counted", self.part(ALL_SEATED))):
-            for what in ("prefill", "e2e"):
-                values = [a[what]["mean"] / b[what]["mean"] for a, b in zip(slow, fast, strict=True)]
-                means = [fmean(run[what]["mean"] for run in runs) for runs in (slow, fast)]
-                findings[f"{name}-{what}-mean"] = Finding(values, f"{means[0]:.1f} s, {means[1]:.1f} s. {sizes}")
-        return findings
 
     # Figures and tables.
 

@@ -19,6 +19,7 @@ from headway.reproduce.ktier.runs import INFAAS, LLUMLET, VLLM, ktier_policies
 from headway.reproduce.results import Key, Results, SeedResults, ratios, reductions
 from headway.reproduce.tasks import Call, SimulationTask
 
+HEADROOM = ("K-tier without headroom", "K-tier")
 KV_TOKENS = 16_384
 """KV cache of a replica: small, so that headroom is about something scarce."""
 RATES = (240.0, 280.0, 300.0)
@@ -31,6 +32,8 @@ SYSTEMS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "K-tier without headroom": (ktier_policies(4, headroom="none"), LLUMLET),
     "K-tier": (ktier_policies(4), LLUMLET),
 }
+RARE_SHARES = (0.01, 0.385, 0.385, 0.22)
+"""By tier: as `enterprise`, with a hundredth in tier 0."""
 CLASSES = 10
 """Of customers, all alike but for the TTFT that they were promised: 0.25 s, 0.5 s, 1 s, ... 128 s."""
 CLASS_RATE = 600.0
@@ -57,6 +60,18 @@ def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
             )
             for seed in seeds:
                 tasks["load", name, rate, seed] = SimulationTask(document, seed, runs.measure)
+    return tasks
+
+
+def rare_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
+    """Runs with a hundredth in tier 0, with and without headroom."""
+    tasks: dict[Key, SimulationTask] = {}
+    for name in HEADROOM:
+        policies, engine = SYSTEMS[name]
+        document = runs.scenario(policies, engine, NUM_REQUESTS, rate=FULL, quick=quick, kv_capacity_tokens=KV_TOKENS)
+        document["workload"]["tiers"] = [{"tier": tier, "share": share} for tier, share in enumerate(RARE_SHARES)]
+        for seed in seeds:
+            tasks["rare", name, seed] = SimulationTask(document, seed, runs.measure)
     return tasks
 
 
@@ -100,6 +115,12 @@ class SustainedRuns(SeedResults):
             "sustained-tier0": Finding(ratios(ktier, mixed), f"{numbers}."),
             "headroom-tier0": Finding(reductions(ktier, without), f"{numbers}. {presence}"),
         }
+
+    def rare(self) -> Finding:
+        """Headroom where most replicas have no request of tier 0."""
+        without, ktier = (self.values(("rare", name), "tiers", "0", "prefill", "p99") for name in HEADROOM)
+        means = [f"{name} {fmean(v) * 1e3:.0f} ms" for name, v in zip(HEADROOM, (without, ktier), strict=True)]
+        return Finding(reductions(ktier, without), f"{', '.join(means)}.")
 
     def figures(self) -> list[Figure]:
         figures = []
