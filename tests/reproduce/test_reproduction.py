@@ -425,6 +425,21 @@ def test_markdown_goes_between_the_marker_lines_of_a_page(
     assert file.read_text() == f"# Tiny\n\n{written}\nLast words.\n"
 
 
+def test_a_page_keeps_the_rows_that_were_not_run(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A page of rows that were run one by one says the same as one of a run of all."""
+    whole, single = tmp_path / "whole.md", tmp_path / "single.md"
+    cache = tmp_path / "cache"
+    run_cli(capsys, tiny, "--jobs", 1, "--cache", cache, "--markdown", whole)
+    for claim in reversed(reproduced.CLAIMS):
+        run_cli(capsys, tiny, "--jobs", 1, "--cache", cache, "--claim", claim.id, "--markdown", single)
+    note = " Some rows were run alone, by `--claim`, later or with other seeds."
+    assert single.read_text().replace(note, "") == whole.read_text()
+    run_cli(capsys, tiny, "--jobs", 1, "--cache", cache, "--claim", "order", "--seeds", 2, "--markdown", whole)
+    differ = [line for line in whole.read_text().splitlines() if line not in single.read_text().splitlines()]
+    (row,) = differ
+    assert row.startswith("| `order` |") and "true for 2 of 2 seeds" in row
+
+
 def test_a_page_without_marker_lines_is_refused_before_anything_runs(
     tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

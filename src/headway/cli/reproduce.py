@@ -26,6 +26,7 @@ from headway.planning.rehearsals import RehearsalCache
 from headway.report.page import write_page
 from headway.reproduce import SYSTEMS
 from headway.reproduce.claims import REFUTED
+from headway.reproduce.kept import read_written
 from headway.reproduce.markdown import around_markers, markdown, write_markdown
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
@@ -58,7 +59,8 @@ FAILED = 1
     "--markdown",
     "markdown_path",
     type=PATH,
-    help="Write claims and tables as Markdown, into a page that has the marker lines or a new one.",
+    help="Write claims and tables as Markdown, into a page that has the marker lines or a new one. With --claim, "
+    "the page's other rows stay.",
 )
 @click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim is refuted.")
 @click.option("--cache", type=PATH, help="Folder of cached measurements. Default: the user's cache.")
@@ -81,8 +83,10 @@ def command(
         return 0
     if system is None:
         raise HeadwayError("SYSTEM is missing; headway reproduce --list names the systems")
+    written = None
     if markdown_path is not None:
-        around_markers(markdown_path)  # before hours of work
+        inside = around_markers(markdown_path)[1]  # before hours of work
+        written = read_written(inside, load(system).CLAIMS) if ids and not quick else None
     rehearsals = RehearsalCache(cache or user_cache("reproduce"), fresh)
     with counting("measuring", not no_progress) as report:
         reproduced = reproduce(
@@ -92,7 +96,7 @@ def command(
     if html is not None:
         write_page(html, page(reproduced, shlex.join(["headway", *sys.argv[1:]])))
     if markdown_path is not None:
-        write_markdown(markdown_path, markdown(reproduced))
+        write_markdown(markdown_path, markdown(reproduced, written))
     if as_json:
         print_json(reproduced.result)
     else:

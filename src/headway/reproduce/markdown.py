@@ -10,7 +10,8 @@ from headway.core.errors import HeadwayError
 from headway.report.table import short_number
 from headway.reproduce.claims import EXCEEDS, REFUTED, Word
 from headway.reproduce.findings import PaperTable
-from headway.reproduce.reproduction import Reproduced, SentenceResult
+from headway.reproduce.kept import Written, merged_rows, merged_tables
+from headway.reproduce.reproduction import Reproduced, SentenceResult, abstract_of, counts, judged, load
 from headway.reproduce.text import counted, given
 from headway.workload.atomic_file import write_text
 
@@ -24,42 +25,59 @@ REPRODUCE = "reproduce"
 BEGIN, END = markers(REPRODUCE)
 
 
-def markdown(reproduced: Reproduced) -> str:
-    """The abstract's sentences, all claims as a table with their reasons, and the paper's tables."""
+def markdown(reproduced: Reproduced, written: Written | None = None) -> str:
+    """The abstract's sentences, all claims as a table with their reasons, and the paper's tables.
+
+    `written`: what the page has; its claims that were not run, and its tables, stay.
+    """
     result = reproduced.result
     seeds = f"{result.seeds} seed{'' if result.seeds == 1 else 's'}"
     command = f"headway reproduce {result.system}{' --quick' if result.quick else ''} --markdown"
-    lines = [f"{counted(result.counts)}. Written by `{command}` of Headway {__version__} with {seeds}.", ""]
-    lines += abstract(result.abstract)
-    rows = [[f"`{row.id}`", row.claim, str(row.paper), row.headway, _verdict(row.verdict)] for row in result.claims]
-    lines += table(["row", "claim", "paper", "Headway", ""], rows)
+    system, tables = load(result.system), tables_of(reproduced)
+    rows, sentences, note = result.claims, result.abstract, ""
+    if written is not None and written.rows:
+        rows, tables = merged_rows(written, rows, system.CLAIMS), merged_tables(written.tables, tables)
+        sentences, seeds = judged(abstract_of(system), rows), written.seeds or seeds
+        note = " Some rows were run alone, by `--claim`, later or with other seeds."
+    lines = [f"{counted(counts(rows))}. Written by `{command}` of Headway {__version__} with {seeds}.{note}", ""]
+    lines += abstract(sentences)
+    cells = [[f"`{row.id}`", row.claim, str(row.paper), row.headway, _verdict(row.verdict)] for row in rows]
+    lines += table(["row", "claim", "paper", "Headway", ""], cells)
     lines += ["", "What lies behind the numbers:", ""]
-    lines += [f"- `{row.id}`: {row.why}" for row in result.claims if row.why]
-    for each in reproduced.exhibits:
-        if isinstance(each, PaperTable):
-            cells = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in each.rows]
-            lines += ["", f"**{each.label}: {each.title}.** {each.shows}", "", *table(list(each.heads), cells)]
+    lines += [f"- `{row.id}`: {row.why}" for row in rows if row.why]
+    lines += [line for each in tables.values() for line in ("", *each)]
     return "\n".join(lines) + "\n"
 
 
-def around_markers(path: Path, command: str = REPRODUCE) -> tuple[str, str]:
-    """What a page has before and after the part that a command writes; nothing where there is no page.
+def tables_of(reproduced: Reproduced) -> dict[str, list[str]]:
+    """By label and title: the lines of each table with its caption."""
+    found = {}
+    for each in reproduced.exhibits:
+        if isinstance(each, PaperTable):
+            cells = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in each.rows]
+            name = f"{each.label}: {each.title}"
+            found[name] = [f"**{name}.** {each.shows}", "", *table(list(each.heads), cells)]
+    return found
+
+
+def around_markers(path: Path, command: str = REPRODUCE) -> tuple[str, str, str]:
+    """What a page has before, in and after the part that a command writes; nothing where there is no page.
 
     HeadwayError where the page lacks one of the lines.
     """
     if not path.exists():
-        return "", ""
+        return "", "", ""
     first, last = markers(command)
     before, begin, rest = path.read_text(encoding="utf-8").partition(f"{first}\n")
-    _, end, after = rest.partition(f"{last}\n")
+    inside, end, after = rest.partition(f"{last}\n")
     if not begin or not end:
         raise HeadwayError(f"{path}: has no line {last if begin else first!r}; expected it, or a new file")
-    return before, after
+    return before, inside.strip("\n"), after
 
 
 def write_markdown(path: Path, text: str, command: str = REPRODUCE) -> None:
     """Write the text between the command's lines of a page, or a new page that consists of it."""
-    before, after = around_markers(path, command)
+    before, _, after = around_markers(path, command)
     first, last = markers(command)
     write_text(path, f"{before}{first}\n\n{text}\n{last}\n{after}")
 

@@ -18,6 +18,6 @@ EXAMPLE = ("deepseek", 3, 85.0)
 _GROUPS = read_claims(__package__)
 (
     FIGURE_1, FIGURE_2, TABLE_1, END_TO_END, ABLATIONS, LENGTHS, SHAPE, SIZES, DRIFT, SARATHI, FIGURE_7, ROUTER,
-    OPTIMALITY, WEAKER, JUDGE, TRAINED, CACHES, BUDGET, SOME, REGRET,
+    OPTIMALITY, WEAKER, JUDGE, TRAINED, CACHES, BUDGET, SOME, REGRET, FOR_THROUGHPUT,
 ) = _GROUPS.values()  # fmt: skip
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)

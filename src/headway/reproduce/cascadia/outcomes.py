@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from headway.reproduce import charts
-from headway.reproduce.cascadia import claims, paper_plans, runs, studies
+from headway.reproduce.cascadia import claims, paper_plans, regimes, runs, studies
 from headway.reproduce.cascadia.claims import CASES, EXAMPLE, LLAMA
 from headway.reproduce.cascadia.setup import NUM_GPUS
 from headway.reproduce.findings import Exhibit, Figure, Finding, Findings, PaperTable, Row
@@ -54,6 +54,8 @@ def findings(runner: Runner) -> Findings:
             result += studies.of_deepseek(runner, cases, rates)
     if runner.wants(*claims.LENGTHS) and not runner.quick:
         result += _lengths(runner)
+    if runner.wants(*claims.FOR_THROUGHPUT) and not runner.quick:
+        result += _for_throughput(runner)
     if runner.wants(*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES, *claims.REGRET):
         cases, rates = _measured(runner, LLAMA)
         result += Findings({"slo-llama": _times(cases, "stand-alone", "p95_s")}, [_exhibit_7(cases, rates)])
@@ -228,6 +230,46 @@ def _lengths(runner: Runner) -> Findings:
     chart = charts.bars(names, scales, "SLO scale")
     shows = "As Figure 5, where answers grow with difficulty and differ by model."
     return Findings(outcomes, [Figure("Figure 5b", "SLO scale with unequal answers", shows, chart)])
+
+
+def _for_throughput(runner: Runner) -> Findings:
+    """The 12 cases, where all systems are planned for the most throughput."""
+    tasks = {
+        case: Call(
+            regimes.measure_throughput,
+            {"cascade": case[0], "trace": case[1], "q_min": case[2], "seeds": list(runner.seeds)},
+        )
+        for case in claims.ALL_CASES
+    }
+    cases = runner.run(tasks)
+    times = {other: _times(cases, other, "throughput_rps") for other in regimes.SYSTEMS[1:]}
+    margins = {case: _values(each, "cascadia", "quality") for case, each in cases.items()}
+    least = [min(values[i] - case[2] for case, values in margins.items()) for i in range(len(runner.seeds))]
+    short = "; ".join(f"{_name(case)}: {fmean(v):.2f}" for case, v in margins.items())
+    alone, serve, uniform = times.values()
+    outcomes = {
+        "headline-throughput-planned": _headline({"stand-alone": alone, "cascade-serve": serve}),
+        "headline-throughput-planned-uniform": _headline({"stand-alone": alone, "uniform CascadeServe": uniform}),
+        "throughput-planned-stand-alone": alone,
+        "throughput-planned-most": _largest_advantage(cases, "throughput_rps"),
+        "throughput-planned-cascade-serve": serve,
+        "throughput-planned-cascade-serve-uniform": uniform,
+        "quality-planned": Finding(least, f"On requests that no plan was made on: {short}."),
+    }
+    return Findings(outcomes, [_planned_table(cases)])
+
+
+def _planned_table(cases: Mapping[Case, Measurement]) -> PaperTable:
+    rows: list[Row] = []
+    for case, each in cases.items():
+        cells = [
+            f"{', '.join(f'{shapes} ({ratio:.3g})' for shapes, ratio in each['plans'][name])}: "
+            f"{fmean(_values(each, name, 'throughput_rps')):.0f}/s"
+            for name in regimes.SYSTEMS
+        ]
+        rows.append([_name(case), *cells])
+    shows = "Replicas of each model with the share of requests that reach it, and what lasts."
+    return PaperTable("Figure 6b", "Plans for the most throughput", shows, ["case", *regimes.SYSTEMS], rows)
 
 
 def _values(case: Measurement, system: str, key: str) -> list[float]:

@@ -6,6 +6,7 @@ from headway.planning.cascade.plan import CascadePlan, StagePlan
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Replicas
 from headway.reproduce.cascadia.claims import CASES
+from headway.reproduce.cascadia.regimes import plan_of_stages
 from headway.reproduce.cascadia.runs import run
 from headway.reproduce.cascadia.setup import planning_case
 from headway.reproduce.tasks import Measurement
@@ -31,7 +32,7 @@ def paper_plan(trace: int, q_min: float, rate_rps: float, seeds: list[int]) -> M
 
 
 def plan_of_tables(case: PlanningRequest, row: int) -> CascadePlan:
-    """A plan with what the tables say; what they do not say is 0 or unknown."""
+    """A plan with what the tables say."""
     cell, problem = TABLE_2[row], case.problem
     stages = tuple(
         StagePlan(
@@ -41,8 +42,4 @@ def plan_of_tables(case: PlanningRequest, row: int) -> CascadePlan:
             DEEPSEEK, cell.gpus, TABLE_3[row], (*cell.thresholds, None), cell.ratios, (*cell.gpus[1:], 0), strict=True
         )
     )  # fmt: skip
-    return CascadePlan(
-        status="converged", planner="the paper", target=problem.target, stages=stages, num_gpus=problem.num_gpus,
-        gpus_used=sum(cell.gpus), latency_s=0.0, bound_s=None, quality=cell.q_min, objective=0.0, utopia_quality=100.0,
-        nadir_quality=0.0, rounds=(), num_evaluations=0, num_remembered=0, num_sets=0, why="Tables 2 and 3",
-    )  # fmt: skip
+    return plan_of_stages(problem, stages, cell.q_min, "the paper's Tables 2 and 3")
