@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headway.catalog import coefficients
 from headway.core.fleet import Parallel
 from headway.perf.step import StepModel
+from headway.planning.cascade import planners
+from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.rehearsal import simulated
-from headway.reproduce.cascadia import CLAIMS, claims, drift, judges, outcomes, paper_plans, parts, runs, setup, studies
+from headway.planning.cascade.replica_sets import all_sets
+from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
+from headway.reproduce.cascadia import (
+    CLAIMS,
+    claims,
+    drift,
+    judges,
+    outcomes,
+    paper_plans,
+    parts,
+    regimes,
+    runs,
+    setup,
+    studies,
+)
 from headway.reproduce.claims import AtLeast, Between, EverySeed
 from headway.reproduce.findings import Finding, Findings, PaperTable
 from headway.reproduce.runner import Runner
@@ -122,7 +142,7 @@ def test_no_row_of_a_whole_run_holds_where_systems_are_equal(monkeypatch: pytest
     assert held == {
         "size-latency", "simulator", "quality", "plans-move", "no-largest", "plan-time",
         "plan-time-80", "judge-time", "judge-gpus", "drift-quality", "optimality", "judge-weak-quality",
-        "prefix-latency", "prefix-plan", "latency-budget", "regret-known",
+        "prefix-latency", "prefix-plan", "latency-budget", "regret-known", "quality-planned",
     }  # fmt: skip
 
 
@@ -191,7 +211,15 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
         num = len(given["seeds"])
         return {"p95_s": [10.0 * slower] * num, "quality": [80.0] * num, "throughput_rps": [10.0 / slower] * num}
 
+    def for_throughput(given: Mapping[str, Any]) -> Measurement:
+        ours = {"quality": given["q_min"] - 9 * off, "throughput_rps": 10.0}
+        theirs = ours | {"throughput_rps": 10.0 / slower}
+        num = len(given["seeds"])
+        of = {name: [ours if name == "cascadia" else theirs] * num for name in regimes.SYSTEMS}
+        return {"runs": of, "plans": {name: [["2 x tp 4", 1.0]] for name in of}}
+
     return {
+        regimes: {"measure_throughput": for_throughput},
         runs: {
             "rate": lambda given: {"rate_rps": 30.0, "capacity_rps": 32.0, "lone_s": 5.0,
                                    "lone": {"a": [1.0, 50.0], "b": [2.0 - 9 * off, 60.0]}},
@@ -256,6 +284,52 @@ def test_the_papers_plans_use_the_gpus_and_models_that_it_says() -> None:
         assert sum(stage.num_gpus for stage in plan.stages) == 32
         assert [sum(part.num_gpus for part in stage.replicas) for stage in plan.stages] == list(TABLE_2[row].gpus)
         assert len(plan.thresholds) == sum(bool(stage.replicas) for stage in plan.stages) - 1
+
+
+def test_the_scarcest_stage_serves_as_much_as_in_any_division() -> None:
+    """Against all divisions of eight GPUs by hand, for routings that leave out a stage, too."""
+    random = np.random.default_rng(0)
+    capacity = [np.maximum.accumulate(np.concatenate([[0.0], random.uniform(0, 9, 8)])) for _ in range(3)]
+    ratios = np.array([[1.0, 0.6, 0.2], [1.0, 0.3, 0.0], [1.0, 0.9, 0.9]])
+    most, best = regimes.scarcest(ratios, capacity, divisions := regimes.divisions_of(8, 3))
+    for row, shares in enumerate(ratios.tolist()):
+
+        def served(division: tuple[int, ...], shares: list[float] = shares) -> float:
+            return min(capacity[i][num] / share for i, (num, share) in enumerate(zip(division, shares, strict=True))
+                       if share)  # fmt: skip
+
+        every = [each for each in product(range(9), repeat=3) if sum(each) == 8]
+        assert most[row] == pytest.approx(max(map(served, every)))
+        assert served(tuple(divisions[best[row]].tolist())) == pytest.approx(most[row])
+
+
+def test_plans_for_throughput_keep_the_quality_and_cascade_serve_shares_its_gpus_equally() -> None:
+    """Where a GPU completes one request a second whatever its replica."""
+    case = setup.planning_case("deepseek", 1, 85.0)
+    problem = dataclasses.replace(case.problem, use_all=False, max_kinds=2)
+    sets = tuple(all_sets(problem)(i, ()) for i in range(3))
+    rps = tuple(each.cells.astype("f8") for each in sets)
+    capacity = regimes.Capacities(sets, rps, problem.num_gpus, problem.server)
+    plans = {
+        name: regimes.for_throughput(capacity, name)(problem, StageLatencies(evaluator_of(case)), bounds_of(case))[0]
+        for name in regimes.SYSTEMS if name != "stand-alone"
+    }  # fmt: skip
+
+    def lasting_rps(plan: CascadePlan) -> float:
+        return min(each.num_gpus / each.processing_ratio for each in plan.stages if each.processing_ratio > 0)
+
+    for plan in plans.values():
+        assert plan.gpus_used <= 32 and plan.quality >= 85.0
+        assert all(bool(each.replicas) == (each.processing_ratio > 0) for each in plan.stages)
+    ours, serve, uniform = map(lasting_rps, plans.values())
+    assert ours >= serve > uniform
+    shares = planners.equal_shares(
+        32, tuple(each.processing_ratio > 0 for each in plans["cascade-serve-uniform"].stages)
+    )
+    for stage, share in zip(plans["cascade-serve-uniform"].stages, shares, strict=True):
+        assert stage.num_gpus <= share
+    alone = regimes.alone_for_throughput(capacity, 2)(problem, StageLatencies(evaluator_of(case)), bounds_of(case))[0]
+    assert [(each.model, each.num_gpus) for each in alone.stages] == [(problem.names[2], 32)]
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -312,6 +313,10 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+NOT_QUICK = ("-curve", "-estimate", "-mean", "-mix", "-filter", "-ranking")
+"""Of rows on demand that a quick run leaves out."""
+
+
 @pytest.mark.parametrize(
     "quick", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.ci)]
 )
@@ -325,7 +330,7 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool, data: Path) ->
         repeats = 20 if claim.id.startswith("fig9-") and not quick else 3
         assert len(outcome.values) in (1, repeats) and outcome.why
         claim.rule.judge(outcome.values)
-        is_left = quick and (claim.id in cauchy.OF_ALL_SIZES or claim.id.endswith(("-curve", "-estimate")))
+        is_left = quick and (claim.id in cauchy.OF_ALL_SIZES or claim.id.endswith(NOT_QUICK))
         assert (outcome.values[0] is None) == is_left and is_left == ("A quick run" in outcome.why)
     labels = list(dict.fromkeys(exhibit.label for exhibit in found.exhibits if not exhibit.label.startswith("Headway")))
     order = ["Figure 1", "Figure 4", "Figure 2", "Figure 6", "Figure 7", "Figure 8", "Figure 9", "Table 3", "Figure 10"]
@@ -336,7 +341,7 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool, data: Path) ->
 @pytest.mark.ci
 def test_without_a_trace_the_own_curve_is_judged() -> None:
     found = cauchy.run(Pretending(seeds=(0, 1, 2), quick=True)).outcomes
-    for name in ("overall", "in_time", "estimated", "autoscaling"):
+    for name in ("overall", "in_time", "estimated", "for_mean", "by_ranking", "autoscaling"):
         assert all(found[claim.id].values[0] is None and "--data" in found[claim.id].why for claim in GROUPS[name])
     judged = [claim.id for claim in GROUPS["own_curve"] if claim.id not in cauchy.OF_ALL_SIZES]
     assert judged and all(found[id].values[0] is not None for id in judged)
@@ -346,6 +351,44 @@ ALIKE = {"fig9-tokens-sharegpt", "fig9-identical", *(claim.id for claim in GROUP
 """Claims that systems are alike or in time; and one whose systems are, which no claim of a difference is."""
 STATED = {claim.id for name in ("shares", "examples", "transfers", "network") for claim in GROUPS[name]}
 """Not between systems that are simulated."""
+
+
+FOR_MEAN = {claim.id for name in ("for_mean", "by_ranking") for claim in GROUPS[name]}
+
+
+@pytest.mark.parametrize("worse", [1.0, 0.7])
+def test_fleets_for_the_mean_run_alone_and_can_fail(worse: float, data: Path) -> None:
+    """They need no sizes; no claim of theirs holds where systems are equal or swapped, and lateness decides none."""
+    asked: list[Any] = []
+
+    class Counting(Pretending):
+        def run(self, tasks: Mapping[Any, Any]) -> dict[Any, Any]:
+            asked.extend(tasks)
+            found: dict[Any, Any] = super().run(tasks)
+            return {key: each | {"attainment": 0.5} if "attainment" in each else each for key, each in found.items()}
+
+    runner = Counting(seeds=tuple(range(6)), data=data, worse=worse, claims=frozenset(FOR_MEAN))
+    found = cauchy.run(runner).outcomes
+    assert {key[0] for key in asked} == {"profiles", "overall"}
+    assert {key[2] for key in asked if key[0] == "overall"} == {"-mean", "-mean-filter", "-mean-ranking"}
+    assert all(None not in found[id].values and found[id].why for id in FOR_MEAN)
+    assert not {claim.id for claim in CLAIMS if claim.id in FOR_MEAN and claim.rule.judge(found[claim.id].values).holds}
+
+
+def test_eq_15_leaves_fewer_candidates_the_more_of_it_is_used() -> None:
+    """As a filter of directions, as a ranking of pairs, and with the first four alone."""
+    rankings: tuple[setup.Ranking, ...] = ("filter", "ranking", "closed-form")
+    profile = {"candidates": msgspec.to_builtins(CANDIDATES), "capacity_rps": 300.0}
+    left = [{each.combo for each in Market("sharegpt", profile, ranking).candidates} for ranking in rankings]
+    assert left[0] > left[1] and left[1] >= left[2] and len(left[2]) <= setup.TOP
+
+
+def test_melange_by_whole_mixes_pays_no_more_than_any_single_type() -> None:
+    plan = market().whole_mix_plan(market().demand_rps)
+    assert plan.services[0].goodput_rps >= market().demand_rps - 1e-6
+    alone = [each for each in market().profiled if each.combo.aggregated]
+    enough = [n * each.combo.usd_per_hour for each in alone if (n := ceil(market().demand_rps / each.goodput_rps)) <= 8]
+    assert enough and plan.usd_per_hour <= min(enough) + 1e-9
 
 
 @pytest.mark.long
