@@ -30,10 +30,10 @@ class Written(Struct, frozen=True):
 def read_written(text: str, claims: Sequence[Claim]) -> Written:
     """What `markdown` wrote of these claims. A claim that has left the system is left out."""
     lines = text.splitlines()
-    reasons = dict(match.groups() for line in lines if (match := _REASON.fullmatch(line)))
-    found = {match[1]: match.groups() for line in lines if (match := _ROW.fullmatch(line))}
+    reasons = {match[1]: match[2] for line in lines if (match := _REASON.fullmatch(line))}
+    found = {match[1]: (match[2], match[3]) for line in lines if (match := _ROW.fullmatch(line))}
     rows = {
-        claim.id: _row(claim, found[claim.id][1], found[claim.id][2], reasons.get(claim.id, ""))
+        claim.id: _row(claim, *found[claim.id], reasons.get(claim.id, ""))
         for claim in claims if claim.id in found
     }  # fmt: skip
     seeds = re.search(r" with (\d+ seeds?)[.,]", lines[0] if lines else "")

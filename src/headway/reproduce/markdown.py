@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from headway import __version__
@@ -49,9 +49,9 @@ def markdown(reproduced: Reproduced, written: Written | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tables_of(reproduced: Reproduced) -> dict[str, list[str]]:
+def tables_of(reproduced: Reproduced) -> Mapping[str, Sequence[str]]:
     """By label and title: the lines of each table with its caption."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for each in reproduced.exhibits:
         if isinstance(each, PaperTable):
             cells = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in each.rows]

@@ -238,7 +238,7 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool) -> None:
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
     for claim in CLAIMS:
         outcome = found.outcomes[claim.id]
-        assert len(outcome.values) == (2 if claim.id.endswith(("-at-once", "-5ms")) else 3) and outcome.why
+        assert len(outcome.values) == (2 if claim.id.endswith("-at-once") else 3) and outcome.why
         claim.rule.judge(outcome.values)
         assert (set(outcome.values) == {None}) == (quick and claim.id in ktier.OF_FULL_RUNS)
     labels = [exhibit.label for exhibit in found.exhibits]
@@ -266,7 +266,7 @@ def test_tables_hold_the_papers_numbers_beside_ours() -> None:
 
 PART_OF = {
     "parity-p99": {"parity"}, "headroom-tier0": {"load"}, "headroom-tier0-rare": {"rare"},
-    "seats-same-prefill-mean": {"part", "seats"}, "headline-e2e-p99-5ms": {"infaas", "tick"},
+    "seats-same-prefill-mean": {"part", "seats"},
 }  # fmt: skip
 
 

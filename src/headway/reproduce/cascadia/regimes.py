@@ -33,8 +33,9 @@ from headway.reproduce.cascadia.runs import run
 from headway.reproduce.cascadia.setup import planning_case
 from headway.reproduce.tasks import Measurement
 
-RATE_RPS = 30.0
-"""At which plans are rehearsed and judged: shares and quality do not depend on it, nor does a capacity."""
+RATE_RPS = 3.0
+"""At which plans are rehearsed and judged, each request of a table once: shares, quality and capacities are the same at
+any rate."""
 SYSTEMS = ("cascadia", "stand-alone", "cascade-serve", "cascade-serve-uniform")
 
 

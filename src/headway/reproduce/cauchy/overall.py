@@ -107,7 +107,7 @@ def sizes(markets: Markets, some: Sequence[Case]) -> dict[Key, Call]:
 def size_of(results: Results, workload: str, case: Case, system: System) -> float:
     """k; without autoscaling it is Cauchy's, so that both begin with one plan."""
     if case.for_mean:
-        return SIZES[0]
+        return float(SIZES[0])
     return float(results["size", workload, case.key, "cauchy" if system == "static" else system]["k"])
 
 

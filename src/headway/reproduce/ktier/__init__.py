@@ -27,11 +27,9 @@ SUSTAINED = ("sustained-tier0", "headroom-tier0")
 SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
 RARE = "headroom-tier0-rare"
 SEATS = tuple(claim.id for claim in CLAIMS if claim.id.startswith("seats-"))
-OF_FULL_RUNS = frozenset((*SWEEP, *(claim.id for claim in CLAIMS if claim.id.endswith(("-at-once", "-5ms")))))
+OF_FULL_RUNS = frozenset((*SWEEP, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
 """Claims whose values vary with the seed or the length of a burst by as much as the rules allow."""
-BURST = tuple(
-    claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS, *ktier_seats.TICKS)
-)
+BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS))
 
 
 def run(runner: Runner) -> Findings:
@@ -44,8 +42,6 @@ def run(runner: Runner) -> Findings:
         tasks |= ktier_burst.tasks(seeds, quick)
     if runner.wants(*SEATS):
         tasks |= ktier_seats.tasks(seeds, quick)
-    if runner.wants(*ktier_seats.TICKS):
-        tasks |= ktier_seats.tick_tasks(seeds, quick)
     if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
     if runner.wants(RARE):
@@ -69,8 +65,6 @@ def run(runner: Runner) -> Findings:
     findings += Findings({}, after)
     if runner.wants(*SEATS):
         findings += Findings(ktier_seats.SeatRuns(results, seeds).outcomes())
-    if runner.wants(*ktier_seats.TICKS):
-        findings += Findings(ktier_seats.TickRuns(results, seeds[: ktier_burst.SEEDS_AT_ONCE]).outcomes())
     if runner.wants(RARE):
         findings += Findings({RARE: sustained.SustainedRuns(results, seeds).rare()})
     if runner.wants(*SUSTAINED):

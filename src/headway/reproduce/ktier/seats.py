@@ -1,4 +1,4 @@
-"""Seats and memory that nobody counts, as in the authors' public Llumlet; and the time between its migrations."""
+"""Seats and memory that nobody counts, as in the authors' public Llumlet."""
 
 from __future__ import annotations
 
@@ -6,34 +6,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from headway.reproduce.findings import Finding
-from headway.reproduce.ktier.burst import (
-    ALL_IN,
-    ALL_SEATED,
-    FEW,
-    INFAAS_ALL_IN,
-    PARTS,
-    PUBLIC_SEATS,
-    SEEDS_AT_ONCE,
-)
-from headway.reproduce.ktier.claims import HEADLINES, SCALES
-from headway.reproduce.ktier.runs import (
-    INFAAS,
-    LLUMLET,
-    UNBOUNDED,
-    VLLM,
-    at_once,
-    ktier_policies,
-    measure,
-    scenario,
-)
+from headway.reproduce.ktier.burst import ALL_IN, ALL_SEATED, FEW, INFAAS_ALL_IN, PARTS, PUBLIC_SEATS
+from headway.reproduce.ktier.claims import SCALES
+from headway.reproduce.ktier.runs import UNBOUNDED, ktier_policies, measure, scenario
 from headway.reproduce.results import Key, SeedResults, ratios
 from headway.reproduce.tasks import SimulationTask
 
 SEATED_TIERS = (1, 3)
 """K of further runs with seats and memory for all."""
-TICK_S = 0.005
-"""Between migrations, where each request is placed at once; 0.05 in the paper."""
-TICKS = tuple(f"headline-{metric}-5ms" for metric in HEADLINES)
 
 
 def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
@@ -47,20 +27,6 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
         for k in SEATED_TIERS:
             document = scenario(ktier_policies(k, seats=8192), UNBOUNDED, SCALES["10k"], num_tiers=k, quick=quick)
             tasks["seats", k, seed] = SimulationTask(document, seed, measure)
-    return tasks
-
-
-def tick_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
-    """Runs with migrations ten times as often, and the baseline."""
-    tasks: dict[Key, SimulationTask] = {}
-    for seed in seeds[:SEEDS_AT_ONCE]:
-        document = scenario(INFAAS, VLLM, SCALES["10k"], quick=quick)
-        tasks["infaas", "10k", seed] = SimulationTask(document, seed, measure)
-        for mix, _ in HEADLINES.values():
-            policies = at_once(4)
-            policies["migration"] |= {"interval_s": TICK_S}
-            document = scenario(policies, LLUMLET, SCALES["10k"], mix=mix, num_tiers=4, quick=quick)
-            tasks["tick", mix, seed] = SimulationTask(document, seed, measure)
     return tasks
 
 
@@ -86,21 +52,4 @@ class SeatRuns(SeedResults):
         findings["seats-k1-median"] = Finding(k1["p50"], f"Mean {fmean(k1['mean']):.1f} s.")
         for tier in (0, 2):
             findings[f"seats-k3-tier{tier}"] = Finding(medians[tier], f"Medians of TTFT, K=3: {listed}.")
-        return findings
-
-
-class TickRuns(SeedResults):
-    """The findings of shorter ticks, with the seeds of the reading that places each request at once."""
-
-    def outcomes(self) -> dict[str, Finding]:
-        findings = {}
-        for metric, (mix, _) in HEADLINES.items():
-            what, number = metric.split("-")
-            base, ktier = (self.values(key, what, number) for key in (("infaas", "10k"), ("tick", mix)))
-            moves = fmean(self.values(("tick", mix), "moves"))
-            why = (
-                f"{fmean(base):.1f} s with INFaaS and vLLM, {fmean(ktier):.1f} s with K-tier and {moves:,.0f} moves a "
-                "run. At 50 ms: headline-*-at-once."
-            )
-            findings[f"headline-{metric}-5ms"] = Finding(ratios(base, ktier), why)
         return findings
