@@ -108,11 +108,11 @@ def certainty(markets: Mapping[str, Market]) -> PaperTable:
 def energy(overall: OverallRuns) -> PaperTable:
     rows: list[Row] = []
     for workload, name in WORKLOADS.items():
-        for system, label in SYSTEMS.items():
+        for system in (each for each in SYSTEMS if each in overall.cases[0].systems):
             values = [
                 overall.mean(workload, overall.cases[0], system, key) for key in ("tokens_per_usd", "joules_per_token")
             ]
-            rows.append([name, label, values[0] / 1e6, values[1]])
+            rows.append([name, SYSTEMS[system], values[0] / 1e6, values[1]])
     shows = "Joules by the boards' rated power for as long as they are paid for: an upper bound."
     heads = ["workload", "system", "M tokens/USD", "J/token"]
     return PaperTable("Headway 4", "Energy beside dollars", shows, heads, rows)
