@@ -99,6 +99,7 @@ PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token=
 
 engine = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
 engine.daemon_threads = True
+engine.handle_error = lambda *about: None  # AIPerf resets its connections
 threading.Thread(target=engine.serve_forever, daemon=True).start()
 url = f"http://127.0.0.1:{engine.server_port}"
 
