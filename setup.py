@@ -17,13 +17,13 @@ from setuptools.command.build_ext import build_ext
 
 COMPILED = (
     "control/admissions", "control/cache_index", "control/cascade_stages", "control/changes", "control/control",
-    "control/hold_queue", "control/live", "control/search", "control/service", "gateway/auth/keys", "gateway/clock",
-    "gateway/gateway", "gateway/picker/answer", "gateway/picker/bodies", "gateway/picker/exchange",
+    "control/hold_queue", "control/live", "control/search", "control/service", "gateway/admission", "gateway/auth/keys",
+    "gateway/clock", "gateway/gateway", "gateway/picker/answer", "gateway/picker/bodies", "gateway/picker/exchange",
     "gateway/picker/messages", "gateway/relay/continuation", "gateway/relay/engine_stream", "gateway/relay/failover",
     "gateway/relay/json_body", "gateway/relay/metering", "gateway/relay/quarantine", "gateway/relay/relay",
-    "gateway/relay/request_reader", "gateway/relay/response", "gateway/scheduling/driver",
-    "gateway/scheduling/in_flight", "gateway/scheduling/replica", "gateway/scheduling/stalls", "gateway/server/bodies",
-    "gateway/server/completions", "gateway/server/connection_memory", "gateway/server/framing",
+    "gateway/relay/request_reader", "gateway/relay/response", "gateway/run_telemetry", "gateway/scheduling/driver",
+    "gateway/scheduling/in_flight", "gateway/scheduling/replica", "gateway/scheduling/stalls", "gateway/served_models",
+    "gateway/server/bodies", "gateway/server/completions", "gateway/server/connection_memory", "gateway/server/framing",
     "gateway/server/http_cycle", "gateway/server/http_protocol", "gateway/telemetry/histogram",
     "gateway/telemetry/metrics", "gateway/telemetry/recording", "gateway/upstream/client", "gateway/upstream/engine",
     "gateway/upstream/sse", "perf/engine_times", "perf/operators", "perf/roofline", "perf/step", "policies/engine_pace",

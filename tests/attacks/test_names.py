@@ -92,14 +92,14 @@ def test_a_gateway_keeps_no_long_name(tmp_path: Path) -> None:
 
     try:
         inside.engines[0].keeps_bodies = False
-        inside.gateway.recording.enabled = True
+        inside.gateway.telemetry.recording.enabled = True
         for number in range(3):
             inside.run(ask(number))
         inside.run(ask(3, "/v1/responses/" + long(), "GET"))
         inside.run(ask(4, "/" + long(), long()))
         assert statuses == [200, 400, 200, 404, 404]
         assert not list(kept(inside.gateway)) and inside.num_in_flight == 0
-        regions = {arrival[7] for arrival in inside.gateway.recording._arrivals}
+        regions = {arrival[7] for arrival in inside.gateway.telemetry.recording._arrivals}
         assert {len(each) for each in regions} == {MAX_CHARS}
         page = "\n".join(inside.gateway.metrics.lines())
         assert max(map(len, labels(page))) <= MAX_CHARS

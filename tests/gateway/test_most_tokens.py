@@ -50,7 +50,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Gateway:
 
 def most(gateway: Gateway, path: str, body: dict[str, Any]) -> MostTokens:
     raw = json.dumps({"model": "qwen3-8b", **body}).encode()
-    return gateway.most_tokens(read_request(path, raw, {}).features(0.0))
+    return gateway.admission.most_tokens(read_request(path, raw, {}).features(0.0))
 
 
 WORDS = st.lists(st.integers(100_000, 999_999), min_size=4, max_size=300).map(
@@ -164,10 +164,10 @@ def test_what_is_used_beyond_a_reservation_is_reserved_as_it_is_used(
     request.budget_hold = BudgetHold(caller.owner, "", [account], 10, 0.0)
     unused: Any = None
     pools = {served.pool.name: served for served in gateway.plan.pools}
-    monkeypatch.setattr(gateway, "charges", Charges(unused, pools, lambda: gateway.plan))
+    monkeypatch.setattr(gateway.admission, "charges", Charges(unused, pools, lambda: gateway.plan))
     for tokens in (0, 300, 900):
         request.live.placed_s, request.live.generated_tokens = 0.0, tokens
-        gateway._raise_holds([request])
+        gateway.admission.raise_holds([request])
         held = 10 + tokens
         assert (account.reserved_tokens, request.rate_hold.tokens) == (held, held)
         assert caller.limits()[0].remaining == 1_000 - held

@@ -234,7 +234,7 @@ async def _day(
             assert all(error["code"] == "shed" for error in errors if error), errors
         else:
             refused.update({id: error for id, error in enumerate(errors) if error})
-    return gateway().records(), decisions
+    return gateway().telemetry.records(), decisions
 
 
 async def _read(app: Any, at_s: float, body: dict[str, Any]) -> list[tuple[float, bytes]]:
@@ -275,7 +275,7 @@ def streams(
     async def story() -> tuple[list[list[tuple[float, bytes]]], Records]:
         async with _served(serving.load(path)[1], [], reasoning_tokens) as (app, gateway):
             found = await asyncio.gather(*(_read(app, at_s, body) for at_s, body in asked))
-        return found, gateway().records()
+        return found, gateway().telemetry.records()
 
     with _runner(folder) as runner:
         return runner.run(story())

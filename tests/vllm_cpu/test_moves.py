@@ -118,7 +118,7 @@ def loaded_bytes(servers: list[Server]) -> int:
 
 def continued(gateway: Gateway) -> dict[str, int]:
     """Tokens with which engines began that continue an answer, by the gateway's metrics."""
-    page = gateway.request_metrics.page()
+    page = gateway.telemetry.metrics.page()
     found = re.findall(r'^headway_continued_tokens_total\{.*kv="(\w+)"\} (\d+)$', page, re.MULTILINE)
     return {"computed": 0, "cached": 0} | {kv: int(tokens) for kv, tokens in found}
 

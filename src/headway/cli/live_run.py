@@ -184,7 +184,7 @@ class LiveRun:
         if self._decisions is not None:
             self._decisions.close()
         if self._records is not None:
-            gateway.flush_records()
+            gateway.telemetry.flush()
             click.echo(self._records.finish(), err=True)
 
 

@@ -317,7 +317,7 @@ class Control:
 
     def has_fallback(self, live: Live) -> bool:
         """Whether the request has a fallback, up or not, for when its service rejects it."""
-        fallback = self._fallback_of(live) if self.fallbacks else None
+        fallback = self._fallback_of(live)
         return fallback is not None and fallback.allows("rejects")
 
     def may_fall_back(self, live: Live) -> bool:

@@ -125,7 +125,7 @@ class Reloader:
 
     def _log_decision(self, reload: Reload) -> None:
         """Note the change in the decision log, where later decisions follow from it."""
-        decisions = self._gateway.decisions
+        decisions = self._gateway.telemetry.decisions
         if decisions is not None and reload.changes:
             line = Decision(reload.time_s, "reloaded", "", "", 0, "", why="; ".join(reload.changes))
             for listener in decisions.listeners:

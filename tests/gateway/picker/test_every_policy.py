@@ -36,8 +36,10 @@ def headers(i: int) -> dict[str, str]:
 async def by_gateway(made: Desk, i: int) -> None:
     request = read_request("/v1/chat/completions", msgspec.json.encode(body(i)), headers(i))
     gateway = made.gateway
-    features = await gateway.features(request)
-    gateway.admit(features, lambda live: InFlightRequest(live, "id", is_streamed=False), gateway.keys.caller_of(""))
+    features = await gateway.admission.features(request)
+    gateway.admission.admit(
+        features, lambda live: InFlightRequest(live, "id", is_streamed=False), gateway.keys.caller_of("")
+    )
 
 
 async def by_picker(made: Desk, i: int) -> None:

@@ -113,7 +113,7 @@ def test_a_stream_is_counted_and_its_usage_hidden_from_clients_that_did_not_ask(
         assert (live.prompt_tokens, live.generated_tokens) == (40, 2) and in_flight(made) == [0, 0, 0, 0]
         call.end()
         await made.over()
-        assert made.gateway.records().requests["outcome"].tolist() == [Outcome.FINISHED]
+        assert made.gateway.telemetry.records().requests["outcome"].tolist() == [Outcome.FINISHED]
 
     tell(story, tmp_path)
 
@@ -182,7 +182,7 @@ def test_an_answer_that_is_not_streamed_is_counted_at_its_end(tmp_path: Path, st
         call.end()
         await made.over()
         assert in_flight(made) == [0, 0, 0, 0] and live.generated_tokens == (2 if status == 200 else 0)
-        assert made.gateway.records().requests["outcome"].tolist() == [outcome]
+        assert made.gateway.telemetry.records().requests["outcome"].tolist() == [outcome]
 
     tell(story, tmp_path)
 
@@ -194,7 +194,7 @@ def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
         call.end()
         await made.over()
         assert sum(in_flight(made)) == 0
-        assert made.gateway.records().requests["outcome"].tolist() == [Outcome.CANCELLED]
+        assert made.gateway.telemetry.records().requests["outcome"].tolist() == [Outcome.CANCELLED]
 
     tell(story, tmp_path)
 
@@ -253,7 +253,7 @@ def test_a_request_without_an_id_gets_one_everywhere(tmp_path: Path) -> None:
         headers = set_headers((await call.response()).response_headers.response.header_mutation)
         call.part(b'{"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}', is_last=True)
         await call.response()
-        ids = made.gateway.records().request_ids
+        ids = made.gateway.telemetry.records().request_ids
         assert ids is not None and len(headers["x-request-id"]) == 32
         assert found.headers["x-request-id"] == headers["x-request-id"] == ids[-1].as_py() == log[-1].request
 
@@ -269,7 +269,7 @@ def test_a_request_counts_where_envoy_has_sent_it(tmp_path: Path) -> None:
         assert in_flight(made) == [0, 1, 0, 0]
         call.part(b'{"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}', is_last=True)
         await call.response()
-        records = made.gateway.records()
+        records = made.gateway.telemetry.records()
         rows, stays = records.requests, records.segments
         assert stays["replica"].tolist() == [0, 1]
         assert stays["cause"].tolist() == [Cause.CRASHED, Cause.FINISHED]
@@ -475,7 +475,7 @@ def test_without_response_bodies_the_end_of_the_call_is_the_end_of_the_answer(tm
         call.end()
         await made.over()
         assert sum(in_flight(made)) == 0
-        assert made.gateway.records().requests["outcome"].tolist() == [Outcome.FINISHED]
+        assert made.gateway.telemetry.records().requests["outcome"].tolist() == [Outcome.FINISHED]
 
     tell(story, tmp_path)
 

@@ -44,7 +44,7 @@ class Watched:
         self.suspected: list[tuple[float, int, float]] = []
         self.now = 0.0
         detector = OutlierDetector(Outliers())
-        self.watch = StallWatch(LIMITS, detector, self, lambda replica: PACE, self.driven.driver.has_alternative)
+        self.watch = StallWatch(LIMITS, detector, self, {"p": PACE}, self.driven.driver.has_alternative)
         if is_warm:
             request = self.add_request(-1)
             request.live.generated_tokens, request.live.first_token_s = 1, 0.01

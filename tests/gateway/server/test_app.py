@@ -36,12 +36,12 @@ def test_open_endpoints(inside: Inside) -> None:
     assert "headway_requests_total" in _request(inside, "/metrics").body.decode()
     health = _request(inside, "/health")
     assert health.status == 200 and json.loads(health.body) == {"status": "ok", "up": 1, "replicas": 1}
-    inside.gateway.is_closing = True
+    inside.gateway.admission.is_closing = True
     try:
         health = _request(inside, "/health")
         assert health.status == 503 and json.loads(health.body) == {"status": "unavailable", "up": 1, "replicas": 1}
     finally:
-        inside.gateway.is_closing = False
+        inside.gateway.admission.is_closing = False
 
 
 def test_unknown_paths_and_methods_are_openai_errors(inside: Inside) -> None:

@@ -220,7 +220,7 @@ def test_the_page_counts_statuses_retries_and_dollars(tmp_path: Path) -> None:
         inside.engines[1].reply = _fails(400)
         statuses += [inside.chat().status, inside.run(inside.post(b"{", "/v1/completions")).status]
         page = _samples(inside.run(inside.post(b"", "/metrics", method="GET")).body.decode())
-        later = inside.gateway.records()
+        later = inside.gateway.telemetry.records()
     finally:
         inside.close()
     assert statuses == [200, 200, 200, 400, 400]

@@ -135,4 +135,4 @@ class Answer:
         live, request = self._in_flight.live, self._request
         num_chars = 0 if request.has_media else len(request.text)
         used_tokens = live.prompt_tokens + live.generated_tokens
-        self._gateway.settle(self._in_flight, num_chars, self._meter.prompt_tokens, used_tokens)
+        self._gateway.admission.settle(self._in_flight, num_chars, self._meter.prompt_tokens, used_tokens)

@@ -237,7 +237,7 @@ class Exchange:
             self._answer_mode = message.protocol_config.response_body_mode
         self._subset = messages.subset_of(message)
         gateway = self._gateway
-        if gateway.is_closing:
+        if gateway.admission.is_closing:
             raise ApiError(503, "the picker is shutting down", "shutting_down", retry_after_s=1)
         self._caller = gateway.keys.authenticate(headers)
         path = headers.get(":path", "").partition("?")[0]
@@ -324,7 +324,7 @@ class Exchange:
         request.can_resume = False  # what Envoy has sent, no other replica continues
 
     async def _admit(self, request: ClientRequest, caller: Caller) -> PickedRequest:
-        features, allowed = await self._gateway.features(request), self._allowed()
+        features, allowed = await self._gateway.admission.features(request), self._allowed()
         if allowed is not None and not any(self._gateway.health.is_up(self._gateway.replicas[id]) for id in allowed):
             raise ApiError(503, "no endpoint of the subset is ready", "no_capacity", retry_after_s=1)
         tenant = cut(messages.header_of(self._headers, messages.FAIRNESS_ID))
@@ -338,7 +338,7 @@ class Exchange:
                 self._in_flight.waits_for_client = True  # its tokens are not seen, so its silence says nothing
             return self._in_flight
 
-        self._gateway.admit(features, new_request, caller)
+        self._gateway.admission.admit(features, new_request, caller)
         assert self._in_flight is not None
         return self._in_flight
 

@@ -112,7 +112,7 @@ class Picker:
         gateway = self._gateway
         num_up = gateway.num_up
         self._has_started |= num_up > 0
-        is_open = self._has_started and not gateway.is_closing
+        is_open = self._has_started and not gateway.admission.is_closing
         for service, is_serving in (
             (health.OVERALL_HEALTH, is_open), (SERVICE, is_open), ("liveness", True),
             ("readiness", is_open and num_up > 0),

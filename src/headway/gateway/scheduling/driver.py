@@ -60,10 +60,11 @@ class Driver:
         on_ended: Callable[[InFlightRequest, Outcome, float], None],
         on_role: Callable[[int, Role, float], None],
         fallbacks: Fallbacks | None = None,
-        view: Callable[[LiveReplica], ReplicaView] = lambda replica: replica,
+        view: Callable[[LiveReplica], ReplicaView] | None = None,
     ) -> None:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
-        `on_role(replica, role, now)` are called after the fact. `view` gives a replica as policies see it."""
+        `on_role(replica, role, now)` are called after the fact. `view` gives a replica as policies see it;
+        None: as it is."""
         self._clock, self._scorer, self._view = clock, scorer, view
         self.hold_s = hold_s
         """Longest wait for a replica while none is up; None: `_HOLD_S`, or `_LOST_HOLD_S` if all are lost."""
@@ -478,7 +479,8 @@ class Driver:
 
     def _member(self, replica: LiveReplica) -> Member:
         """Control's entry of a replica that is not up yet."""
-        member = Member(self._view(replica), replica.max_request_tokens, None, replica.deployment, replica.adapters)
+        view = replica if self._view is None else self._view(replica)
+        member = Member(view, replica.max_request_tokens, None, replica.deployment, replica.adapters)
         member.is_up, member.is_single_phase = False, replica.is_single_phase
         member.window = replica.most_concurrent
         return member
@@ -529,7 +531,7 @@ class Driver:
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
         request.is_away = False
         request.has_alternative = live.allowed is None and len(self.services[live.model].members) > 1
-        request.has_fallback = self.control.has_fallback(live)
+        request.has_fallback = bool(self.control.fallbacks) and self.control.has_fallback(live)
         live.replica, live.enqueued_s = replica, now
         live.enter(WAITING)
         request.reservation = reservation = endpoint.reserve(live)
@@ -540,7 +542,7 @@ class Driver:
         """Reserve places at both replicas of a single-phase pair, and wake the request's task."""
         request, prefiller, decoder = self.requests[live.id], self.replicas[prefill], self.replicas[live.decode_replica]
         request.is_prefill_only = request.has_stored_kv = request.is_away = False
-        request.has_fallback = self.control.has_fallback(live)
+        request.has_fallback = bool(self.control.fallbacks) and self.control.has_fallback(live)
         request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
         live.replica, live.decode_replica, live.enqueued_s = decoder.id, -1, now
         live.enter(WAITING)

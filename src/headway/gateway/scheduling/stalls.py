@@ -14,7 +14,7 @@ compute prompts first, or may have preempted them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from headway.control.live import Live
@@ -89,12 +89,13 @@ class StallWatch:
         limits: TimeLimits,
         outliers: OutlierDetector,
         health: Suspicions,
-        times_of: Callable[[LiveReplica], PoolTimes],
+        times: Mapping[str, PoolTimes],
         has_alternative: Callable[[InFlightRequest, int], bool],
     ) -> None:
-        """`has_alternative(request, replica)`: another replica than this one could serve the request."""
+        """`times`: those expected of each pool's replicas. `has_alternative(request, replica)`: another replica than
+        this one could serve the request."""
         self._limits, self._outliers, self._health = limits, outliers, health
-        self._times_of, self._has_alternative = times_of, has_alternative
+        self._times, self._has_alternative = times, has_alternative
         self._stays: dict[int, _Stay] = {}
         self._silent_s: dict[int, float] = {}
         """By replica with requests, the time since the last sign of life."""
@@ -220,7 +221,7 @@ class StallWatch:
         if stay is not None and stay.has_begun:
             self._streams_silent_s.pop(replica.id, None)
         step_s = self._step_s(replica)
-        expected_s = self._times_of(replica).prefill_s(live.prompt_tokens) + step_s
+        expected_s = self._times[replica.pool].prefill_s(live.prompt_tokens) + step_s
         if request.is_unstreamed:
             expected_s += step_s * max(live.output_tokens, live.generated_tokens)
             self._learn(replica, (now - live.enqueued_s) / expected_s)
@@ -261,13 +262,13 @@ class StallWatch:
 
     def _expected_first_s(self, replica: LiveReplica) -> float:
         """Expected time to the first token of a request that comes now, after all prompts at the replica."""
-        return self._times_of(replica).prefill_s(replica.prefill_tokens_left) + self._step_s(replica)
+        return self._times[replica.pool].prefill_s(replica.prefill_tokens_left) + self._step_s(replica)
 
     def _step_s(self, replica: LiveReplica) -> float:
         step_s = self._steps_s.get(replica.id)
         if step_s is None:
             tokens = replica.kv_blocks_used * replica.block_size_tokens
-            step_s = self._steps_s[replica.id] = self._times_of(replica).step_s(replica.num_in_flight, tokens)
+            step_s = self._steps_s[replica.id] = self._times[replica.pool].step_s(replica.num_in_flight, tokens)
         return step_s
 
     def _limit_s(self, replica: LiveReplica) -> float:

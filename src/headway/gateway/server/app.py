@@ -102,7 +102,7 @@ def application(
         nonlocal gateway
         gateway = make()
         if beside is None:
-            gateway.request_metrics.num_responses = completions.num_responses
+            gateway.telemetry.metrics.num_responses = completions.num_responses
         gateway.start()
         port = gateway.settings.probe_port
         probes = None if port is None else ProbeServer(port, lambda: _probed(running()), gateway.settings.hang_s)
@@ -132,24 +132,24 @@ def application(
 
 
 async def _models(request: Request, gateway: Gateway) -> schema.ModelList:
-    return schema.ModelList(object="list", data=[_described(name, gateway) for name in gateway.names()])
+    return schema.ModelList(object="list", data=[_described(name, gateway) for name in gateway.models.names()])
 
 
 async def _model(request: Request, gateway: Gateway) -> schema.ModelObject:
     name = request.path_params["id"]
-    if not gateway.serves(name):
-        raise ApiError(404, str(unknown("model", name, gateway.names())), "model_not_found", "id")
+    if not gateway.models.serves(name):
+        raise ApiError(404, str(unknown("model", name, gateway.models.names())), "model_not_found", "id")
     return _described(name, gateway)
 
 
 def _described(name: str, gateway: Gateway) -> schema.ModelObject:
-    parent = gateway.parent_of(name) or UNSET
+    parent = gateway.models.parent_of(name) or UNSET
     return schema.ModelObject(id=name, object="model", created=0, owned_by="headway", parent=parent)
 
 
 def _health_of(gateway: Gateway) -> tuple[bool, schema.HealthStatus]:
     num_up, num = gateway.num_up, len(gateway.fleet.present())
-    is_ok = num_up > 0 and not gateway.is_closing
+    is_ok = num_up > 0 and not gateway.admission.is_closing
     return is_ok, schema.HealthStatus(status="ok" if is_ok else "unavailable", up=num_up, replicas=num)
 
 

@@ -58,7 +58,7 @@ def _page_and_policy() -> tuple[str, str]:
 
 
 async def _data(request: Request, gateway: Gateway) -> Response:
-    stats, now = gateway.rolling_stats, gateway.clock.now
+    stats, now = gateway.telemetry.rolling_stats, gateway.clock.now
     assert stats is not None
     stats.collect_decisions(now)
     replicas = [_replica_row(gateway, replica, now) for replica in gateway.fleet.present()]
@@ -69,7 +69,7 @@ async def _data(request: Request, gateway: Gateway) -> Response:
         version=__version__,
         time_s=time.time(),
         uptime_s=now,
-        closing=gateway.is_closing,
+        closing=gateway.admission.is_closing,
         replicas=replicas,
         queues=queues,
         in_flight=sum(replica.in_flight for replica in replicas),

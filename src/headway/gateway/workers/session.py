@@ -116,13 +116,13 @@ class WorkerSession:
         gateway.on_replica_up.append(self._replica_up)
         gateway.on_reconfigured.append(self._reconfigured)
         gateway.quarantine.listeners.append(self._quarantined)
-        if gateway.is_closing:
+        if gateway.admission.is_closing:
             self._reconfigured()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.RequestArrived: self._take_arrival,
             protocol.RequestFailed: self._failed,
             protocol.RequestSucceeded: self._succeeded,
-            protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts, message.responses),
+            protocol.MetricsReport: lambda message: gateway.telemetry.metrics.merge(message.counts, message.responses),
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
             protocol.WorkerIdle: self._idle,
             protocol.ChangeApplied: self._change_applied,
@@ -182,7 +182,7 @@ class WorkerSession:
     def _reconfigured(self) -> None:
         gateway = self._gateway
         sends_priority, stored = gateway.plan.sends_priority, gateway.keys.stored
-        self.link.send(protocol.Reconfigured(gateway.settings, sends_priority, gateway.is_closing, stored))
+        self.link.send(protocol.Reconfigured(gateway.settings, sends_priority, gateway.admission.is_closing, stored))
         change = asyncio.get_running_loop().create_future()
         self._unapplied.append(change)
         gateway.unapplied.add(change)
@@ -279,7 +279,7 @@ class WorkerSession:
         try:
             if message.owner and not caller.owner:  # the key has gone since the worker looked
                 raise unknown_key()
-            gateway.admit(message.features, make, caller)
+            gateway.admission.admit(message.features, make, caller)
         except (ApiError, HeadwayError) as error:
             self._requests.pop(number, None)
             self._send_limits(caller)
@@ -357,7 +357,9 @@ class WorkerSession:
         finally:
             live = request.live
             used_tokens = request.escalated_tokens + live.prompt_tokens + live.generated_tokens
-            self._gateway.settle(request, request.num_chars, request.counted_prompt_tokens or None, used_tokens)
+            self._gateway.admission.settle(
+                request, request.num_chars, request.counted_prompt_tokens or None, used_tokens
+            )
             copy, request.copy = request.copy, None
             is_over = request.outcome is Outcome.FINISHED or live.fallback is not None
             self._gateway.copies.end(request.stream_key, copy, is_over)

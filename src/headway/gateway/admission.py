@@ -1,0 +1,256 @@
+"""Admission of requests: the limits of their callers, the context of their models, and the room in hold queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING
+
+from headway.control.live import Live
+from headway.control.service import Service
+from headway.core.request import Phase
+from headway.gateway.auth.keys import Caller, RateHold
+from headway.gateway.clock import Clock
+from headway.gateway.errors import ApiError
+from headway.gateway.kv_events.prompts import PromptBlocks
+from headway.gateway.relay.quarantine import Quarantine
+from headway.gateway.relay.request import ClientRequest, Features
+from headway.gateway.scheduling.driver import Driver
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.served_models import ServedModels
+from headway.gateway.settings import Settings
+from headway.gateway.upstream.engine import count_prompt
+from headway.gateway.upstream.stored_responses import StoredResponses
+from headway.limits.budgets import MostTokens, most_tokens
+
+if TYPE_CHECKING:
+    from headway.gateway.charges import Charges
+
+_TOKENS_PER_CHAR = 0.25
+"""Estimate for prompts, until an engine has counted one."""
+_RATIO_WEIGHT = 0.05
+"""Weight of the newest count in the moving average of tokens per character."""
+_MIN_COUNTED_CHARS = 32
+"""Shorter prompts are not used to estimate tokens per character."""
+
+
+class Admission:
+    """Checks and reserves what a request needs, hands it to control, and settles its reservations at its end."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        driver: Driver,
+        models: ServedModels,
+        settings: Settings,
+        quarantine: Quarantine,
+        responses: StoredResponses,
+        charges: Charges | None,
+        prompt_blocks: PromptBlocks | None,
+    ) -> None:
+        """`charges`: where keys have budgets. `prompt_blocks`: where engines publish their KV cache events."""
+        self._clock, self._driver, self._models, self.settings = clock, driver, models, settings
+        self._quarantine, self._responses = quarantine, responses
+        self.charges, self._prompt_blocks = charges, prompt_blocks
+        self.is_closing = False
+        """New requests are answered 503."""
+        self.reasons: dict[str, bool] = {}
+        """By model, whether its last answer began with reasoning."""
+        self._ids = count()
+        self._last_arrival_s = 0.0
+        self._tokens_per_char = _TOKENS_PER_CHAR
+        self._least_limits: dict[str, float] = {}
+        """By model, see `_least_limit`, until a replica's limit may have changed."""
+
+    def forget_limits(self) -> None:
+        """Ask the replicas for their limits again, which may have changed."""
+        self._least_limits.clear()
+
+    async def features(self, request: ClientRequest) -> Features:
+        """The features of a request that arrives now: with the blocks of its prompt where engines publish theirs, and
+        its tokens as an engine counts them where the number matters. ApiError if the request is quarantined."""
+        now = self._clock.now
+        self._quarantine.check(request.raw, now)
+        if self._prompt_blocks is not None:
+            await self._prompt_blocks.name(request, self._models.replicas_of(request.model))
+        if request.prompt_ids is None and request.counted_tokens is None:
+            longest_tokens = len(request.text) + (request.max_tokens or 1)
+            if longest_tokens > self._least_limit(request.model):
+                engines = self._models.replicas_of(request.model)
+                request.counted_tokens = await count_prompt(
+                    request.body, len(request.text), request.max_tokens or 1, engines
+                )
+        return request.features(now)
+
+    def _least_limit(self, model: str) -> float:
+        """The most tokens that each of a model's engines holds; infinite if all hold equally many, or none is known."""
+        limit = self._least_limits.get(model)
+        if limit is None:
+            limits = {engine.max_request_tokens for engine in self._models.replicas_of(model)}
+            limit = min(limits) if len(limits) > 1 else inf
+            if model in self._driver.services:
+                self._least_limits[model] = limit
+        return limit
+
+    def admit(
+        self,
+        features: Features,
+        new_request: Callable[[Live], InFlightRequest],
+        caller: Caller,
+        deadline_s: float | None = None,
+    ) -> InFlightRequest:
+        """Reserve the request's tokens in its caller's limits, and hand it to control. ApiError if it is refused.
+
+        `deadline_s`: seconds from now.
+        """
+        try:
+            if not caller.owner:
+                return self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
+            return self._admit_keyed(features, new_request, caller, deadline_s)
+        except ApiError as error:
+            caller.count_refusal(error)
+            raise
+
+    def _admit_keyed(
+        self,
+        features: Features,
+        new_request: Callable[[Live], InFlightRequest],
+        caller: Caller,
+        deadline_s: float | None,
+    ) -> InFlightRequest:
+        most, hold = self.most_tokens(features), None
+        rate_hold = RateHold(caller, most.total)
+        try:
+            if self.charges is not None:
+                hold = self.charges.hold(caller.owner, features.model, most)
+            request = self._admit(features, new_request, caller.tenant, deadline_s, caller.owner)
+        except BaseException:
+            rate_hold.give_back()
+            if hold is not None and self.charges is not None:
+                self.charges.accounts.give_back(hold)
+            raise
+        request.rate_hold, request.budget_hold = rate_hold, hold
+        return request
+
+    def _admit(
+        self,
+        features: Features,
+        new_request: Callable[[Live], InFlightRequest],
+        tenant: str,
+        deadline_s: float | None,
+        owner: str,
+    ) -> InFlightRequest:
+        if self.is_closing:
+            raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
+        service, model = self._models.answering(features)
+        cascade = self._driver.cascade
+        stages = cascade.stages if cascade is not None and model == cascade.config.name else ()
+        longest = service.longest_tokens
+        for stage in stages:
+            longest = max(longest, stage.service.longest_tokens)
+        live = self._live(features, model, tenant, deadline_s, longest)
+        live.keeps_model = features.keeps_model
+        if features.response_id is not None:
+            live.allowed = self._keepers(features.response_id, owner, service)
+        self._check_room(features, live, service, longest)
+        request = new_request(live)
+        request.owner = owner
+        self._driver.arrived(request)
+        return request
+
+    def _check_room(self, features: Features, live: Live, service: Service, longest_tokens: int) -> None:
+        """ApiError if neither the service, whose longest request has `longest_tokens`, nor a fallback has room."""
+        may_fall_back, max_held = self._driver.control.may_fall_back, self.settings.max_held
+        if live.prompt_tokens + live.output_tokens > longest_tokens and not may_fall_back(live):
+            prompt = "the prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
+            wanted = f"{prompt} and {live.output_tokens:,} output tokens"
+            what = f"{wanted} exceed the context of {longest_tokens:,} tokens that {service.model} is served with"
+            raise ApiError(400, what, "context_length_exceeded")
+        is_full = service.hold_queue.is_full(live, max_held)
+        if features.is_flex and self._driver.control.num_kept(service) >= max_held:
+            is_full = True
+        if is_full and not may_fall_back(live):
+            retry_s = 1 + int(service.hold_queue.oldest_s(live, self._clock.now))
+            raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=retry_s)
+        if self.settings.max_waiting is not None and not may_fall_back(live):
+            self._check_waiting(self.settings.max_waiting, service)
+
+    def _check_waiting(self, max_waiting: int, service: Service) -> None:
+        """ApiError if each replica that is up reports so many waiting requests."""
+        waiting = [self._driver.replicas[view.id].num_waiting for view in service.up_views()]
+        if waiting and min(waiting) >= max_waiting:
+            what = f"{service.model}: {min(waiting)} requests or more wait at each replica"
+            raise ApiError(429, what, "overloaded", retry_after_s=1)
+
+    def _keepers(self, response_id: str, owner: str, service: Service) -> frozenset[int] | None:
+        """The replica that keeps the response that a request continues; None: none of the service's that is up."""
+        known = self._responses.holder(response_id)
+        if known is None or known[1] != owner:
+            return None
+        member = service.member(known[0])
+        return None if member is None or not member.is_up else frozenset((known[0],))
+
+    def _live(self, features: Features, model: str, tenant: str, deadline_s: float | None, longest: int) -> Live:
+        """The request as control sees it. An estimate of its prompt is at most what fits into `longest` tokens."""
+        prompt_tokens, output_tokens = self._prompt_tokens(features), features.max_tokens or 1
+        if features.prompt_tokens is None:  # an estimate does not refuse the request: the engine may
+            prompt_tokens = max(1, min(prompt_tokens, longest - output_tokens))
+        # Messages of two workers may come in another order than their requests did.
+        self._last_arrival_s = now = max(features.arrival_s, self._last_arrival_s)
+        timeout_s = deadline_s or self.settings.timeout_s
+        if deadline_s is None and features.is_flex:
+            deadline_s = min(self.settings.flex_s, timeout_s)
+        live = Live(
+            next(self._ids),
+            now,
+            prompt_tokens,
+            output_tokens,
+            model,
+            features.tier,
+            region=features.region,
+            session_id=features.session_id,
+            prefix=features.prefix,
+            slo_ttft_s=features.slo_ttft_s,
+            slo_tpot_s=features.slo_tpot_s,
+            timeout_s=timeout_s,
+            deadline_s=None if deadline_s is None else now + deadline_s,
+            tenant=tenant,
+            lora="" if self._models.parent_of(features.model) is None else features.model,
+        )
+        if self.reasons.get(model):
+            live.phase = Phase.REASONING
+        return live
+
+    def _prompt_tokens(self, features: Features) -> int:
+        """Tokens of the prompt: exact if it came as token ids or was counted, else estimated from its length."""
+        if features.prompt_tokens is not None:
+            return features.prompt_tokens
+        return max(1, round(features.num_chars * self._tokens_per_char))
+
+    def most_tokens(self, features: Features) -> MostTokens:
+        """The most tokens that a request may use, for its caller's rates and budgets. Of an answer without a limit, and
+        of a prompt that was estimated too short, more is reserved as it is used."""
+        cost, cascade = features.cost, self._driver.cascade
+        prompt_tokens = self._prompt_tokens(features) + cost.num_tokens + round(cost.num_chars * self._tokens_per_char)
+        num_stages = 1 if cascade is None else cascade.num_models(features.model)
+        return most_tokens(prompt_tokens, cost.max_tokens, cost.num_sequences, cost.echoes, num_stages)
+
+    def raise_holds(self, requests: Iterable[InFlightRequest]) -> None:
+        """Reserve the tokens that requests have used already, where they are more than the reserved ones."""
+        for request in requests:
+            hold, live = request.rate_hold, request.live
+            if hold is not None and live.generated_tokens:
+                hold.raise_to(live.prompt_tokens + live.generated_tokens)
+                if self.charges is not None:
+                    self.charges.raise_hold(request)
+
+    def settle(self, request: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
+        """Charge the caller with the tokens used, and learn from the engine's count of the prompt."""
+        if request.rate_hold is not None:
+            request.rate_hold.settle(used_tokens)
+            if self.charges is not None:
+                self.charges.settle(request)
+        if prompt_tokens and num_chars >= _MIN_COUNTED_CHARS:
+            ratio = prompt_tokens / num_chars
+            self._tokens_per_char += _RATIO_WEIGHT * (min(ratio, 2.0) - self._tokens_per_char)

@@ -1,0 +1,126 @@
+"""The telemetry of a run: metrics, statistics, records and decisions of requests, and predictions against them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import time
+
+from headway.control.decisions import Decision, DecisionObserver
+from headway.control.live import Live
+from headway.core.record import Outcome, Records
+from headway.gateway.clock import Clock
+from headway.gateway.errors import logged
+from headway.gateway.fleet.membership import LiveFleet
+from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.telemetry.drift import COMPARISON_PERIOD_S, PredictionDrift
+from headway.gateway.telemetry.metrics import PrometheusMetrics
+from headway.gateway.telemetry.recording import Recording
+from headway.gateway.telemetry.rolling_stats import RollingStats
+
+_RECORDS_PER_PART = 20_000
+"""Records of so many requests are written before their time."""
+
+
+class RunTelemetry:
+    """Observes the requests of one gateway."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        plan: ServingPlan,
+        fleet: LiveFleet,
+        recording: Recording,
+        decision_log: Callable[[Decision], None] | None,
+        request_id: Callable[[Live], str],
+    ) -> None:
+        """`request_id` is the id that a request's client knows."""
+        self._clock, self._fleet, self.recording = clock, fleet, recording
+        self.settings = plan.settings
+        self.metrics = PrometheusMetrics()
+        self.drift = PredictionDrift(fleet.step_times)
+        fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
+        self.decisions: DecisionObserver | None = None
+        """The decision log and the dashboard read it."""
+        self.rolling_stats: RollingStats | None = None
+        if decision_log is not None or self.settings.has_dashboard:
+            self.decisions = decisions = DecisionObserver(request_id, time() - clock.now, is_live=True)
+            if decision_log is not None:
+                decisions.listeners.append(decision_log)
+            if self.settings.has_dashboard:
+                self.rolling_stats = RollingStats(decisions, lambda: self.usd)
+        cascade = plan.policies.cascade
+        self._cascade, self._judge_usd = ("", 0.0) if cascade is None else (cascade.name, cascade.judge_usd)
+        self._records_timer: asyncio.TimerHandle | None = None
+        """Set if records are written as the run goes."""
+
+    @property
+    def usd(self) -> float:
+        """What the fleet has cost so far."""
+        return sum(self._fleet.usd(self.metrics.hosted_tokens).values())
+
+    def start(self) -> None:
+        """Compare predictions, and write records, from now on."""
+        self._compare_predictions(self._clock.now)
+        if self.recording.is_written:
+            self._flush_periodically(self._clock.now, None)
+
+    def stop(self) -> None:
+        """Write no more records by themselves."""
+        if self._records_timer is not None:
+            self._records_timer.cancel()
+
+    def request_ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
+        """Count and record a request."""
+        live, replica = request.live, request.replica
+        is_comparable = live.enqueued_s == live.placed_s and not request.is_unstreamed
+        if outcome is Outcome.FINISHED and replica is not None and is_comparable:
+            self.drift.add(replica.id, replica.pool, live, now)
+        self.metrics.count_end(request, outcome, now)
+        if live.fallback is not None and replica is not None:
+            self.metrics.count_fallback(live.fallback.model, live.fallback.why)
+        if self.decisions is not None:
+            if outcome is Outcome.REJECTED:
+                self.decisions.record_hold_refusal(live, now, request.request_id or str(live.id))
+            self.decisions.forget(live)
+        if self.rolling_stats is not None:
+            self.rolling_stats.count_end(live, outcome, now)
+        cascade = "" if live.stage_index < 0 else self._cascade
+        self.recording.add(live, cascade, request.request_id, request.longest_gap_s, request.resumed_s)
+        if self.recording.num_waiting >= _RECORDS_PER_PART and self._records_timer is not None:
+            self.flush()
+
+    def replica_ejected(self, replica: LiveReplica, reason: str, why: str) -> None:
+        """Count and record that a replica was ejected; without a reason, that it returns."""
+        if reason:
+            self.metrics.count_ejection(replica.model, reason)
+        if self.decisions is not None:
+            self.decisions.record_ejection(replica.id, replica.model, why, not reason, self._clock.now)
+
+    def cache_state_changed(self, replica: LiveReplica, state: str, why: str) -> None:
+        """Record whether the events of a replica's prefix cache are up to date."""
+        if self.decisions is not None:
+            self.decisions.record_cache_state(replica.id, replica.model, state, why, self._clock.now)
+
+    def records(self) -> Records:
+        """All requests that have ended."""
+        return self.recording.records(self._fleet.records(), self._clock.now, self._judge_usd)
+
+    def flush(self) -> None:
+        """Give the records of the requests that have ended to the recording's writer."""
+        if self.recording.enabled:
+            self.recording.flush(self._fleet.records(), self._clock.now, self._judge_usd)
+
+    def _flush_periodically(self, now: float, _: None) -> None:
+        self._records_timer = self._clock.at(now + self.settings.records_period_s, self._flush_periodically, None)
+        if self.recording.num_waiting:
+            self.flush()
+
+    def _compare_predictions(self, now: float, _: object = None) -> None:
+        """Compare the requests that have ended of late with what the step-time models say."""
+        self._clock.at(self._clock.now + COMPARISON_PERIOD_S, self._compare_predictions, None)
+        with logged("predictions could not be compared"):
+            in_flight = {replica.id: replica.requests for replica in self._fleet.replicas}
+            self.drift.compare(in_flight, self._clock.now)
