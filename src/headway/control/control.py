@@ -9,41 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from random import Random
-from typing import Final, cast
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from headway.control import assembly
 from headway.control.admissions import Admissions
 from headway.control.cascade_stages import CascadeStages
 from headway.control.decisions import DecisionObserver
 from headway.control.effects import Effects
-from headway.control.fallback import Fallback, FellBack
 from headway.control.kv_pressure import KvPressure
-from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
+from headway.control.live import ENDED, HELD, Live
 from headway.control.migrations import Migrations
-from headway.control.observe import MutableFleetView
-from headway.control.policies import CascadeConfig, FallbackConfig, FallbackReason, Policies
+from headway.control.model_fallbacks import ModelFallbacks
+from headway.control.policies import CascadeConfig, FallbackConfig, Policies
 from headway.control.preemptions import Preemptions
 from headway.control.recorder import Recorder
+from headway.control.request_rows import RequestRows
+from headway.control.roles import Roles, memberships
 from headway.control.scaling import Scaling
 from headway.control.sent_prompts import SentPrompts
 from headway.control.service import Member, Service
 from headway.control.shedding import Shedding
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fallbacks, Role
-from headway.core.policy import Ordering, PhasedOrdering
-from headway.core.record import FALLBACK_REASONS, Ended, Outcome
+from headway.core.record import Outcome
 from headway.core.request import Phase
-from headway.policies.ordering.fcfs import FcfsOrdering
 
 _FINISHED: Final = Outcome.FINISHED
 Ticking = Migrations | Admissions | Preemptions | KvPressure | Scaling
 """A policy that a driver calls every `interval_s` through `tick(now)`; an interval of None means never."""
-
-
-def held_ordering(policies: Policies) -> Callable[[], Ordering]:
-    """The ordering of hold queues."""
-    return policies.ordering if policies.ordering_at != "replica" else FcfsOrdering
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -53,8 +48,8 @@ class Control:
     def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
         self.effects = effects
         self._notify = notify
-        self._pack, self._put = recorder.requests.pack, recorder.requests.write
-        self._fallback_rows, self._refusal_rows = recorder.fallbacks, recorder.refusals
+        self._rows = RequestRows(recorder)
+        self._roles = Roles(effects)
         self.last_s = 0.0
         """Latest end of a request, or of its stay in one cascade stage."""
         self.by_model: dict[str, Service] = {}
@@ -65,14 +60,9 @@ class Control:
         self.shedding: dict[Service, Shedding] = {}
         self.scaling: Scaling | None = None
         self.cascade: CascadeStages | None = None
-        self.fallbacks: dict[str, Fallback] = {}
-        """By model, where it has any."""
+        self.fallbacks = ModelFallbacks()
         self.max_hold_s: float | None = None
         """Longest time for which a request is held before its first placement; None: any time."""
-        self.max_held: int | None = None
-        """Most requests that a model may hold before its fallback gets them; None: any number."""
-        self.fleet_fallbacks = Fallbacks()
-        """What the fleet says of them, also where no policy uses them."""
         self._only: Service | None = None
         self._has_entry_steps = False
         self._judged: dict[int, Live] = {}
@@ -108,8 +98,8 @@ class Control:
     def place(self, live: Live, now: float, jumps_queue: bool = False, exclude: int | None = None) -> None:
         """Start a request on the replica that the router chooses, or hold it, or reject it."""
         service = self.service_of(live)
-        if self.fallbacks:
-            service = self._answering(live, service, now)
+        if self.fallbacks.are_used:
+            service = self.fallbacks.answering(live, service, now)
         self._place_at(service, live, now, jumps_queue, exclude)
 
     def _place_at(self, service: Service, live: Live, now: float, jumps_queue: bool, exclude: int | None) -> None:
@@ -173,7 +163,7 @@ class Control:
         self._judged[live.id] = live
         service = self.service_of(live)
         service.ended(live, now)
-        self._teach(service, live, now, _FINISHED)
+        service.teach(live, now, _FINISHED)
         self.on_room(service, now)
         self.effects.judge(live, now)
 
@@ -188,11 +178,11 @@ class Control:
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         if end_s > self.last_s:
             self.last_s = end_s
-        self._write(live, end_s, outcome)
+        self._rows.write(live, end_s, outcome)
         if service.sent is not None:
             service.ended(live, end_s)
         if service.learners and not is_learned:
-            self._teach(service, live, end_s, outcome)
+            service.teach(live, end_s, outcome)
         if self._notify:
             self.effects.notify_ended(live, end_s, outcome)
         if service.hold_queue.num or self.scaling is not None:
@@ -203,7 +193,7 @@ class Control:
         live.enter(ENDED)
         if now > self.last_s:
             self.last_s = now
-        self._write(live, now, Outcome.REJECTED, reason)
+        self._rows.write(live, now, Outcome.REJECTED, reason)
         if self._notify:
             self.effects.notify_ended(live, now, Outcome.REJECTED)
 
@@ -239,126 +229,26 @@ class Control:
         if self.scaling is not None:
             self.scaling.stop_empty(now)
 
-    @staticmethod
-    def _teach(service: Service, live: Live, end_s: float, outcome: Outcome) -> None:
-        """Let policies learn from the end of a request, or of its stay in one cascade stage."""
-        first = live.first_token_s
-        record = Ended(
-            live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first,
-            end_s, live.prompt_tokens, live.generated_tokens, live.slo_ttft_s, live.slo_tpot_s, live.slo_e2e_s,
-            live.tenant,
-        )  # fmt: skip
-        for learner in service.learners:
-            learner.learn(record)
-
-    def _write(self, live: Live, end_s: float, outcome: Outcome, refused: int = 0) -> None:
-        if outcome is not _FINISHED:
-            # The client gave up first: a later placement did not happen, and later tokens never arrived.
-            if live.placed_s > end_s:
-                live.placed_s = NEVER
-            if live.first_token_s > end_s:
-                live.first_token_s = NEVER
-            if live.answer_s > end_s:
-                live.answer_s = NEVER
-        row = self._pack(
-            live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
-            live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
-            live.reasoning_end_s, live.moves, live.stage_index, live.score,
-        )  # fmt: skip
-        self._put(row)
-        if (rows := self._fallback_rows) is not None:
-            rows.write(rows.pack(0 if live.fallback is None else 1 + FALLBACK_REASONS.index(live.fallback.why)))
-        if (rows := self._refusal_rows) is not None:
-            rows.write(rows.pack(refused))
-
-    # Fallbacks.
-
-    def _fallback_of(self, live: Live) -> Fallback | None:
-        """The fallbacks of the model that the request asked for; None: it has none, or a cascade chooses its models."""
-        if live.stage_index >= 0:
-            return None
-        return self.fallbacks.get(self.service_of(live).model if live.fallback is None else live.fallback.model)
-
-    def _answering(self, live: Live, service: Service, now: float) -> Service:
-        """The service that is to answer: that of the model asked for, or a fallback of it."""
-        fallback = self._fallback_of(live)
-        if fallback is None:
-            return service
-        is_first = live.fallback is None and not live.attempt and live.placed_s != live.placed_s
-        why = fallback.reason(live, now, is_first, self.max_held)
-        if why is not None and (target := fallback.target(live)) is not None:
-            if target is not service:
-                self._change_model(live, fallback, target, why, now)
-            return target
-        if live.fallback is not None and fallback.may_return(live):
-            self._return_home(live, service, now)
-            return fallback.home
-        return service
-
     def _refuse(self, live: Live, now: float, why: str = "") -> bool:
         """Have a fallback answer a request, or reject it. True, as it is done with here."""
-        if not self.fall_back(live, now):
-            if why:
-                self.service_of(live).note_refusal(live, now, why)
-            self.end(live, now, Outcome.REJECTED)
+        service = self.service_of(live)
+        target = self.fallbacks.after_rejection(live, service, now)
+        if target is not None:
+            self._place_at(target, live, now, jumps_queue=False, exclude=None)
+            return True
+        if why:
+            service.note_refusal(live, now, why)
+        self.end(live, now, Outcome.REJECTED)
         return True
-
-    def fall_back(self, live: Live, now: float) -> bool:
-        """Have a fallback answer a request that its present service rejects. False: none can."""
-        fallback, service = self._fallback_of(live), self.service_of(live)
-        if fallback is None or not fallback.allows("rejects"):
-            return False
-        target = fallback.target(live, after=service)
-        if target is None:
-            return False
-        self._change_model(live, fallback, target, "rejects", now)
-        self._place_at(target, live, now, jumps_queue=False, exclude=None)
-        return True
-
-    def has_fallback(self, live: Live) -> bool:
-        """Whether the request has a fallback, up or not, for when its service rejects it."""
-        fallback = self._fallback_of(live)
-        return fallback is not None and fallback.allows("rejects")
-
-    def may_fall_back(self, live: Live) -> bool:
-        """Whether a fallback takes the request if its service rejects it now."""
-        fallback = self._fallback_of(live)
-        return fallback is not None and fallback.allows("rejects") and fallback.target(live) is not None
-
-    def _change_model(self, live: Live, fallback: Fallback, target: Service, why: FallbackReason, now: float) -> None:
-        """Have another service answer a request, which is at no replica."""
-        service, taken = self.service_of(live), live.fallback
-        if taken is None:
-            taken = FellBack(fallback.home.model, why, live.output_tokens, live.reasoning_tokens, live.output_id)
-        service.note_fallback(live, target.model, f"{taken.model}: {why}", now)
-        service.ended(live, now)
-        taken.restore_lengths(live)
-        live.fallback = FellBack(taken.model, why, taken.output_tokens, taken.reasoning_tokens, taken.output_id)
-        live.decode_replica = -1
-        if not live.generated_tokens:
-            live.take_lengths_of(fallback.shape_of(target))
-        live.model = target.model
-        self._count_demand(target, live)
-
-    @staticmethod
-    def _return_home(live: Live, service: Service, now: float) -> None:
-        """Have the model that was asked for answer a request, which is at no replica."""
-        service.ended(live, now)
-        live.fallback.restore_lengths(live)
-        live.model, live.fallback, live.decode_replica = live.fallback.model, None, -1
 
     def _move_held(self, now: float) -> None:
         """Let fallbacks take the requests that models without replicas hold."""
-        for fallback in self.fallbacks.values():
-            service = fallback.home
-            if not service.hold_queue.num or service.any_up or not fallback.allows("down"):
-                continue
-            for live in service.take_held():
-                target = fallback.target(live)
+        for fallback in self.fallbacks.while_down():
+            for live in fallback.home.take_held():
+                target = self.fallbacks.take_held(live, fallback, now)
                 if target is None:
-                    service.hold_queue.push(live, now)
+                    fallback.home.hold_queue.push(live, now)
                 else:
-                    self._change_model(live, fallback, target, "down", now)
                     self._place_at(target, live, now, jumps_queue=False, exclude=None)
 
     # Other events of requests.
@@ -457,7 +347,7 @@ class Control:
         for service in self.services:
             if (member := service.member(replica)) is not None:
                 member.is_up = False
-                self._cover_roles(service)
+                self._roles.cover(service)
         self._move_held(now)
         for live in lost:
             live.attempt += 1
@@ -468,9 +358,9 @@ class Control:
 
     def on_recovered(self, replica: int, now: float) -> None:
         """A replica is up again, without requests."""
-        for service, member in self._memberships(replica):
+        for service, member in memberships(self.services, replica):
             member.is_up = True
-            self._cover_roles(service)
+            self._roles.cover(service)
             self.release_held(service, now)
         self._move_held(now)
 
@@ -479,45 +369,18 @@ class Control:
 
         Unless `is_ready`, the replica takes no new request until `on_role_changed`.
         """
-        for service, member in self._memberships(replica):
+        for service, member in memberships(self.services, replica):
             member.role = role
             member.num_switches += not is_ready
-            self._rearrange(service, now)
+            self._roles.rearrange(service, now)
+            self.release_held(service, now)
 
     def on_role_changed(self, replica: int, now: float) -> None:
         """A replica has completed a change of its role and takes requests again."""
-        for service, member in self._memberships(replica):
+        for service, member in memberships(self.services, replica):
             member.num_switches -= 1
-            self._rearrange(service, now)
-
-    def _memberships(self, replica: int) -> list[tuple[Service, Member]]:
-        found = [(service, service.member(replica)) for service in self.services]
-        return [(service, member) for service, member in found if member is not None and not member.is_gone]
-
-    def _cover_roles(self, service: Service) -> list[int]:
-        """Let a combo's replicas take over a phase that lost all its replicas, or give it back. Returns their ids."""
-        changes = service.role_changes()
-        for replica, role in changes.items():
-            self.effects.set_role(replica, role)
-        service.refresh()
-        return list(changes)
-
-    def _rearrange(self, service: Service, now: float) -> None:
-        """Apply changed roles, re-place requests there that have not begun, and place held ones."""
-        for replica in self._cover_roles(service):
-            member = service.member(replica)
-            assert member is not None
-            for live in sorted(cast(Sequence[Live], member.view.requests), key=attrgetter("id")):
-                live.decode_replica = -1
-                if live.stage is not WAITING or live.swapped_tokens:
-                    continue
-                if member.view.role == "prefill":
-                    live.decode_replica = service.choose_decoder(live, live.replica)
-                elif member.view.role == "decode":
-                    chosen = service.choose(live, now)
-                    if chosen is not None and chosen != live.replica:
-                        self.effects.move(live, chosen, None, now)
-        self.release_held(service, now)
+            self._roles.rearrange(service, now)
+            self.release_held(service, now)
 
     def on_views_refreshed(self, now: float) -> None:
         """Views were refreshed and may show room: release held requests."""
@@ -541,7 +404,7 @@ class Control:
 
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
-        self.fleet_fallbacks = fallbacks or Fallbacks()
+        self.fallbacks.of_fleet = fallbacks or Fallbacks()
         self.max_hold_s = policies.max_hold_s
         for model in members:
             self.add_service(policies, model, members[model], names[model], seed, observer)
@@ -555,7 +418,7 @@ class Control:
             self.cascade = self._cascade_stages(config, stages, Random(f"{seed}/cascade"))
         for service in self.services:
             self._add_learners(service)
-        self.use_fallbacks(self.fleet_fallbacks, policies.fallback)
+        self.use_fallbacks(self.fallbacks.of_fleet, policies.fallback)
         self.use_slo(policies)
         self.note_parts()
 
@@ -566,14 +429,7 @@ class Control:
 
     def use_fallbacks(self, fallbacks: Fallbacks, config: FallbackConfig) -> None:
         """Use these fallbacks from now on. Those that are the same keep what they have seen."""
-        self.fleet_fallbacks = fallbacks
-        found = {}
-        for model, names in fallbacks.models.items() if config.when else ():
-            home, targets = self.by_model[model], [self.by_model[name] for name in names]
-            new = Fallback(home, targets, config, fallbacks)
-            old = self.fallbacks.get(model)
-            found[model] = old if old is not None and old.is_like(new) else new
-        self.fallbacks = found
+        self.fallbacks.use(fallbacks, config, self.by_model, self.scaling)
 
     def _add_learners(self, service: Service) -> None:
         """Have the policies that are not a service's own learn from its requests."""
@@ -584,7 +440,7 @@ class Control:
 
     def note_parts(self) -> None:
         """Note which steps the parts that exist need."""
-        fallbacks = {name for names in self.fleet_fallbacks.models.values() for name in names}
+        fallbacks = {name for names in self.fallbacks.of_fleet.models.values() for name in names}
         asked = [service for service in self.services if service.model not in fallbacks]
         self._only = asked[0] if len(asked) == 1 else None
         self._has_entry_steps = bool(self.cascade or self.admissions or self.shedding or self.scaling)
@@ -599,59 +455,23 @@ class Control:
         observer: DecisionObserver | None,
     ) -> None:
         """Create the service of one more model, with its own policies."""
-        window, prompt_window = self._windows(policies, model)
-        view = MutableFleetView(Random(f"{seed}/router/{model}"), wants_scores=observer is not None)
-        service = Service(
-            model,
-            members,
-            policies.router(),
-            held_ordering(policies)(),
-            window,
-            view,
-            observer,
-            prompt_window,
-        )
+        service = assembly.new_service(policies, model, members, self.fallbacks.of_fleet, seed, observer)
         self.services.append(service)
         for name in names:
             self.by_model.setdefault(name, service)
-        self._add_parts(
-            service, self._migrations(service, policies, seed, observer),
-            self._admissions(service, policies, seed, observer),
-        )  # fmt: skip
+        migrations = assembly.new_migrations(service, policies, self.effects, seed, observer)
+        admissions = assembly.new_admissions(service, policies, self.place, seed, observer)
+        self._add_parts(service, migrations, admissions)
         self._add_limits(service, policies)
 
     def _add_limits(self, service: Service, policies: Policies) -> None:
         """Have requests paused and shed as these policies say."""
-        if policies.preempt_every_s is not None:
-            kind = Preemptions if service.sharing is None else KvPressure
-            service.preemptions = kind(service, policies.preempt_every_s, self.effects.pause)
+        service.preemptions = assembly.new_preemptions(service, policies, self.effects)
         shedding = self.shedding.pop(service, None)
         if (share := policies.shed_ttft_share) is not None:
             self.shedding[service] = shedding = shedding or Shedding(service)
             shedding.share = share
             service.add_learner(shedding)
-
-    def _windows(self, policies: Policies, model: str) -> tuple[int | None, int | None]:
-        """The policies' window and prompt window; none for a hosted model, as they are those of the fleet's engines."""
-        is_hosted = model in self.fleet_fallbacks.hosted
-        return (None, None) if is_hosted else (policies.window, policies.prompt_window)
-
-    def _migrations(
-        self, service: Service, policies: Policies, seed: int, observer: DecisionObserver | None
-    ) -> Migrations | None:
-        if policies.migration is None:
-            return None
-        view, ordering = MutableFleetView(Random(f"{seed}/migration/{service.model}")), policies.ordering()
-        view.phased = ordering if isinstance(ordering, PhasedOrdering) else None
-        return Migrations(service, policies.migration(), view, self.effects.move, observer)
-
-    def _admissions(
-        self, service: Service, policies: Policies, seed: int, observer: DecisionObserver | None
-    ) -> Admissions | None:
-        if policies.admission is None:
-            return None
-        random = Random(f"{seed}/admission/{service.model}")
-        return Admissions(service, policies.admission(), random, self.place, observer)
 
     def _add_parts(self, service: Service, migrations: Migrations | None, admissions: Admissions | None) -> None:
         """Use these parts for a service, which has none so far."""
@@ -690,4 +510,4 @@ class Control:
     def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:
         """Record every request in the system as unfinished: `unfinished` at replicas, and those that control has."""
         for live in sorted([*unfinished, *self._judged.values(), *self.held_requests()], key=attrgetter("id")):
-            self._write(live, now, Outcome.UNFINISHED)
+            self._rows.write(live, now, Outcome.UNFINISHED)

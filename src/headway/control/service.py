@@ -15,6 +15,7 @@ from headway.control.sent_prompts import SentPrompts
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Role
 from headway.core.policy import Learner, Ordering, Router, SharingOrdering
+from headway.core.record import Ended, Outcome
 from headway.core.view import ReplicaView
 
 
@@ -167,6 +168,17 @@ class Service:
         """Report ended requests to a policy if it is a `Learner`."""
         if isinstance(policy, Learner):
             self.learners.append(policy)
+
+    def teach(self, live: Live, end_s: float, outcome: Outcome) -> None:
+        """Let policies learn from the end of a request, or of its stay in one cascade stage."""
+        first = live.first_token_s
+        record = Ended(
+            live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first,
+            end_s, live.prompt_tokens, live.generated_tokens, live.slo_ttft_s, live.slo_tpot_s, live.slo_e2e_s,
+            live.tenant,
+        )  # fmt: skip
+        for learner in self.learners:
+            learner.learn(record)
 
     def refresh(self) -> None:
         """Recompute what depends on the members. Call after a member was added, removed, changed or began to drain."""

@@ -142,7 +142,7 @@ class Gateway:
             fallbacks=plan.fallbacks,
             view=None if self.peers is None else self.peers.view,
         )
-        driver.control.max_held = settings.max_held
+        driver.control.fallbacks.max_held = settings.max_held
         return driver
 
     def _make_relays(self) -> tuple[Tracing | None, Callable[..., Relay]]:
@@ -245,7 +245,7 @@ class Gateway:
         if changed:
             self.driver.change_policies(before.policies, plan.policies)
         self.plan, self.settings = plan, plan.settings
-        self.driver.control.fleet_fallbacks = plan.fallbacks
+        self.driver.control.fallbacks.of_fleet = plan.fallbacks
         self.models.use(plan)
         changes = self.fleet.reconfigure(plan, ordering)
         self.driver.control.use_fallbacks(plan.fallbacks, plan.policies.fallback)
@@ -267,7 +267,7 @@ class Gateway:
         self.health.use(settings)
         self._stalls.use(settings.limits)
         self.quarantine.keep_s = settings.quarantine_s
-        self.driver.hold_s, self.driver.control.max_held = settings.hold_s, settings.max_held
+        self.driver.hold_s, self.driver.control.fallbacks.max_held = settings.hold_s, settings.max_held
         names = settings.__struct_fields__
         return [f"gateway: {name} changed" for name in names if getattr(settings, name) != getattr(before, name)]
 

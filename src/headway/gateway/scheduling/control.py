@@ -8,8 +8,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from headway.control.admissions import Admissions
+from headway.control.assembly import held_ordering, new_admissions, new_migrations, windows
 from headway.control.cascade_stages import CascadeStages
-from headway.control.control import Control, held_ordering
+from headway.control.control import Control
 from headway.control.decisions import DecisionObserver
 from headway.control.live import ENDED, HELD, Live
 from headway.control.migrations import Migrations
@@ -71,7 +72,7 @@ class LiveControl(Control):
         made = [self._new_parts(service, before, after, seed, observer) for service in self.services]
         for service, new in zip(self.services, made, strict=True):
             held, kept = service.hold_queue.requests(), self.admissions.get(service)
-            service.use(new.router, new.ordering, *self._windows(after, service.model))
+            service.use(new.router, new.ordering, *windows(after, service.model, self.fallbacks.of_fleet))
             self.migrations.pop(service, None)
             self.admissions.pop(service, None)
             self._add_parts(service, new.migrations, new.admissions)
@@ -100,12 +101,16 @@ class LiveControl(Control):
     ) -> _Parts:
         """A service's parts after a change of the policies; those that are equal are the present ones."""
         is_same_order = held_ordering(before) == held_ordering(after)
-        is_same_migration, is_same_admission = before.migration == after.migration, before.admission == after.admission
+        migrations, admissions = self.migrations.get(service), self.admissions.get(service)
+        if before.migration != after.migration:
+            migrations = new_migrations(service, after, self.effects, seed, observer)
+        if before.admission != after.admission:
+            admissions = new_admissions(service, after, self.place, seed, observer)
         return _Parts(
             service.router if before.router == after.router else after.router(),
             service.hold_ordering if is_same_order else held_ordering(after)(),
-            self.migrations.get(service) if is_same_migration else self._migrations(service, after, seed, observer),
-            self.admissions.get(service) if is_same_admission else self._admissions(service, after, seed, observer),
+            migrations,
+            admissions,
         )
 
     def _cascade_stages(self, config: CascadeConfig, stages: list[Service], random: Random) -> LiveCascadeStages:

@@ -530,8 +530,9 @@ class Driver:
         request.replica = endpoint = self.replicas[replica]
         request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
         request.is_away = False
-        request.has_alternative = live.allowed is None and len(self.services[live.model].members) > 1
-        request.has_fallback = bool(self.control.fallbacks) and self.control.has_fallback(live)
+        service, fallbacks = self.services[live.model], self.control.fallbacks
+        request.has_alternative = live.allowed is None and len(service.members) > 1
+        request.has_fallback = fallbacks.are_used and fallbacks.has(live, service)
         live.replica, live.enqueued_s = replica, now
         live.enter(WAITING)
         request.reservation = reservation = endpoint.reserve(live)
@@ -542,7 +543,8 @@ class Driver:
         """Reserve places at both replicas of a single-phase pair, and wake the request's task."""
         request, prefiller, decoder = self.requests[live.id], self.replicas[prefill], self.replicas[live.decode_replica]
         request.is_prefill_only = request.has_stored_kv = request.is_away = False
-        request.has_fallback = bool(self.control.fallbacks) and self.control.has_fallback(live)
+        fallbacks = self.control.fallbacks
+        request.has_fallback = fallbacks.are_used and fallbacks.has(live, self.services[live.model])
         request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
         live.replica, live.decode_replica, live.enqueued_s = decoder.id, -1, now
         live.enter(WAITING)
