@@ -87,16 +87,16 @@ def test_when_all_are_lost_requests_are_refused_at_once(tmp_path: Path) -> None:
     made = _inside(tmp_path, 2)
     driver, replicas = made.gateway.driver, made.gateway.replicas
     service = driver.services[MODEL]
-    assert not driver._is_all_lost(service)
+    assert not driver.holds._is_all_lost(service)
     for replica in replicas:
         made.gateway.health.breakers[replica.id].is_lost = True
-    assert driver._is_all_lost(service)
+    assert driver.holds._is_all_lost(service)
     replicas[0].is_starting = True
-    assert not driver._is_all_lost(service)
+    assert not driver.holds._is_all_lost(service)
     replicas[0].is_starting = False
     for replica in replicas:
         made.gateway.health.breakers[replica.id].is_open = True
-        driver.replica_down(replica)
+        driver.roster.replica_down(replica)
     reply = made.chat()
     assert reply.status == 503 and reply.error()["code"] == "no_capacity" and "retry-after" in reply.headers
     made.close()

@@ -81,7 +81,7 @@ class Driven:
         )  # fmt: skip
         if is_up:
             for replica in self.replicas:
-                self.driver.replica_up(replica)
+                self.driver.roster.replica_up(replica)
 
     def _ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
         self.outcomes[request.live.id] = outcome

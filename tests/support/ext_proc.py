@@ -159,7 +159,7 @@ class Desk:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.bodies = Bodies(lambda: gateway.settings)
-        gateway.driver.place_pairs_at_once()
+        gateway.driver.roster.place_pairs_at_once()
         self._running: set[asyncio.Task[None]] = set()
 
     def call(self, request_mode: int = DUPLEX, answer_mode: int = DUPLEX) -> Call:
@@ -175,7 +175,7 @@ class Desk:
 
     def set_up(self, replica: LiveReplica, is_up: bool = True) -> None:
         self.gateway.health.breakers[replica.id].is_open = not is_up
-        (self.gateway.driver.replica_up if is_up else self.gateway.driver.replica_down)(replica)
+        (self.gateway.driver.roster.replica_up if is_up else self.gateway.driver.roster.replica_down)(replica)
 
     async def close(self) -> None:
         for running in self._running:

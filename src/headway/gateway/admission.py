@@ -161,8 +161,8 @@ class Admission:
 
     def _check_room(self, features: Features, live: Live, service: Service, longest_tokens: int) -> None:
         """ApiError if neither the service, whose longest request has `longest_tokens`, nor a fallback has room."""
-        max_held = self.settings.max_held
-        if live.prompt_tokens + live.output_tokens > longest_tokens and not self._may_fall_back(live, service):
+        fallbacks, max_held = self._driver.control.fallbacks, self.settings.max_held
+        if live.prompt_tokens + live.output_tokens > longest_tokens and not fallbacks.takes(live, service):
             prompt = "the prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
             wanted = f"{prompt} and {live.output_tokens:,} output tokens"
             what = f"{wanted} exceed the context of {longest_tokens:,} tokens that {service.model} is served with"
@@ -170,15 +170,11 @@ class Admission:
         is_full = service.hold_queue.is_full(live, max_held)
         if features.is_flex and self._driver.control.num_kept(service) >= max_held:
             is_full = True
-        if is_full and not self._may_fall_back(live, service):
+        if is_full and not fallbacks.takes(live, service):
             retry_s = 1 + int(service.hold_queue.oldest_s(live, self._clock.now))
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=retry_s)
-        if self.settings.max_waiting is not None and not self._may_fall_back(live, service):
+        if self.settings.max_waiting is not None and not fallbacks.takes(live, service):
             self._check_waiting(self.settings.max_waiting, service)
-
-    def _may_fall_back(self, live: Live, service: Service) -> bool:
-        """Whether a fallback takes a request that the service rejects. A cascade's models are its policy's choice."""
-        return live.model == service.model and self._driver.control.fallbacks.takes(live, service)
 
     def _check_waiting(self, max_waiting: int, service: Service) -> None:
         """ApiError if each replica that is up reports so many waiting requests."""

@@ -77,10 +77,10 @@ class Gateway:
         self.driver = self._make_driver(recording)
         self.models = ServedModels(self.driver, self.fleet, plan)
         self.health = HealthMonitor(
-            self.replicas, self.settings, self._replica_up, self.driver.replica_down, self.driver.fail_over,
+            self.replicas, self.settings, self._replica_up, self.driver.roster.replica_down, self.driver.fail_over,
             self._load_read, self._replica_ejected, lambda: self.clock.now,
         )  # fmt: skip
-        self.driver.is_lost = self.health.is_lost
+        self.driver.holds.is_lost = self.health.is_lost
         self.ejections: dict[int, str] = {}
         """By replica that is ejected or generates nothing, why."""
         self._returning: set[int] = set()
@@ -220,7 +220,7 @@ class Gateway:
         self.telemetry.start()
         slots = {served.slots for served in self.plan.pools if served.slots is not None}
         self._stale_snapshots = StaleSnapshots(slots, self.clock)
-        self.driver.start_ticking()
+        self.driver.ticks.start()
         if self.cache_feeds is not None:
             for replica in self.fleet.present():
                 self.cache_feeds.add(replica, self.fleet.served(replica).kv_events)
@@ -267,7 +267,7 @@ class Gateway:
         self.health.use(settings)
         self._stalls.use(settings.limits)
         self.quarantine.keep_s = settings.quarantine_s
-        self.driver.hold_s, self.driver.control.fallbacks.max_held = settings.hold_s, settings.max_held
+        self.driver.holds.hold_s, self.driver.control.fallbacks.max_held = settings.hold_s, settings.max_held
         names = settings.__struct_fields__
         return [f"gateway: {name} changed" for name in names if getattr(settings, name) != getattr(before, name)]
 
@@ -404,11 +404,11 @@ class Gateway:
         self.admission.forget_limits()
         replica.has_served = True
         if not self.plan.has_window:
-            self.driver.limit_to_slots(replica)
+            self.driver.roster.limit_to_slots(replica)
         if replica.id in self._returning:
             self._returning.discard(replica.id)
             self.ejections.pop(replica.id, None)
-            self.driver.start_slowly(replica, self.settings.outliers.slow_start_s)
+            self.driver.roster.start_slowly(replica, self.settings.outliers.slow_start_s)
         self.scaling.replica_up(replica)
         self._prompt_blocks.prepare(replica)
         for callback in self.on_replica_up:

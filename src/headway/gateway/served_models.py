@@ -56,7 +56,7 @@ class ServedModels:
             self._add_reported_names()
             service = services.get(features.model)
         if service is None:
-            service = self._driver.adapters.get(features.model)
+            service = self._driver.roster.adapters.get(features.model)
         if service is None or service.model in self._retired:
             raise ApiError(404, str(unknown("model", features.model, self.names())), "model_not_found", "model")
         if features.is_passthrough and service.model in self._dual_dispatch:
@@ -66,23 +66,23 @@ class ServedModels:
 
     def replicas_of(self, name: str) -> list[LiveReplica]:
         """The replicas that may hold a request for this model."""
-        service = self._driver.services.get(name) or self._driver.adapters.get(name)
+        service = self._driver.services.get(name) or self._driver.roster.adapters.get(name)
         return [] if service is None else [each for each in self._fleet.replicas if each.model == service.model]
 
     def serves(self, name: str) -> bool:
         """Whether requests may name this model."""
         self._add_reported_names()
-        service = self._driver.services.get(name) or self._driver.adapters.get(name)
+        service = self._driver.services.get(name) or self._driver.roster.adapters.get(name)
         return name in self.names() or (service is not None and service.model not in self._retired)
 
     def names(self) -> list[str]:
         """The names of models in lists. Requests may also use others, such as aliases."""
         cascade = self._driver.cascade
-        return [*self._plan.names, *([] if cascade is None else [cascade.config.name]), *self._driver.adapters]
+        return [*self._plan.names, *([] if cascade is None else [cascade.config.name]), *self._driver.roster.adapters]
 
     def parent_of(self, name: str) -> str | None:
         """The model of a LoRA adapter; None for other names."""
-        service = None if name in self._driver.services else self._driver.adapters.get(name)
+        service = None if name in self._driver.services else self._driver.roster.adapters.get(name)
         return None if service is None else service.model
 
     def _add_reported_names(self) -> None:

@@ -54,13 +54,13 @@ def test_a_llama_cpp_server_gets_as_many_requests_as_it_has_slots() -> None:
     driven = Driven(2)
     for replica, num in zip(driven.replicas, (2, None), strict=True):
         replica.num_slots = num
-        driven.driver.limit_to_slots(replica)
-    driven.driver.replica_down(driven.replicas[1])
+        driven.driver.roster.limit_to_slots(replica)
+    driven.driver.roster.replica_down(driven.replicas[1])
     requests = [driven.arrive(id) for id in range(5)]
     assert driven.num_in_flight == [2, 0] and [request.live.stage is HELD for request in requests].count(True) == 3
     driven.driver.release(requests[0], ReleaseReason.FINISHED)
     assert driven.num_in_flight == [2, 0]
-    driven.driver.replica_up(driven.replicas[1])
+    driven.driver.roster.replica_up(driven.replicas[1])
     assert driven.num_in_flight == [2, 2] and not driven.outcomes.get(4)
 
 
@@ -85,10 +85,10 @@ def test_what_is_held_for_room_is_rejected_at_the_hold_timeout_once_no_replica_i
     driven = Driven(2, hold_s=5.0, window=1)
     held = [driven.arrive(id) for id in range(3)][2]
     assert held.live.stage is HELD
-    driven.driver.replica_down(driven.replicas[0])
+    driven.driver.roster.replica_down(driven.replicas[0])
     driven.clock.advance(10.0)
     assert not driven.outcomes, "the other replica may have room soon"
-    driven.driver.replica_down(driven.replicas[1])
+    driven.driver.roster.replica_down(driven.replicas[1])
     driven.clock.advance(14.9)
     assert not driven.outcomes
     driven.clock.advance(15.0)
@@ -107,7 +107,7 @@ def test_the_hold_timeout_does_nothing_once_a_replica_is_up() -> None:
     driven = Driven(1, hold_s=5.0, is_up=False)
     request = driven.arrive(0)
     driven.clock.advance(4.0)
-    driven.driver.replica_up(driven.replicas[0])
+    driven.driver.roster.replica_up(driven.replicas[0])
     assert request.replica is driven.replicas[0]
     driven.clock.advance(6.0)
     assert not driven.outcomes

@@ -43,7 +43,7 @@ class _Walk:
             for each in (*self.driven.replicas, *self.driven.driver.control.services[0].members):
                 each.is_single_phase = True
         elif self.is_pair:
-            self.driven.driver.place_pairs_at_once()
+            self.driven.driver.roster.place_pairs_at_once()
         for replica in self.driven.replicas:
             replica.client = SimpleNamespace(release=lambda connection: None)  # type: ignore[assignment]
         self.requests: list[InFlightRequest] = []
@@ -59,7 +59,7 @@ class _Walk:
         if not present or (choice < 2 and len(present) < 8):
             self.requests.append(self.driven.arrive(len(self.requests)))
         elif choice == 2:
-            (driver.replica_down if random.random() < 0.5 else driver.replica_up)(replica)
+            (driver.roster.replica_down if random.random() < 0.5 else driver.roster.replica_up)(replica)
         elif choice == 3 and random.random() < 0.2:
             driver.fail_over(replica)
         elif choice == 4 and random.random() < 0.2:

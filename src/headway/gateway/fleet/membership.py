@@ -82,7 +82,7 @@ class LiveFleet:
         )  # fmt: skip
         replica.times = times if (times := self.times[served.pool.name]).is_known else None
         replica.latency_of = self._plan.network.latency_s
-        replica.on_adapters = lambda: self._host.driver.adapters_changed(replica)
+        replica.on_adapters = lambda: self._host.driver.roster.adapters_changed(replica)
         self.combos.join(replica, served)
         if served.slots is not None:
             replica.kv_folder, replica.slots = served.slots, Slots()
@@ -92,7 +92,7 @@ class LiveFleet:
 
     def connect(self, replica: LiveReplica) -> None:
         """Make a new replica known to the driver and to the health monitor."""
-        self._host.driver.add(replica)
+        self._host.driver.roster.add(replica)
         self._host.health.add(replica)
         for callback in self.on_added:
             callback(replica, self._served[replica.id])
@@ -237,7 +237,7 @@ class LiveFleet:
     def set_unready(self, replica: LiveReplica, on: bool) -> None:
         """Place no requests at a replica that is not ready while there are others; or undo it."""
         if not replica.is_removed:
-            self._host.driver.set_unready(replica, on)
+            self._host.driver.roster.set_unready(replica, on)
 
     def switch(self, replica: LiveReplica, role: Role) -> None:
         """Change a replica's role for requests to come. ApiError if its engine cannot serve the role."""
@@ -282,7 +282,7 @@ class LiveFleet:
             replica = self.replicas[id]
             self._leaving.discard(id)
             replica.is_removed = True
-            self._host.driver.remove(replica)
+            self._host.driver.roster.remove(replica)
             replica.client.close()
             self.combos.leave(replica)
             replica.lifetime.end(self._clock.now)

@@ -344,7 +344,7 @@ class LiveScaling:
         driver = self._host.driver
         if not replica.is_starting:
             if replica.id not in self._waiting:
-                driver.replica_up(replica)
+                driver.roster.replica_up(replica)
             return
         replica.is_starting = False
         replica.lifetime.end_down(driver.now)
@@ -352,7 +352,7 @@ class LiveScaling:
         self._actuators[replica.pool].replica_up(replica)
         instance = self._fleet.combos.of(replica)
         if self.control is None:
-            driver.replica_up(replica)
+            driver.roster.replica_up(replica)
         elif instance.is_announced:
             self._add_to_announced(instance, replica)
         else:
@@ -371,7 +371,7 @@ class LiveScaling:
 
     def _add_to_announced(self, instance: ComboInstance, replica: LiveReplica) -> None:
         self._states[instance.name].members.append(self._member(replica))
-        self._host.driver.replica_up(replica)
+        self._host.driver.roster.replica_up(replica)
 
     def _member(self, replica: LiveReplica) -> Member:
         member = self._host.driver.services[replica.model].member(replica.id)

@@ -52,7 +52,7 @@ class Picker:
 
     def __init__(self, gateway: Gateway, tls: Tls | None = None) -> None:
         self._gateway = gateway
-        gateway.driver.place_pairs_at_once()
+        gateway.driver.roster.place_pairs_at_once()
         self._bodies = Bodies(lambda: gateway.settings)
         self._server = aio.server(options=(
             ("grpc.max_receive_message_length", gateway.settings.max_body_bytes + _MESSAGE_BYTES),

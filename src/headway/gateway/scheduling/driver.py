@@ -6,25 +6,26 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.control.control import Ticking
 from headway.control.decisions import DecisionObserver
 from headway.control.live import HELD, NEVER, WAITING, Live
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
-from headway.control.service import Member, Service
+from headway.control.service import Service
 from headway.core.fleet import Fallbacks, Role
 from headway.core.record import Cause, Outcome
 from headway.core.request import Phase
 from headway.core.view import ReplicaView
 from headway.gateway.clock import Clock, Deadlines
 from headway.gateway.scheduling.control import LiveControl
+from headway.gateway.scheduling.hold_timeouts import HoldTimeouts
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.scheduling.roster import Roster
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
+from headway.gateway.scheduling.ticks import PolicyTicks
 from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import PrometheusMetrics
-from headway.gateway.upstream.engine import EngineEndpoint
 
 if TYPE_CHECKING:
     from headway.gateway.accounts.budgets import Charge
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("headway.gateway")
 FINISHED = ReleaseReason.FINISHED
 _CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
-_MOMENT_S = 0.02
-_HOLD_S, _LOST_HOLD_S = 30.0, 0.2
-"""Longest wait for a replica while none is up, unless it is set; the same if all are lost."""
 _UNRESPONSIVE, _REMOVED = "does not answer any more", "was removed"
 
 
@@ -65,76 +63,43 @@ class Driver:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
         `on_role(replica, role, now)` are called after the fact. `view` gives a replica as policies see it;
         None: as it is."""
-        self._clock, self._scorer, self._view = clock, scorer, view
-        self.hold_s = hold_s
-        """Longest wait for a replica while none is up; None: `_HOLD_S`, or `_LOST_HOLD_S` if all are lost."""
-        self.is_lost: Callable[[LiveReplica], bool] = lambda replica: False
-        """A replica cannot be reached, or fails its health checks."""
-        self._seed, self._decisions = seed, decisions
-        self.charge: Callable[[str, str, int, int, int], Charge] | None = None
-        """The charge by model and pool for input, output and cached input tokens, where keys have budgets."""
+        self._clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
         self._recorder, self._metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
+        self.charge: Callable[[str, str, int, int, int], Charge] | None = None
+        """The charge by model and pool for input, output and cached input tokens, where keys have budgets."""
         self.replicas = list(replicas)
-        self._places_pairs_at_once = False
-        self._has_prompt_window = policies.prompt_window is not None
-        for replica in self.replicas:
-            self._watch_prompts(replica)
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
         self._reasoning: set[str] = set()
         """Models that have reasoned before an answer: what comes for them is taken to reason until it answers."""
         self._deadlines = Deadlines(clock, self.requests)
-        self._ticking: list[Ticking] = []
-        self.control = LiveControl(self, recorder, notify=True)
-        members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
-        self.control.configure(policies, members, names, seed, make_scaling, decisions, fallbacks)
-        self.services = self.control.by_model
-        self.adapters: dict[str, Service] = {}
-        """The services of LoRA adapters, by the adapters' names."""
-        self._find_adapters()
-        self.cascade = self.control.cascade
+        self.control = control = LiveControl(self, recorder, notify=True)
+        self.services = control.by_model
+        self.holds = HoldTimeouts(clock, control, self.requests, self.replicas, hold_s)
+        self.roster = Roster(clock, control, self.replicas, self.holds, view, policies.prompt_window is not None)
+        self.ticks = PolicyTicks(clock, control)
+        members = self.roster.members([*names])
+        control.configure(policies, members, names, seed, make_scaling, decisions, fallbacks)
+        self.roster.find_adapters()
+        self.cascade = control.cascade
 
     @property
     def now(self) -> float:
         return self._clock.now
 
-    def place_pairs_at_once(self) -> None:
-        """Reserve both replicas of a pair that prefills and decodes when a request is placed: where a proxy sends the
-        request to one of them, and the engines hand the KV cache over by themselves."""
-        self._places_pairs_at_once = True
-        for replica in self.replicas:
-            self._watch_prompts(replica)
-
-    def start_ticking(self) -> None:
-        """Call periodic policies from now on. Later calls begin with those that are new."""
-        ticking = self.control.ticking()
-        for policy in ticking:
-            if policy.interval_s is not None and policy not in self._ticking:
-                self._clock.at(self.now + policy.interval_s, self._tick, policy)
-        self._ticking = ticking
-
-    def _tick(self, now: float, policy: Ticking) -> None:
-        if policy not in self._ticking:
-            return  # another one has taken its place
-        assert policy.interval_s is not None
-        self._clock.at(now + policy.interval_s, self._tick, policy)
-        policy.tick(self.now)
-
     def change_policies(self, before: Policies, after: Policies) -> None:
         """Use other policies from now on. HeadwayError, before anything changes, if one cannot be created."""
         in_flight = [request.live for request in self.requests.values() if request.reservation is not None]
         self.control.change_policies(before, after, self._seed, self._decisions, in_flight, self.now)
-        self._has_prompt_window = after.prompt_window is not None
-        for replica in self.replicas:
-            self._watch_prompts(replica)
-        self.start_ticking()
+        self.roster.limit_prompts(after.prompt_window is not None)
+        self.ticks.start()
 
     def add_model(self, model: str, names: Sequence[str], policies: Policies) -> None:
         """Serve one more model, whose replicas follow."""
         self.control.add_service(policies, model, (), names, self._seed, self._decisions)
         self.control.note_parts()
-        self.start_ticking()
+        self.ticks.start()
 
     # Requests.
 
@@ -150,45 +115,7 @@ class Driver:
             self.control.reject(request.live, self.now)
             raise
         if request.live.stage is HELD:
-            self.arm_hold_timeout(request)
-
-    def arm_hold_timeout(self, request: InFlightRequest) -> None:
-        """Start the hold timeout if no replica is up: a moment before the client's own, which would not say why."""
-        live = request.live
-        if live.stage is HELD and request.outcome is None and not self.services[live.model].any_up:
-            if request.hold_timeout is not None:
-                request.hold_timeout.cancel()
-            end_s = self.now + (_HOLD_S if self.hold_s is None else self.hold_s)
-            if live.timeout_s is not None:
-                end_s = min(end_s, live.arrival_s + live.timeout_s - _MOMENT_S)
-            request.hold_end_s = end_s
-            self._wait_for_hold(request)
-
-    def _limit_holds(self, service: Service) -> None:
-        """Start the hold timeouts of all that a service holds, if no replica of it is up any more."""
-        if not service.any_up:
-            for live in service.hold_queue.requests():
-                self.arm_hold_timeout(self.requests[live.id])
-
-    def _wait_for_hold(self, request: InFlightRequest) -> None:
-        end_s = request.hold_end_s if self.hold_s is not None else min(request.hold_end_s, self.now + _LOST_HOLD_S)
-        request.hold_timeout = self._clock.at(end_s, self._hold_expired, request)
-
-    def _hold_expired(self, now: float, request: InFlightRequest) -> None:
-        service = self.services[request.live.model]
-        if request.live.stage is not HELD or service.any_up:
-            return
-        if now >= request.hold_end_s or (self.hold_s is None and self._is_all_lost(service)):
-            self.control.reject(request.live, now)
-        else:
-            self._wait_for_hold(request)
-
-    def _is_all_lost(self, service: Service) -> bool:
-        """No replica of the service may be up soon."""
-        if not service.members:
-            return self.control.scaling is None
-        replicas = [self.replicas[member.view.id] for member in service.members]
-        return all(self.is_lost(replica) and not replica.is_starting for replica in replicas)
+            self.holds.start(request)
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
         self._metrics.count_send(request, read_s, self._clock.now)
@@ -227,7 +154,7 @@ class Driver:
                 if request.outcome is None:
                     self._leave(request, Cause.CRASHED)
                     self.control.exhausted(request.live, self.now)
-                    self.arm_hold_timeout(request)
+                    self.holds.start(request)
             case ReleaseReason.MOVED:
                 self._resume_after_move(request)
             case ReleaseReason.PREFILLED:
@@ -265,7 +192,7 @@ class Driver:
             if request.has_stored_kv and is_kv_intact and self.control.reassign_decode(live, source.id, self.now):
                 return
         self.control.failed(live, self.now)
-        self.arm_hold_timeout(request)
+        self.holds.start(request)
 
     def _resume_after_move(self, request: InFlightRequest) -> None:
         """Continue at the move's target, or at the source if the target is gone or full."""
@@ -281,7 +208,7 @@ class Driver:
         if is_paused:
             self.replicas[source.id].pause(live)
             self.control.on_paused(live, self.now)
-            self.arm_hold_timeout(request)
+            self.holds.start(request)
             return
         if self.replicas[source.id].is_single_phase:  # the pair that was chosen may not be up any more
             self.control.place(live, self.now)
@@ -344,7 +271,7 @@ class Driver:
         self._metrics.count_failure(live, leg.replica.pool)
         self._leave(request, Cause.CRASHED, leg.replica.id)
         self.control.failed(live, self.now, leg.replica.id)
-        self.arm_hold_timeout(request)
+        self.holds.start(request)
 
     def _leave(self, request: InFlightRequest, cause: Cause, replica: int | None = None) -> None:
         """Record a stay at a replica that ends before the request does; of cascades, only those with whole answers."""
@@ -401,57 +328,9 @@ class Driver:
             live.cached_tokens = 0
             if self.charge is not None and used[0] is not None:
                 request.earlier_charges += (self.charge(model, used[0].pool, *used[1:]),)
-            self.arm_hold_timeout(request)
+            self.holds.start(request)
 
     # Replicas.
-
-    def replica_up(self, replica: EngineEndpoint) -> None:
-        """Place requests at a replica."""
-        self.control.on_recovered(replica.id, self.now)
-
-    def _watch_prompts(self, replica: LiveReplica) -> None:
-        """Report computed prompts to control if it limits the prompts at a replica."""
-        # A pair of single-phase replicas computes a prompt at the one and counts it as computed at the other.
-        is_pair = replica.is_single_phase or (self._places_pairs_at_once and replica.role != "mixed")
-        is_watched = self._has_prompt_window and not is_pair
-        replica.on_prompt = self._prompt_computed if is_watched else None
-
-    def _prompt_computed(self, live: Live) -> None:
-        self.control.on_prompt_computed(live, self._clock.now)
-
-    def limit_to_slots(self, replica: LiveReplica) -> None:
-        """Send a replica no more requests than it has slots: others wait in the gateway, where they stay unharmed."""
-        service = self.services[replica.model]
-        member = service.member(replica.id)
-        if member is not None and member.window != replica.num_slots:
-            member.window = replica.num_slots
-            service.refresh()
-
-    def adapters_changed(self, replica: LiveReplica) -> None:
-        """Offer a replica for the LoRA adapters that it has now."""
-        service = self.services[replica.model]
-        if (member := service.member(replica.id)) is not None:
-            member.loras = replica.adapters
-            service.refresh()
-        self._find_adapters()
-        self.control.release_held(service, self.now)
-
-    def _find_adapters(self) -> None:
-        """Note which service has which adapter. A name of a model is no adapter's; of two models, the first has it."""
-        self.adapters = {}
-        for service in self.control.services:
-            for name in sorted({name for member in service.members for name in member.loras}):
-                if name not in self.services:
-                    self.adapters.setdefault(name, service)
-
-    def replica_down(self, replica: EngineEndpoint) -> None:
-        """Place no requests at a replica. Its streams continue as long as they last."""
-        self.control.on_crashed(replica.id, [], self.now)
-        self._limit_holds(self.services[replica.model])
-
-    def start_slowly(self, replica: LiveReplica, duration_s: float) -> None:
-        """Give a replica that was ejected a growing share of the requests."""
-        self.services[replica.model].start_slowly(replica.id, self.now, duration_s)
 
     def has_alternative(self, request: InFlightRequest, replica: int) -> bool:
         """Whether another replica than this one could serve the request."""
@@ -468,62 +347,23 @@ class Driver:
                 if request.reservation is not None and request.reservation.waits_for_slot:
                     self._place_again(request)
 
-    def add(self, replica: LiveReplica) -> None:
-        """Add a replica that is not up yet. It may have the number of one that failed to start."""
-        self.replicas[replica.id : replica.id + 1] = [replica]
-        self._watch_prompts(replica)
-        service = self.services[replica.model]
-        service.members.append(self._member(replica))
-        service.refresh()
-        self._find_adapters()
-
-    def _member(self, replica: LiveReplica) -> Member:
-        """Control's entry of a replica that is not up yet."""
-        view = replica if self._view is None else self._view(replica)
-        member = Member(view, replica.max_request_tokens, None, replica.deployment, replica.adapters)
-        member.is_up, member.is_single_phase = False, replica.is_single_phase
-        member.window = replica.most_concurrent
-        return member
-
-    def remove(self, replica: LiveReplica) -> None:
-        """Remove a replica that is empty."""
-        service = self.services[replica.model]
-        service.members = [member for member in service.members if member.view.id != replica.id]
-        service.refresh()
-        self._find_adapters()
-        self._limit_holds(service)
-
     def drain(self, replica: LiveReplica, on: bool) -> None:
         """Place no requests at a replica while there are others, and move out those that can move; or undo it."""
-        service, now = self.services[replica.model], self.now
-        member = service.member(replica.id)
-        assert member is not None
-        member.is_draining = replica.is_draining = on
-        service.refresh()
+        self.roster.set_draining(replica, on)
         if not on:
-            self.control.release_held(service, now)
             return
+        service, now = self.services[replica.model], self.now
         for request in list(self.requests.values()):
             if request.replica is replica and request.can_move and request.move_target is None:
                 target = service.choose(request.live, now)
                 if target is not None and replica.id not in (target, request.live.decode_replica):
                     self.move(request.live, target, None, now)
 
-    def set_unready(self, replica: LiveReplica, on: bool) -> None:
-        """Place no requests at a replica while there are others; those that it has stay. Or undo it."""
-        service = self.services[replica.model]
-        member = service.member(replica.id)
-        if member is not None and member.is_unready != on:
-            member.is_unready = replica.is_unready = on
-            service.refresh()
-            if not on:
-                self.control.release_held(service, self.now)
-
     # Control's effects.
 
     def start(self, live: Live, replica: int, now: float, has_stored_kv: bool = False) -> None:
         """Reserve a place at the replica, and wake the request's task, which sends it."""
-        if self.replicas[replica].is_single_phase or (self._places_pairs_at_once and live.decode_replica >= 0):
+        if self.replicas[replica].is_single_phase or (self.roster.places_pairs_at_once and live.decode_replica >= 0):
             self._start_dual_dispatch(live, replica, now)
             return
         request = self.requests[live.id]

@@ -1,0 +1,30 @@
+"""The calls of policies that act at intervals."""
+
+from __future__ import annotations
+
+from headway.control.control import Ticking
+from headway.gateway.clock import Clock
+from headway.gateway.scheduling.control import LiveControl
+
+
+class PolicyTicks:
+    """Calls control's periodic policies on the gateway's clock."""
+
+    def __init__(self, clock: Clock, control: LiveControl) -> None:
+        self._clock, self._control = clock, control
+        self._ticking: list[Ticking] = []
+
+    def start(self) -> None:
+        """Call the present policies from now on. Later calls begin with those that are new."""
+        ticking = self._control.ticking()
+        for policy in ticking:
+            if policy.interval_s is not None and policy not in self._ticking:
+                self._clock.at(self._clock.now + policy.interval_s, self._tick, policy)
+        self._ticking = ticking
+
+    def _tick(self, now: float, policy: Ticking) -> None:
+        if policy not in self._ticking:
+            return  # another one has taken its place
+        assert policy.interval_s is not None
+        self._clock.at(now + policy.interval_s, self._tick, policy)
+        policy.tick(self._clock.now)
