@@ -167,7 +167,7 @@ class Admission:
             wanted = f"{prompt} and {live.output_tokens:,} output tokens"
             what = f"{wanted} exceed the context of {longest_tokens:,} tokens that {service.model} is served with"
             raise ApiError(400, what, "context_length_exceeded")
-        is_full = service.hold_queue.is_full(live, max_held)
+        is_full = service.hold_queue.num >= max_held and service.hold_queue.is_full(live, max_held)
         if features.is_flex and self._driver.control.num_kept(service) >= max_held:
             is_full = True
         if is_full and not fallbacks.takes(live, service):

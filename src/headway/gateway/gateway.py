@@ -382,7 +382,7 @@ class Gateway:
         request = relay.in_flight
         num_chars = 0 if client_request.has_media else len(client_request.text)
         used_tokens = 0 if request.rate_hold is None else relay.used_tokens
-        self.admission.settle(request, num_chars, relay.prompt_tokens, used_tokens)
+        self.admission.settle(request, num_chars, relay.meter.prompt_tokens, used_tokens)
         if request.copy is not None:  # the model that was asked for cannot continue another one's answer
             is_over = request.outcome is _FINISHED or request.live.fallback is not None
             self.copies.end(client_request.stream_key, request.copy, is_over)

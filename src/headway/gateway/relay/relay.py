@@ -1,15 +1,14 @@
 """The relay: sends one client request to engines, passes the response back, and continues it elsewhere after failures.
 
-From top to bottom, the steps of a request: `run` answers it, `_answer` waits for a replica, `_attempt` builds the
-request for the replica's engine, `_exchange` sends it, `_relay_stream` passes the response back. Each read of a stream
-is split, metered and rewritten by `EngineStream`, and written to the client.
+From top to bottom, the steps of a request: `run` answers it, `_answer` waits for a replica, `_attempt` has
+`RequestBuilder` build the request for the replica's engine, `_exchange` sends it, `_relay_stream` passes the response
+back. Each read of a stream is split, metered and rewritten by `EngineStream`, and written to the client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -17,7 +16,7 @@ from mypy_extensions import mypyc_attr
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.errors import ApiError, policy_error, rejected_error
-from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
+from headway.gateway.relay.continuation import CannotResumeError
 from headway.gateway.relay.engine_stream import EngineStream
 from headway.gateway.relay.failover import (
     Attempts,
@@ -31,6 +30,7 @@ from headway.gateway.relay.failover import (
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.quarantine import Quarantine
 from headway.gateway.relay.request import ClientRequest
+from headway.gateway.relay.request_builder import RequestBuilder
 from headway.gateway.relay.response import ClientResponse
 from headway.gateway.relay.writer import BufferedWriter, ResponseWriter
 from headway.gateway.scheduling import vllm_disaggregation
@@ -52,7 +52,6 @@ from headway.gateway.upstream.errors import (
     openai_error,
 )
 from headway.gateway.upstream.health import HealthReports
-from headway.gateway.upstream.hints import add_order
 from headway.gateway.upstream.kv_snapshot import KvSnapshot
 from headway.gateway.upstream.loose_json import OTHER_TYPE
 
@@ -60,8 +59,6 @@ log = logging.getLogger("headway.gateway")
 _MAX_RESPONSE_BYTES = 256 << 20
 _SETTLE_S, _SETTLE_STEP_S = 0.3, 0.02
 """Longest pause after a second engine has broken off, as the next attempt may be the last."""
-_RENDER_S = 1.0
-"""Time that the engine of the first attempt still has to render the chat, once another one needs it."""
 _MAX_REFUSAL_BYTES = 1 << 20
 _KEPT_HEADERS = ("content-encoding", "content-disposition")
 _TAIL_S = 1.0
@@ -75,16 +72,8 @@ class Relay:
     # What a request starts with is set in the class: most requests leave it as it is.
     _escalated_tokens = 0
     _is_cut_off = False
-    _rendering: asyncio.Task[None] | None = None
-    """Has an engine render the chat."""
     _snapshot: KvSnapshot | None = None
     _dispatch: DualDispatch | None = None
-    _resumed: ResumedStream | None = None
-    _hidden_fields: tuple[str, ...] = ()
-    """Fields of chunks that the client did not ask for."""
-    _is_prefill = False
-    """The present attempt computes the prompt for another replica."""
-    _kv_params: vllm_disaggregation.Params | None = None
     keep_alive_s: float | None = None
     """The client of a stream gets a comment whenever it has got nothing for so long."""
 
@@ -102,7 +91,7 @@ class Relay:
         self._request, self._live, self.in_flight = request, in_flight.live, in_flight
         self._scheduler, self._health = scheduler, health
         self._response = ClientResponse(request, in_flight, client)
-        self._sends_priority, self._quarantine = sends_priority, quarantine
+        self._quarantine = quarantine
         self._attempts = Attempts()
         self._attempts.max_attempts = max_attempts
         self._models = {self._live.model}
@@ -111,32 +100,24 @@ class Relay:
             f"Content-Type: {request.content_type}\r\nX-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
         )
         needs_score = scheduler.needs_score(self._live)
-        self._meter = ResponseMeter(request, in_flight, scheduler, needs_score)
+        self.meter = ResponseMeter(request, in_flight, scheduler, needs_score)
+        self._builder = RequestBuilder(request, in_flight, self.meter, scheduler, sends_priority)
         if needs_score:
             self._response.begin_model(is_buffered=True)
 
     def _start_next_stage(self) -> None:
         """Forget the last model's response."""
-        if self._rendering is not None:  # by that model's template
-            self._rendering.cancel()
-        self._rendering = self._resumed = self._kv_params = None
-        self._is_prefill = False
-        self._hidden_fields = ()
         needs_score = self._scheduler.needs_score(self._live)
-        self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
+        self.meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
+        self._builder.start_model(self.meter)
         self._response.begin_model(is_buffered=needs_score)
 
     def _start_fallback(self) -> None:
         """Begin the attempts at one more model. Only the same one continues what another has begun."""
         self._models.add(self._live.model)
         self._attempts.start_model()
-        if not self._response.has_begun and not self._meter.partial.tokens:
+        if not self._response.has_begun and not self.meter.partial.tokens:
             self._start_next_stage()
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """The engine's own count of the prompt's tokens."""
-        return self._meter.prompt_tokens
 
     @property
     def used_tokens(self) -> int:
@@ -152,14 +133,14 @@ class Relay:
             if isinstance(error, RefusedError):
                 await self._response.write_refusal(error)
             elif error is not None:
-                await self._response.write_error(error, self._meter.passthrough is not None)
+                await self._response.write_error(error, self.meter.passthrough is not None)
         finally:
             if self.keep_alive_s is not None:
                 self._response.stop()
             if self._snapshot is not None:
                 self._snapshot.abandon()
-            if self._rendering is not None:
-                self._rendering.cancel()
+            if self._builder.rendering is not None:
+                self._builder.rendering.cancel()
             self._scheduler.drop(self.in_flight)
 
     async def _respond(self) -> ApiError | RefusedError | None:
@@ -190,7 +171,7 @@ class Relay:
 
     def _replay(self, part: StreamPart) -> None:
         """Send what the client was sent before its connection broke; the answer continues after it."""
-        self._meter.restore(part)
+        self.meter.restore(part)
         self._response.start_stream()
         self._response.writer.write(part.data, more=True)
 
@@ -225,7 +206,7 @@ class Relay:
 
     async def _judge(self) -> None:
         """Score the answer, and let the cascade accept it or escalate to the next model."""
-        in_flight, live, meter = self.in_flight, self._live, self._meter
+        in_flight, live, meter = self.in_flight, self._live, self.meter
         tokens = live.prompt_tokens + live.generated_tokens
         score = await self._scheduler.score(in_flight, self._request.text, meter.partial.answer(), meter.confidence)
         in_flight.raise_if_ended()
@@ -250,11 +231,14 @@ class Relay:
     async def _attempt(self, replica: EngineEndpoint) -> None:
         """Send the request to a replica and relay its response. EngineError if the replica fails."""
         request = self._request
-        if replica.adapter.template is not None and request.is_chat and self._meter.partial.prompt is None:
-            await self._learn_prompt(replica)
-        path, body = self._engine_request(replica)
+        if replica.adapter.template is not None and request.is_chat and self.meter.partial.prompt is None:
+            await self._builder.learn_prompt(replica)
+        try:
+            path, body = self._builder.build(replica)
+        except CannotResumeError:
+            raise self._failure() from None
         if body is None:
-            self._finish_stream(self._meter.partial.closing_events(self._live.prompt_tokens))
+            self._finish_stream(self.meter.partial.closing_events(self._live.prompt_tokens))
             return
         if request.received_s is not None:
             self._scheduler.sending(self.in_flight, request.received_s)
@@ -264,78 +248,15 @@ class Relay:
         else:
             await self._exchange(replica, path, request.encoded(body))
 
-    async def _learn_prompt(self, replica: EngineEndpoint) -> None:
-        """Have an engine without token ids render the chat: begin when the chat is sent, as the engine may be gone
-        or busy when the prompt is needed; wait only then."""
-        partial, request = self._meter.partial, self._request
-        if not partial.tokens:
-            if request.stream and request.can_resume and self._rendering is None:
-                self._rendering = asyncio.create_task(self._render(replica))
-        elif partial.token_ids is None:
-            if self._rendering is not None:
-                await asyncio.wait({self._rendering}, timeout=_RENDER_S)
-            if partial.prompt is None:
-                partial.prompt = await replica.render_chat(request.body)
-
-    async def _render(self, replica: EngineEndpoint) -> None:
-        with suppress(EngineError):  # then the next replica is asked, once the prompt is needed
-            self._meter.partial.prompt = await replica.render_chat(self._request.body)
-
-    def _engine_request(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any] | None]:
-        """Path and body for this replica. No body: the answer is complete but for the end of its stream."""
-        request, partial, adapter = self._request, self._meter.partial, replica.adapter
-        path, body = request.path, dict(request.body)
-        num_repeated = self._meter.forget_silent_tokens() if partial.tokens else 0
-        if self._resumed is not None:
-            num_repeated += self._resumed.num_repeated
-        self._resumed, self._hidden_fields, self._is_prefill = None, (), False
-        if partial.tokens:
-            limits = replica.max_context_tokens, self._live.prompt_tokens
-            if partial.finish_reason is not None or partial.tokens_left(*limits) <= 0:
-                return path, None
-            try:
-                path, body = partial.resume_request(adapter, *limits)
-            except CannotResumeError:
-                raise self._failure() from None
-        if partial.head:
-            self._resumed = ResumedStream(request, partial, path, num_repeated)
-        if request.stream:
-            is_exact = adapter.gives_token_ids or adapter.has_slots
-            self._meter.limit(request.max_tokens or replica.max_context_tokens, is_exact)
-        body["model"] = self._live.lora or replica.reported_model or request.model or replica.model
-        reservation = self.in_flight.reservation
-        if reservation is not None and reservation.slot is not None:
-            body["id_slot"] = reservation.slot
-        if self._sends_priority or replica.engine_ordering or "priority" in body:
-            add_order(body, request, self._live, replica, self._sends_priority, partial.tokens, self._scheduler.now)
-        if self._meter.confidence is not None and path == request.path:
-            body["logprobs"] = body.get("logprobs") or (True if request.is_chat else 1)
-        if request.stream and not request.is_passthrough:
-            body["stream"] = True
-            body["stream_options"] = {**(request.body.get("stream_options") or {}), "include_usage": True}
-            if request.can_resume and adapter.token_options:
-                body |= adapter.token_options
-                if not any(request.body.get(name) for name in adapter.token_options):
-                    self._hidden_fields = adapter.token_fields
-        return path, self._phase_body(body) if adapter.transfers_kv else body
-
-    def _phase_body(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body for a replica that may run only one phase of the request."""
-        in_flight = self.in_flight
-        self._is_prefill = in_flight.is_prefill_only and self._request.can_be_split
-        if self._is_prefill:
-            return vllm_disaggregation.prefill_body(body)
-        return vllm_disaggregation.decode_body(body, self._kv_params if in_flight.has_stored_kv else None)
-
     async def _dispatch_to_pair(
         self, leg: PrefillLeg, replica: EngineEndpoint, path: str, body: dict[str, Any]
     ) -> None:
         """Send the request to a prefill and a decode replica at the same time, and relay the latter's response."""
-        tokens_before = self._meter.partial.tokens
+        tokens_before = self.meter.partial.tokens
         self._dispatch = DualDispatch(
             self.in_flight,
             leg,
-            lambda: self._meter.partial.tokens > tokens_before or self._response.is_complete,
+            lambda: self.meter.partial.tokens > tokens_before or self._response.is_complete,
             self._scheduler.prefill_leg_done,
             self._attempts.may_resend,
         )
@@ -376,13 +297,13 @@ class Relay:
     async def _relay_by_kind(self, connection: Connection) -> bool:
         """Relay the response by its kind. False: the engine has ended it with an error, which the client has."""
         status, headers = connection.status, connection.headers
-        if status != 200 or (self._is_prefill and "content-encoding" not in headers):
+        if status != 200 or (self._builder.is_prefill and "content-encoding" not in headers):
             await (self._take_prefill(connection) if status == 200 else self._relay_whole(connection))
             return True
         has_begun, is_open = self._response.has_begun, self._response.is_open
         content_type = headers.get("content-type", "").lower()
         if headers.get("content-encoding", "identity") != "identity":
-            if self._is_prefill or has_begun or is_open:
+            if self._builder.is_prefill or has_begun or is_open:
                 raise EngineError("encoded its answer as nobody had asked for")
             await self._relay_bytes(connection, "an encoded answer")
         elif "event-stream" in content_type or (self._request.stream and (has_begun or not content_type)):
@@ -400,7 +321,7 @@ class Relay:
     def _needs_confirmation(self, replica: EngineEndpoint, status: int) -> bool:
         """Whether another replica is to confirm that the request is to blame for a refusal."""
         in_flight = self.in_flight
-        is_whole = in_flight.prefill_leg is None and not self._is_prefill and not in_flight.has_stored_kv
+        is_whole = in_flight.prefill_leg is None and not self._builder.is_prefill and not in_flight.has_stored_kv
         may_confirm = self._attempts.may_confirm(is_whole, in_flight.has_alternative, self._response.has_begun)
         return may_confirm and self._health.needs_confirmation(replica, status)
 
@@ -437,10 +358,10 @@ class Relay:
         False: the engine has ended it with an error, which the client has.
         """
         stream = EngineStream(
-            self._meter,
+            self.meter,
             ItlMeter(self.in_flight, self._scheduler),
-            self._resumed,
-            self._hidden_fields,
+            self._builder.resumed,
+            self._builder.hidden_fields,
             self._request.wants_usage,
             self._write_events,
             self._write_tokens if self._response.is_paced else None,
@@ -455,7 +376,7 @@ class Relay:
             stream.end()
             if not stream.has_ended(self._request.num_sequences) and self._request.needs_end:
                 raise EngineError("ended its stream without [DONE]")
-            if self._meter.passthrough is None and not stream.is_done:
+            if self.meter.passthrough is None and not stream.is_done:
                 stream.last_events += sse.DONE
         if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
             self._write_events(stream.last_events)
@@ -474,7 +395,7 @@ class Relay:
 
     async def _relay_bytes(self, connection: Connection, what: str) -> None:
         """Pass an answer on as it comes, whose bytes mean nothing here. `what` it is, if it should not be so."""
-        self._meter.note_unread(what)
+        self.meter.note_unread(what)
         headers = connection.headers
         self._settle_refusal(200)
         self._response.is_opaque = True
@@ -498,9 +419,9 @@ class Relay:
         replica = self.in_flight.replica
         name = "the replica" if replica is None else replica.name
         log.warning("%s generates more tokens than request %s allows", name, self.in_flight.request_id)
-        if self._meter.passthrough is not None:
+        if self.meter.passthrough is not None:
             raise EngineError("generates more tokens than the request allows")
-        self._finish_stream(self._meter.partial.closing_events(self._live.prompt_tokens))
+        self._finish_stream(self.meter.partial.closing_events(self._live.prompt_tokens))
 
     async def _wait_for_client(self) -> None:
         """Wait until the client has read enough. The engine's silence meanwhile is not its own."""
@@ -518,7 +439,7 @@ class Relay:
 
     async def _relay_whole(self, connection: Connection) -> None:
         """Pass an answer that is not streamed, or a refusal, on."""
-        meter, status = self._meter, connection.status
+        meter, status = self.meter, connection.status
         data = await connection.read(_MAX_RESPONSE_BYTES)
         if status >= 300:
             self._refuse(status, data)
@@ -551,9 +472,9 @@ class Relay:
     async def _take_prefill(self, connection: Connection) -> None:
         """Keep what a prefill replica reports about its KV cache, for the request to the decode replica."""
         answer = vllm_disaggregation.read_prefill_answer(await connection.read(_MAX_RESPONSE_BYTES))
-        self._meter.set_prompt_tokens(answer.prompt_tokens - self._meter.partial.tokens)
-        self._kv_params = answer.kv_transfer_params
-        is_stored = self._kv_params is not None
+        self.meter.set_prompt_tokens(answer.prompt_tokens - self.meter.partial.tokens)
+        self._builder.kv_params = answer.kv_transfer_params
+        is_stored = answer.kv_transfer_params is not None
         reason = ReleaseReason.PREFILLED if is_stored else ReleaseReason.PREFILL_NOT_STORED
         self._scheduler.release(self.in_flight, reason)
 
@@ -561,13 +482,13 @@ class Relay:
         """Write a part of a stream. False: the client reads slowly."""
         if not self._response.has_begun:
             self._start_stream()
-        return self._response.write_events(data, self._meter.partial)
+        return self._response.write_events(data, self.meter.partial)
 
     def _write_tokens(self, event: bytes, num_tokens: int) -> bool:
         """Write an event with so many answering tokens, at their pace. False: the client reads slowly."""
         if not self._response.has_begun:
             self._start_stream()
-        return self._response.write_tokens(event, num_tokens, self._meter.partial)
+        return self._response.write_tokens(event, num_tokens, self.meter.partial)
 
     def _start_stream(self) -> None:
         self._settle_refusal(200)
@@ -576,7 +497,7 @@ class Relay:
     def _finish_stream(self, data: bytes, reason: ReleaseReason = ReleaseReason.FINISHED) -> None:
         response = self._response
         response.is_complete = True
-        response.copy(data.removesuffix(sse.DONE), self._meter.partial)
+        response.copy(data.removesuffix(sse.DONE), self.meter.partial)
         self._scheduler.release(self.in_flight, reason)
         if not response.has_begun:
             self._start_stream()
@@ -586,7 +507,7 @@ class Relay:
 
     def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         """Release the request after a failed attempt, to be placed again. ApiError if the client gets the failure."""
-        in_flight, attempts, meter, response = self.in_flight, self._attempts, self._meter, self._response
+        in_flight, attempts, meter, response = self.in_flight, self._attempts, self.meter, self._response
         in_flight.raise_if_ended()
         is_moving, is_prefill_leg = in_flight.move_target is not None, False
         if isinstance(error, PrefillLegError):
@@ -601,7 +522,7 @@ class Relay:
         has_output = meter.partial.tokens > 0 or meter.passthrough is not None
         situation = Situation(
             is_moving, response.is_opaque, response.has_begun, has_output, self._request.can_resume,
-            in_flight.has_fallback, self._is_prefill, is_prefill_leg, may_break,
+            in_flight.has_fallback, self._builder.is_prefill, is_prefill_leg, may_break,
         )  # fmt: skip
         reason = attempts.after(failure, situation, replica.name, self._live.generated_tokens)
         if failure is Failure.NO_DESCRIPTOR and reason is None:
@@ -632,7 +553,7 @@ class Relay:
         if self._snapshot is not None:  # of a move whose target failed before it was restored there
             await self._snapshot.delete()
         self._snapshot = KvSnapshot()
-        partial = self._meter.partial
+        partial = self.meter.partial
         tokens = await self._snapshot.save(replica, self._slot, partial.seen_tokens, partial.last_text)
         if tokens:
             partial.set_token_ids(tokens)
