@@ -44,8 +44,8 @@ class Live:
     `generated_tokens` of a request that decodes in the simulator is as of the last sync, which the replica does
     before it calls any policy.
 
-    The parameters are the fields of `Request`, in its order, so that a row of a workload makes an instance. Both are
-    written out, since a compiled class has the speed of C only for fields that it declares itself.
+    The parameters are the fields of `Request`, in its order, so that a row of a workload makes an instance. All fields
+    are declared here, since a compiled class has the speed of C only for such fields.
     """
 
     __slots__ = (
@@ -60,6 +60,96 @@ class Live:
         "swapped_tokens", "target_tokens", "tenant", "tier", "tier_since_s", "timeout_s", "turn", "turn_ends_at",
         "unstarted_tokens",
     )  # fmt: skip
+
+    # Progress: written by the driver, read by control and by policies.
+
+    phase: Phase
+    stage: Stage
+    """Change it with `enter`."""
+    generated_tokens: int
+    replica: int
+    """Replica of the last placement; -1 = none yet."""
+    turn: int
+    preemptions: int
+    admitted_s: float
+    first_token_s: float
+    answer_s: float
+    reasoning_end_s: float
+    cached_tokens: int
+    """Prompt tokens that a prefix cache served at the first admission."""
+
+    # Control.
+
+    scheduler: int
+    """Which of several schedulers places the request (`observe: schedulers`)."""
+    attempt: int
+    tier_since_s: float
+    placed_s: float
+    cancelled_s: float
+    moves: int
+    stage_index: int
+    """Index of the cascade stage that answers; -1 = no cascade."""
+    score: float
+    """The judge's score of the last cascade stage's answer, 0 to 100."""
+    decode_replica: int
+    """Replica that decodes after the prefill; -1 = the one that prefills."""
+    allowed: Any
+    """The replicas that may get the request (a frozenset of ids), where its sender limits them; None = all."""
+    release_region: str
+    """Region that an admission policy released the request to; "" = any."""
+    rank: object
+    """Sort key in the queue that the request is in."""
+    fallback: Any
+    """Why another model than the one asked for answers (`control.fallback.FellBack`); None = it does not."""
+    keeps_model: bool
+    """Whether another model's answer is of no use: to an embedding, or after a part of the answer."""
+    shed_s: float
+    """Seconds by which the request's expected TTFT was too long, for which it is shed; 0 = it is not."""
+    sent_to: Any
+    """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
+    sent_tokens: int
+    """Prompt tokens that are counted there."""
+    unstarted_tokens: int
+    """The same until the first token is out, then 0."""
+
+    # The driver: the request's stay at its present replica.
+
+    move: Any
+    """The driver's migration object while the request is being moved."""
+    is_streamed: bool
+    """Whether the driver sees the first token when it is out, and not with the whole answer."""
+    enqueued_s: float
+    num_before: int
+    """Requests that the replica had received before this one."""
+    ready_s: float
+    """Earliest time at which the engine's scheduler sees the request."""
+    expected_cached_tokens: int
+    """Tokens that the router expected in the replica's prefix cache; 0 once the prefill has begun."""
+    response_s: float
+    """Delay from the end of an iteration until the client has its tokens."""
+    stay_admitted_s: float
+    prefill_end_s: float
+    target_tokens: int
+    """KV tokens to compute before decoding: the prompt, plus the tokens generated before a preemption."""
+    computed_tokens: int
+    """KV tokens computed so far in prefill; while decoding, those at `joined_tick`."""
+    swapped_tokens: int
+    """KV tokens of a waiting request that are kept, in host memory or in `resident_blocks`; 0 = none."""
+    resident_blocks: int
+    """GPU blocks that a waiting request holds."""
+    shared_blocks: int
+    """Leading KV blocks held through the prefix cache."""
+    queue: int
+    """Index of the ordering's queue (`QueuedOrdering`)."""
+    pace_version: int
+    """Number of changes of the reader's pace (`sim.stall_tracker`)."""
+    joined_tick: int
+    joined_generated: int
+    quantum_tick: int
+    turn_ends_at: int
+    """Generated tokens with which the request's turn ends, by its ordering's `next_change_tokens`; 0 = never."""
+    check_tick: int
+    """Tick at which the replica checks the request next; -1 = not decoding."""
 
     def __init__(
         self,
@@ -92,96 +182,23 @@ class Live:
         self.deadline_s, self.timeout_s = deadline_s, timeout_s
         self.quality, self.lengths, self.tenant, self.acceptance = quality, lengths, tenant, acceptance
         self.lora = lora
-
-        # Progress: written by the driver, read by control and by policies.
-
-        self.phase: Phase = Phase.ANSWERING
-        self.stage: Stage = HELD
-        """Change it with `enter`."""
-        self.generated_tokens: int = 0
-        self.replica: int = -1
-        """Replica of the last placement; -1 = none yet."""
-        self.turn: int = 0
-        self.preemptions: int = 0
-        self.admitted_s: float = NEVER
-        self.first_token_s: float = NEVER
-        self.answer_s: float = NEVER
-        self.reasoning_end_s: float = NEVER
-        self.cached_tokens: int = 0
-        """Prompt tokens that a prefix cache served at the first admission."""
-
-        # Control.
-
-        self.scheduler: int = 0
-        """Which of several schedulers places the request (`observe: schedulers`)."""
-        self.attempt: int = 0
-        self.tier_since_s: float = arrival_s
-        self.placed_s: float = NEVER
-        self.cancelled_s: float = NEVER
-        self.moves: int = 0
-        self.stage_index: int = -1
-        """Index of the cascade stage that answers; -1 = no cascade."""
-        self.score: float = NEVER
-        """The judge's score of the last cascade stage's answer, 0 to 100."""
-        self.decode_replica: int = -1
-        """Replica that decodes after the prefill; -1 = the one that prefills."""
-        self.allowed: Any = None
-        """The replicas that may get the request (a frozenset of ids), where its sender limits them; None = all."""
-        self.release_region: str = ""
-        """Region that an admission policy released the request to; "" = any."""
-        self.rank: object = None
-        """Sort key in the queue that the request is in."""
-        self.fallback: Any = None
-        """Why another model than the one asked for answers (`control.fallback.FellBack`); None = it does not."""
-        self.keeps_model: bool = False
-        """Whether another model's answer is of no use: to an embedding, or after a part of the answer."""
-        self.shed_s: float = 0.0
-        """Seconds by which the request's expected TTFT was too long, for which it is shed; 0 = it is not."""
-        self.sent_to: Any = None
-        """What the request's replica was sent (`control.sent_prompts`), where the hold queue shares service."""
-        self.sent_tokens: int = 0
-        """Prompt tokens that are counted there."""
-        self.unstarted_tokens: int = 0
-        """The same until the first token is out, then 0."""
-
-        # The driver: the request's stay at its present replica.
-
-        self.move: Any = None
-        """The driver's migration object while the request is being moved."""
-        self.is_streamed: bool = True
-        """Whether the driver sees the first token when it is out, and not with the whole answer."""
-        self.enqueued_s: float = NEVER
-        self.num_before: int = 0
-        """Requests that the replica had received before this one."""
-        self.ready_s: float = NEVER
-        """Earliest time at which the engine's scheduler sees the request."""
-        self.expected_cached_tokens: int = 0
-        """Tokens that the router expected in the replica's prefix cache; 0 once the prefill has begun."""
-        self.response_s: float = 0.0
-        """Delay from the end of an iteration until the client has its tokens."""
-        self.stay_admitted_s: float = NEVER
-        self.prefill_end_s: float = NEVER
-        self.target_tokens: int = 0
-        """KV tokens to compute before decoding: the prompt, plus the tokens generated before a preemption."""
-        self.computed_tokens: int = 0
-        """KV tokens computed so far in prefill; while decoding, those at `joined_tick`."""
-        self.swapped_tokens: int = 0
-        """KV tokens of a waiting request that are kept, in host memory or in `resident_blocks`; 0 = none."""
-        self.resident_blocks: int = 0
-        """GPU blocks that a waiting request holds."""
-        self.shared_blocks: int = 0
-        """Leading KV blocks held through the prefix cache."""
-        self.queue: int = 0
-        """Index of the ordering's queue (`QueuedOrdering`)."""
-        self.pace_version: int = 0
-        """Number of changes of the reader's pace (`sim.stall_tracker`)."""
-        self.joined_tick: int = 0
-        self.joined_generated: int = 0
-        self.quantum_tick: int = 0
-        self.turn_ends_at: int = 0
-        """Generated tokens with which the request's turn ends, by its ordering's `next_change_tokens`; 0 = never."""
-        self.check_tick: int = -1
-        """Tick at which the replica checks the request next; -1 = not decoding."""
+        self.phase = Phase.ANSWERING
+        self.stage = HELD
+        self.admitted_s = self.first_token_s = self.answer_s = self.reasoning_end_s = self.placed_s = NEVER
+        self.cancelled_s = self.score = self.enqueued_s = self.ready_s = self.stay_admitted_s = NEVER
+        self.prefill_end_s = NEVER
+        self.tier_since_s = arrival_s
+        self.replica = self.stage_index = self.decode_replica = self.check_tick = -1
+        self.generated_tokens = self.turn = self.preemptions = self.cached_tokens = self.scheduler = self.attempt = 0
+        self.moves = self.sent_tokens = self.unstarted_tokens = self.num_before = self.expected_cached_tokens = 0
+        self.target_tokens = self.computed_tokens = self.swapped_tokens = self.resident_blocks = 0
+        self.shared_blocks = self.queue = self.pace_version = self.joined_tick = self.joined_generated = 0
+        self.quantum_tick = self.turn_ends_at = 0
+        self.shed_s = self.response_s = 0.0
+        self.release_region = ""
+        self.allowed = self.rank = self.fallback = self.sent_to = self.move = None
+        self.keeps_model = False
+        self.is_streamed = True
 
     def enter(self, stage: Stage) -> None:
         """Change the stage: the only place that does."""

@@ -106,19 +106,7 @@ class Gateway:
         """Called after settings, keys or policies have changed, and when the gateway begins to drain."""
         self.unapplied: set[asyncio.Future[None]] = set()
         """Changes that a worker has been sent and has not applied yet."""
-        self.metrics = MetricsPage(
-            ended=self.telemetry.metrics,
-            fleet=self.fleet,
-            health=self.health,
-            drift=self.telemetry.drift,
-            driver=self.driver,
-            keys=self.keys,
-            reloads=self.reloads,
-            charges=self.charges,
-            batches=self.batches,
-            cache_feeds=self.cache_feeds,
-            peers=self.peers,
-        )
+        self.metrics = self._make_metrics_page()
 
     def _request_id(self, live: Live) -> str:
         return self.driver.requests[live.id].request_id or str(live.id)
@@ -144,6 +132,21 @@ class Gateway:
         )
         driver.control.fallbacks.max_held = settings.max_held
         return driver
+
+    def _make_metrics_page(self) -> MetricsPage:
+        return MetricsPage(
+            ended=self.telemetry.metrics,
+            fleet=self.fleet,
+            health=self.health,
+            drift=self.telemetry.drift,
+            driver=self.driver,
+            keys=self.keys,
+            reloads=self.reloads,
+            charges=self.charges,
+            batches=self.batches,
+            cache_feeds=self.cache_feeds,
+            peers=self.peers,
+        )
 
     def _make_relays(self) -> tuple[Tracing | None, Callable[..., Relay]]:
         if not self.settings.tracing:

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from math import inf
 
 from headway.control.cache_index import CacheIndex, RanksIndex
 from headway.control.live import Live
@@ -119,6 +120,43 @@ class Slots:
 class LiveReplica(EngineEndpoint):
     """One engine and its load. Satisfies `core.view.ReplicaView`."""
 
+    # Its life.
+    is_of_combo = False
+    is_draining = False
+    is_removed = False
+    is_unready = False
+    """Its cluster says that it is not ready."""
+    is_starting = False
+    """The gateway has started the replica, and it has not been up yet."""
+    is_initial = True
+    """The replica belongs to the initial fleet, or others started it."""
+    has_served = False
+    """The replica has been up."""
+
+    # Its load.
+    num_in_flight = 0
+    prefill_tokens_left = 0
+    tokens_generated = 0
+    expected_cached_tokens = 0
+    seen_s = -inf
+    """When the engine's load was read."""
+    goodput_rps: float | None = None
+    times: EngineTimes | None = None
+    slots: Slots | None = None
+    """None: the engine assigns its own."""
+    num_slots: int | None = None
+    """Requests that the engine runs at a time, where it reports that (llama.cpp)."""
+    on_prompt: Callable[[Live], None] | None = None
+    """Called when the prompt of a streamed request is computed. Others end then, which says the same."""
+    on_placed: Callable[[LiveReplica, Live], None] | None = None
+    """Called when a request is placed here, where other gateways are to know."""
+    _other_ordering: str | None = None
+    """What runs at the engine, by its last answer."""
+    _matched_request = -1
+    """The request whose prefix a router matched last, with its cached and loadable tokens."""
+    _matched_cached = 0
+    _matched_loadable = 0
+
     def __init__(
         self,
         id: int,
@@ -150,42 +188,18 @@ class LiveReplica(EngineEndpoint):
         self.role: Role = pool.role
         self.combo, self.deployment = id, pool.name
         """Number of the replica's combo instance, and the name of its pool or combo."""
-        self.is_of_combo = False
-        self.goodput_rps: float | None = None
-        self.times: EngineTimes | None = None
         self.latency_of: Callable[[str, str], float] = Network().latency_s
         """Seconds between two regions, each way."""
-        self.is_draining = self.is_removed = False
-        self.is_unready = False
-        """Its cluster says that it is not ready."""
-        self.has_served = False
-        """The replica has been up."""
-        self.is_starting = False
-        """The gateway has started the replica, and it has not been up yet."""
-        self.is_initial = True
-        """The replica belongs to the initial fleet, or others started it."""
         self.lifetime = Lifetime(self.role, clock.now)
         self._swapping = pool if pool.engine.preemption == "swap" else None
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self._reservations: dict[int, ReplicaReservation] = {}
         self._paused = PausedRequests(id)
-        self.num_in_flight = 0
-        self.on_prompt: Callable[[Live], None] | None = None
-        """Called when the prompt of a streamed request is computed. Others end then, which says the same."""
-        self.on_placed: Callable[[LiveReplica, Live], None] | None = None
-        """Called when a request is placed here, where other gateways are to know."""
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
-        self.prefill_tokens_left = self.tokens_generated = self.expected_cached_tokens = 0
-        self._matched_request, self._matched_cached, self._matched_loadable = -1, 0, 0
-        """The request whose prefix a router matched last: its id, cached and loadable tokens."""
         self._expected: dict[int, tuple[int, list[int]]] = {}
         """By request, the tokens of its prompt and those that events let expect in the cache."""
-        self.slots: Slots | None = None
-        """None: the engine assigns its own."""
-        self.num_slots: int | None = None
-        """Requests that the engine runs at a time, where it reports that (llama.cpp)."""
         self._declared_adapters = frozenset(pool.lora_names)
         self._known_adapters = self.adapters
         self.on_adapters: Callable[[], None] = _ignore
@@ -194,11 +208,7 @@ class LiveReplica(EngineEndpoint):
         self.cache_index = CacheIndex(self.block_size_tokens, kv_blocks, guesses=True, adds_placed=True)
         """What the engine's prefix cache holds. Until events feed it, a guess from the requests placed here."""
         self.engine_ordering = engine_ordering
-        self._other_ordering: str | None = None
-        """What runs at the engine, by its last answer."""
         self._load = Load()
-        self.seen_s = float("-inf")
-        """When the engine's load was read."""
 
     async def read_details(self, timeout_s: float) -> None:
         """Read the names of model and adapters and, if the replica has them, its bootstrap port and number of slots."""

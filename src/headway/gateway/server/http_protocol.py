@@ -58,6 +58,45 @@ class HttpProtocol(asyncio.Protocol):
     _transport: asyncio.Transport
     _memory: ConnectionMemory
 
+    _server: Any = None
+    _client: Any = None
+    _scheme = "http"
+
+    # The present request.
+    _url = b""
+    _is_in_head = False
+    """A part of a head has come."""
+    _refusal: ApiError | None = None
+    """Why the request whose headers were parsed last is not served."""
+    _cycle: HttpCycle | None = None
+    _is_new = False
+    """The cycle's application is to be started."""
+    _is_whole = False
+    """The parser has found the request's end, and `_num_body` bytes of its body."""
+    _num_body = 0
+
+    # The next requests.
+    _waiting = b""
+    """They are from `_waiting_start` on in these bytes."""
+    _waiting_start = 0
+    _is_next_due = False
+    """The answer is complete, and the client has not read enough of it for the next request to begin."""
+    _has_ended = False
+    """The client sends nothing more."""
+    _is_ending = False
+    """The server ends: the next request is the last one."""
+
+    # Times.
+    _timer: asyncio.TimerHandle | None = None
+    _deadline_s: float | None = None
+    """On the event loop's clock: for the next head, or for its rest. None during a request."""
+    _linger_timer: asyncio.TimerHandle | None = None
+    _num_lingered = 0
+    _unread_timer: asyncio.TimerHandle | None = None
+    _num_unread = 0
+    """Bytes of answers that the client had not read when the timer was set."""
+    _probe_timer: asyncio.TimerHandle | None = None
+
     def __init__(
         self,
         config: Config,
@@ -76,42 +115,9 @@ class HttpProtocol(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         # What follows a request that closes the connection is dropped.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._server: Any = None
-        self._client: Any = None
-        self._scheme = "http"
-        # The present request.
-        self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._is_in_head = False
-        """A part of a head has come."""
-        self._refusal: ApiError | None = None
-        """Why the request whose headers were parsed last is not served."""
-        self._cycle: HttpCycle | None = None
-        self._is_new = False
-        """The cycle's application is to be started."""
         self._accepted: tuple[bytes | None, ...] = ()
         """Host and media type of a request that was served before."""
-        self._waiting, self._waiting_start = b"", 0
-        """The next requests are from here on in these bytes."""
-        self._is_next_due = False
-        """The answer is complete, and the client has not read enough of it for the next request to begin."""
-        self._has_ended = False
-        """The client sends nothing more."""
-        self._is_ending = False
-        """The server ends: the next request is the last one."""
-        # What the parser has found of the present request, for `RequestFraming.agrees`.
-        self._is_whole = False
-        self._num_body = 0
-        # Times.
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline_s: float | None = None
-        """On the event loop's clock: for the next head, or for its rest. None during a request."""
-        self._linger_timer: asyncio.TimerHandle | None = None
-        self._num_lingered = 0
-        self._unread_timer: asyncio.TimerHandle | None = None
-        self._num_unread = 0
-        """Bytes of answers that the client had not read when the timer was set."""
-        self._probe_timer: asyncio.TimerHandle | None = None
 
     # Called by the event loop, and by uvicorn's server.
 
