@@ -1,4 +1,4 @@
-"""`headway advise`."""
+"""`headway advise`: what to change in a fleet, from recorded days; the work is in `planning.advise`."""
 
 from __future__ import annotations
 

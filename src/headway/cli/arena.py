@@ -1,4 +1,4 @@
-"""`headway arena`."""
+"""`headway arena`: policies ranked over grids of fleets and workloads, or searched for; the work is in `arena`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway calibrate`."""
+"""`headway calibrate`: coefficients fitted to measurements, with their errors; the work is in `calibration`."""
 
 from __future__ import annotations
 

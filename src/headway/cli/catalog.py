@@ -1,4 +1,4 @@
-"""`headway catalog`."""
+"""`headway catalog`: tables of GPUs, models and engines, and the memory of a model on a GPU."""
 
 from __future__ import annotations
 

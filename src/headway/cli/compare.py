@@ -1,4 +1,4 @@
-"""`headway compare`."""
+"""`headway compare`: the sets of policies of one scenario, run and compared in one table."""
 
 from __future__ import annotations
 

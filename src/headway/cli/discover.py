@@ -1,4 +1,4 @@
-"""`headway discover`."""
+"""`headway discover`: running engines asked for what they are, as a fleet file; the work is in `serving.discover`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway emulate`."""
+"""`headway emulate`: an engine without a GPU behind an HTTP API; the work is in `emulator`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway epp`."""
+"""`headway epp`: the endpoint picker of Envoy's ext_proc protocol; the work is in `gateway.picker`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway export`."""
+"""`headway export`: a fleet as another system's manifests; the work is in `serving.export`."""
 
 from __future__ import annotations
 

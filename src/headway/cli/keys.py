@@ -1,4 +1,4 @@
-"""`headway keys`."""
+"""`headway keys`: keys, teams and budgets of a key store, changed and listed; the work is in `gateway.accounts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway load`."""
+"""`headway load`: requests sent to a running engine, and its latencies; the work is in `serving.load_generator`."""
 
 from __future__ import annotations
 

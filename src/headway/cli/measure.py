@@ -1,4 +1,4 @@
-"""`headway measure`."""
+"""`headway measure`: the operators of a model timed on a local GPU; the work is in `calibration.measure`."""
 
 from __future__ import annotations
 

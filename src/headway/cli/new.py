@@ -1,4 +1,4 @@
-"""`headway new`."""
+"""`headway new`: a commented scenario to begin with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway plan`."""
+"""`headway plan`: the group of planners, and the capacity planner itself, which works in `planning.capacity`."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _options(flags: dict[str, Any], own_gpus: Sequence[Mapping[str, Any]]) -> Ca
 
 
 def _situations(text: str) -> Iterator[Situation]:
-    """Parse as in "load=3,lose=1,lose-region=1"."""
+    """The situations that the option names, as in "load=3,lose=1,lose-region=1"."""
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = each.partition("=")
         if name == "load":

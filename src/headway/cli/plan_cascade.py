@@ -1,4 +1,4 @@
-"""`headway plan cascade`."""
+"""`headway plan cascade`: deployments and thresholds of a cascade; the work is in `planning.cascade`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway plan combos`."""
+"""`headway plan combos`: combos of prefill and decode replicas for a market; the work is in `planning.combos`."""
 
 from __future__ import annotations
 

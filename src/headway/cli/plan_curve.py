@@ -1,4 +1,4 @@
-"""`headway plan combos --curve`."""
+"""`headway plan combos --curve`: the least price for each rate; the work is in `planning.combos.curve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway plan fleet`."""
+"""`headway plan fleet`: one fleet for several models on the GPUs at hand; the work is in `planning.fleet`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway plan goodput`."""
+"""`headway plan goodput`: the goodput of combos, simulated anew; the work is in `planning.combos.reprofile`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway plan scaling`."""
+"""`headway plan scaling`: scalers compared over a recorded demand; the work is in `planning.scaling`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway plan tiers`."""
+"""`headway plan tiers`: the number of tiers and their windows; the work is in `planning.tiers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway reproduce`."""
+"""`headway reproduce`: a paper's tables, figures and claims; the work is in `reproduce`."""
 
 from __future__ import annotations
 

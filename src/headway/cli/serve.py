@@ -1,4 +1,4 @@
-"""`headway serve`."""
+"""`headway serve`: the gateway, in one process or with workers; the work is in `gateway`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway simulate`."""
+"""`headway simulate`: one run of a scenario, and its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway validate`."""
+"""`headway validate`: predictions against measured serving runs; the work is in `calibration.validation`."""
 
 from __future__ import annotations
 

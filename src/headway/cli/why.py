@@ -1,4 +1,4 @@
-"""`headway why`."""
+"""`headway why`: where the time of a served request went; the work is in `diagnosis`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway workload`."""
+"""`headway workload`: request traces described, converted or generated; the work is in `workload`."""
 
 from __future__ import annotations
 

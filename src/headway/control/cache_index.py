@@ -251,7 +251,7 @@ class CacheIndex:
         return reach
 
     def cached_tokens(self, request: RequestView) -> int:
-        """See `ReplicaView.cached_tokens`."""
+        """Prompt tokens that a request can reuse in GPU memory (`ReplicaView.cached_tokens`)."""
         reach = min(self._reach(request), self._most(request)) if len(self.gpu) or not self.groups else -1
         return reach * self._block if not self.groups else self._agreed(request, reach)
 
@@ -276,7 +276,7 @@ class CacheIndex:
         return tokens
 
     def loadable_tokens(self, request: RequestView) -> int:
-        """See `ReplicaView.loadable_tokens`."""
+        """Prompt tokens beyond them that slower memory holds (`ReplicaView.loadable_tokens`)."""
         if not len(self.slower):
             return 0
         block = self._block

@@ -323,7 +323,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one replica."""
+        """GPUs of one replica; a hosted one has none of the fleet's."""
         return 0 if self.hosted is not None else self.parallel.num_gpus
 
     @property

@@ -36,7 +36,7 @@ class Router(Protocol):
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        """Choose one of `view.replicas`."""
+        """Choose the replica of a request among `view.replicas`, which all have room for it."""
 
 
 MakeRouter = Callable[[], Router]

@@ -166,11 +166,11 @@ class ReplicaView(Protocol):
 
     @property
     def pool(self) -> str:
-        """Name of its pool."""
+        """Name of the pool that the replica belongs to."""
 
     @property
     def model(self) -> str:
-        """Name of its model."""
+        """Name of the model that the replica serves."""
 
     @property
     def gpu(self) -> str:
@@ -233,7 +233,7 @@ class ReplicaView(Protocol):
 
     @property
     def block_size_tokens(self) -> int:
-        """Tokens per KV block."""
+        """Tokens in one block of the engine's KV cache."""
 
     @property
     def kv_blocks_host(self) -> int:
@@ -421,7 +421,7 @@ class StageView(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of the model."""
+        """Name of the model that this stage asks."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
@@ -449,7 +449,7 @@ class PoolCounts(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of the model."""
+        """Name of the model that the pool serves."""
 
     @property
     def gpu(self) -> str:

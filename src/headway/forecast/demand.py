@@ -121,7 +121,7 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
         return len(self.total.requests_per_s[0])
 
     def hour(self, step: int) -> datetime:
-        """When a step begins."""
+        """The local time at which a step begins, in the demand's time zone."""
         return moment(self.begins, zone(self.time_zone)) + timedelta(seconds=step * self.step_s)
 
     def rates(self, quantile: float) -> Floats:

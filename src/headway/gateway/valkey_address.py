@@ -25,7 +25,7 @@ def is_valkey(location: str) -> bool:
 
 
 class ValkeyAddress(Struct, frozen=True):
-    """What an address says."""
+    """The address of a Valkey or Redis server, in its parts."""
 
     host: str
     port: int

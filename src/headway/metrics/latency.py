@@ -76,7 +76,7 @@ class Sample:
 
     @property
     def attained(self) -> dict[str, tuple[Mask, Mask]]:
-        """See `slo_masks`."""
+        """Masks (has this SLO, met it) of the measured requests by kind of SLO (`slo_masks`)."""
         return slo_masks(self)
 
     @property
@@ -172,7 +172,7 @@ class ComputedSample:
         return len(self.ttft_s)
 
     def column(self, name: str) -> Integers:
-        """One of `_COUNTED`."""
+        """A column of the measured requests, one of `_COUNTED`."""
         return self._columns[name]
 
 
@@ -181,7 +181,7 @@ _COUNTED = ("outcome", "generated_tokens", "cached_prompt_tokens", "preemptions"
 
 
 def nothing_measured(arrival_s: npt.NDArray[Any], warmup_s: float) -> str:
-    """Why no request counts."""
+    """The message for a run of which no request arrived after the warm-up."""
     if not len(arrival_s):
         return "nothing is measured: the workload has no requests"
     return (

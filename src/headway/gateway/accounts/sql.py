@@ -61,7 +61,7 @@ CHANGES = Table(
 
 
 class SqlAccountStore(Database, AccountStore):
-    """One database of keys."""
+    """Keys, teams and their spending in one SQL database."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, TABLES)

@@ -143,7 +143,7 @@ class CacheFeeds:
         self._follow(replica, events, num_ranks)
 
     def answered(self, replica: LiveReplica, expected: Sequence[int], reported_tokens: int) -> None:
-        """See `ReplicaFeed.answered`."""
+        """Compare the cached tokens that an engine reports with the expected ones (`ReplicaFeed.answered`)."""
         if (feed := self.of.get(replica.id)) is not None and feed.state in ("live", "incomplete"):
             feed.answered(expected, reported_tokens)
 

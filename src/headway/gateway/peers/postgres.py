@@ -47,7 +47,7 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid::big
 
 
 class PostgresPeerStore(PeerStore):
-    """Connections to one database."""
+    """The state and the streams of all gateways, in one PostgreSQL database."""
 
     def __init__(self, address: str, gateway: str, timeout_s: float) -> None:
         self._address, self._gateway, self._timeout_s = address, gateway, timeout_s

@@ -27,7 +27,7 @@ class HoldTimeouts:
         replicas: Sequence[LiveReplica],
         hold_s: float | None,
     ) -> None:
-        """`requests` have not ended."""
+        """`requests` are those that have not ended, by id."""
         self._clock, self._control, self._requests, self._replicas = clock, control, requests, replicas
         self.hold_s = hold_s
         """Longest wait for a replica while none is up; None: `_HOLD_S`, or `_LOST_HOLD_S` if all are lost."""

@@ -103,7 +103,7 @@ class Acceptor:
             connection.make_room()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections; those that are open stay."""
         if self._timer is not None:
             self._timer.cancel()
         else:

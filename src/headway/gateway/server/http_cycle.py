@@ -35,7 +35,7 @@ class ServedConnection(Protocol):
         """The response is complete: the next request may begin."""
 
     def end_task(self, task: asyncio.Task[None], /) -> None:
-        """The application has returned."""
+        """The application of a request has returned, and its task ends."""
 
 
 class HttpCycle:
@@ -125,7 +125,7 @@ class HttpCycle:
             self._news.set()
 
     def end_body(self) -> None:
-        """The request is complete."""
+        """All bytes of the request's body have been added."""
         self._is_whole = True
         if self._news is not None:
             self._news.set()

@@ -91,7 +91,7 @@ class ProbeServer:
         return 404, msgspec.json.encode({"paths": [*LIVE, *READY]})
 
     def close(self) -> None:
-        """Answer no more probes."""
+        """Answer no more probes, and wait for the end of the thread that does."""
         self._timer.cancel()
         assert self._task is not None
         self._loop.call_soon_threadsafe(self._task.cancel)

@@ -1,1 +1,1 @@
-"""HTTP towards engines."""
+"""HTTP towards engines: the client, their dialects, their health, and what they report."""

@@ -59,7 +59,7 @@ class Candidate(Struct, frozen=True):
 
 
 class LeftOut(Struct, frozen=True):
-    """What was not tried."""
+    """A change that was not tried, and why."""
 
     kind: str
     name: str

@@ -147,7 +147,7 @@ def _root(tried: Sequence[float], off: Floats, most: float) -> float:
 
 
 def own_factor(document: Mapping[str, Any]) -> float:
-    """A document's `simulation: step_time_factor`."""
+    """The factor on step times that a document sets itself (`simulation: step_time_factor`); 1 if it sets none."""
     simulation = document.get("simulation")
     found = simulation.get("step_time_factor", 1.0) if isinstance(simulation, dict) else 1.0
     return float(found) if isinstance(found, int | float) and found > 0 else 1.0  # else its scenario is an error

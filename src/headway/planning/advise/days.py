@@ -35,7 +35,7 @@ LEAST_SCALED_S = 3600.0
 
 @dataclass(frozen=True)
 class Day:
-    """A folder of records."""
+    """One recorded day: the requests, and the fleet file that served them."""
 
     name: str
     folder: Path

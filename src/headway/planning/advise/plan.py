@@ -53,7 +53,7 @@ class FleetFile:
 
 
 class Tried(Struct, frozen=True):
-    """How much was rehearsed."""
+    """Numbers of changes, of pairs of changes, and of their rehearsals."""
 
     num_changes: int
     num_pairs: int

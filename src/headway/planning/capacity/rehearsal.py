@@ -77,7 +77,7 @@ class CapacityRehearsal:
         return self.cache.num_found
 
     def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
-        """As in `CapacityEvaluator`."""
+        """Simulate a candidate with so many replicas in a situation (`CapacityEvaluator`)."""
         measured = self._rehearsed(candidate, replicas, situation, stops=False)
         assert measured is not None
         return measured
@@ -173,7 +173,7 @@ def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
 
 
 def _load(records: Records, used: ReplicaUsage, measured: Sample) -> Load:
-    """Of the fullest replica."""
+    """The load of the fullest replica, with the share of the requests' time that they waited."""
     full = fullest(used, records.replicas)
     waited_s, e2e_s = (each[measured.finished].sum() for each in (measured.queueing_s, measured.e2e_s))
     return load_of(full, float(waited_s / e2e_s) if e2e_s > 0 else 0.0)

@@ -1,4 +1,4 @@
-"""Orderings by deadline."""
+"""Orderings by the deadline of a request's first token."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class DeficitRoundRobinOrdering:
         return turn
 
     def given(self) -> Mapping[tuple[int, str], float]:
-        """See `core.policy.PeerOrdering`."""
+        """The service so far of the shares that got any since the last call (`core.policy.PeerOrdering`)."""
         return self._given.take()
 
     def given_elsewhere(self, share: tuple[int, str], service: float, /) -> None:

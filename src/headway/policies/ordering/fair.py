@@ -1,4 +1,4 @@
-"""Fair sharing between tenants."""
+"""Fair sharing between tenants, by the service that each has been given."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class FairOrdering:
         self._unreported.add(tenant.share)
 
     def given(self) -> Mapping[_Share, float]:
-        """See `core.policy.PeerOrdering`."""
+        """The service so far of the shares that got any since the last call (`core.policy.PeerOrdering`)."""
         changed, self._unreported = self._unreported, set()
         return {share: self._tenants[share].given for share in sorted(changed)}
 
