@@ -118,18 +118,25 @@ def plan(scenario: Scenario) -> ServingPlan:
     step_times = coefficients_of(spec, scenario.fleet, scenario.base_dir, places, only_known=True)
     served = tuple(
         ServedPool(
-            each.bounded(), each.spec.endpoints, each.adapter.api, kv_blocks(each.pool), start,
-            pools.slot_folder(each, scenario.base_dir, places),
-            None if each.combo is None else combos[each.combo.name],
-            pools.engine_key(each, scenario.base_dir, places),
-            TokenPrices(
-                each.spec.usd_per_million_input_tokens, each.spec.usd_per_million_output_tokens,
+            pool=each.bounded(),
+            endpoints=each.spec.endpoints,
+            api=each.adapter.api,
+            kv_blocks=kv_blocks(each.pool),
+            start=start,
+            slots=pools.slot_folder(each, scenario.base_dir, places),
+            combo=None if each.combo is None else combos[each.combo.name],
+            api_key=pools.engine_key(each, scenario.base_dir, places),
+            prices=TokenPrices(
+                each.spec.usd_per_million_input_tokens,
+                each.spec.usd_per_million_output_tokens,
                 each.spec.usd_per_million_cached_tokens,
             ),
-            step_times.get(each.pool.name), pools.engine_model(each), pools.kv_events(each, scenario.base_dir, places),
+            coefficients=step_times.get(each.pool.name),
+            engine_model=pools.engine_model(each),
+            kv_events=pools.kv_events(each, scenario.base_dir, places),
         )
         for each, start in zip(declared, starts, strict=True)
-    )  # fmt: skip
+    )
     return ServingPlan(
         pools=served,
         names={each.pool.model.name: each.pool.names for each in declared},

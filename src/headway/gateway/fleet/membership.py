@@ -76,10 +76,19 @@ class LiveFleet:
         is_bounded = len(self._unused_ids) > MAX_FAILED_STARTS
         id = self._unused_ids.popleft() if is_bounded else len(self.replicas)
         replica = LiveReplica(
-            id, served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
-            self._plan.pacer, self._clock, self._plan.settings.stale_s, served.api_key, served.engine_model,
-            self._plan.engine_ordering,
-        )  # fmt: skip
+            id=id,
+            pool=served.pool,
+            url=url,
+            adapter=ADAPTERS[served.api],
+            kv_blocks=served.kv_blocks,
+            ordering=self._ordering,
+            pacer=self._plan.pacer,
+            clock=self._clock,
+            stale_s=self._plan.settings.stale_s,
+            api_key=served.api_key,
+            engine_model=served.engine_model,
+            engine_ordering=self._plan.engine_ordering,
+        )
         replica.times = times if (times := self.times[served.pool.name]).is_known else None
         replica.latency_of = self._plan.network.latency_s
         replica.on_adapters = lambda: self._host.driver.roster.adapters_changed(replica)

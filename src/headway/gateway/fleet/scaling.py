@@ -237,9 +237,16 @@ class LiveScaling:
         if plan.past_demand is not None and isinstance(scaler, RemembersDemand):
             scaler.remember(plan.past_demand)
         self.control = ScalingWithFailures(
-            scaler, MutablePoolsView(Random(f"{plan.seed}/scaler")), list(self._states.values()),
-            self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_messages, plan.policies.least,
-        )  # fmt: skip
+            scaler=scaler,
+            view=MutablePoolsView(Random(f"{plan.seed}/scaler")),
+            pools=list(self._states.values()),
+            effects=self,
+            gpu_limits=plan.gpu_limits,
+            give_up=self._give_up,
+            holding_gpus=holding_gpus,
+            planner_messages=plan.planner_messages,
+            least=plan.policies.least,
+        )
         return self.control
 
     def reconfigure(self, plan: ServingPlan) -> None:

@@ -250,16 +250,26 @@ class LiveReplica(EngineEndpoint):
     def record(self, pool: Pool, now: float) -> ReplicaRecord:
         num_gpus, lifetime, is_hosted = pool.num_gpus, self.lifetime, pool.hosted is not None
         return ReplicaRecord(
-            self.id, self.pool, self.model, self.gpu, self.region, num_gpus, pool.usd_per_hour,
-            pool.gpu.watts * num_gpus, 0 if is_hosted else self.kv_blocks_total * self.block_size_tokens,
-            self.max_num_seqs,
-            lifetime.up(now), lifetime.down(now), "initial" if self.is_initial else "new",
-            for_prefill=lifetime.with_role("prefill", now), for_decode=lifetime.with_role("decode", now),
+            id=self.id,
+            pool=self.pool,
+            model=self.model,
+            gpu=self.gpu,
+            region=self.region,
+            num_gpus=num_gpus,
+            usd_per_hour=pool.usd_per_hour,
+            watts=pool.gpu.watts * num_gpus,
+            kv_capacity_tokens=0 if is_hosted else self.kv_blocks_total * self.block_size_tokens,
+            max_num_seqs=self.max_num_seqs,
+            up=lifetime.up(now),
+            down=lifetime.down(now),
+            origin="initial" if self.is_initial else "new",
+            for_prefill=lifetime.with_role("prefill", now),
+            for_decode=lifetime.with_role("decode", now),
             usd_per_million_input_tokens=pool.usd_per_million_input_tokens if is_hosted else 0.0,
             usd_per_million_output_tokens=pool.usd_per_million_output_tokens if is_hosted else 0.0,
             usd_per_million_cached_tokens=pool.usd_per_million_cached_tokens if is_hosted else None,
             name=self.name,
-        )  # fmt: skip
+        )
 
     # The gateway's own counts.
 

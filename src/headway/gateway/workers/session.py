@@ -169,12 +169,22 @@ class WorkerSession:
     def send_replica(self, replica: EngineEndpoint) -> None:
         """Send a replica's data if the worker does not have them."""
         info = protocol.ReplicaInfo(
-            replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, replica.reported_model,
-            replica.max_context_tokens, None if replica.kv_folder is None else str(replica.kv_folder),
-            replica.bootstrap_port, replica.api_key, replica.is_hosted, replica.event_block_tokens,
-            tuple(sorted(replica.listed_loras or ())) if replica.event_block_tokens else (), replica.engine_ordering,
-            replica.tokenizer,
-        )  # fmt: skip
+            id=replica.id,
+            pool=replica.pool,
+            model=replica.model,
+            url=replica.url,
+            api=replica.adapter.api,
+            reported_model=replica.reported_model,
+            max_context_tokens=replica.max_context_tokens,
+            kv_folder=None if replica.kv_folder is None else str(replica.kv_folder),
+            bootstrap_port=replica.bootstrap_port,
+            api_key=replica.api_key,
+            is_hosted=replica.is_hosted,
+            event_block_tokens=replica.event_block_tokens,
+            loras=tuple(sorted(replica.listed_loras or ())) if replica.event_block_tokens else (),
+            engine_ordering=replica.engine_ordering,
+            tokenizer=replica.tokenizer,
+        )
         if self._sent_replicas.get(replica.id) != info:
             self._sent_replicas[replica.id] = info
             self.link.send(info)
@@ -207,12 +217,25 @@ class WorkerSession:
         live = request.live
         request.needs_score = self._driver.needs_score(live)
         return Assigned(
-            request.number, replica, live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase,
-            live.stage_index, request.needs_score, request.is_prefill_only, request.has_stored_kv, live.attempt,
-            live.moves, live.placed_s, live.enqueued_s, lora=live.lora,
+            number=request.number,
+            replica=replica,
+            arrival_s=live.arrival_s,
+            prompt_tokens=live.prompt_tokens,
+            model=live.model,
+            tier=live.tier,
+            phase=live.phase,
+            stage_index=live.stage_index,
+            needs_score=request.needs_score,
+            is_prefill_only=request.is_prefill_only,
+            has_stored_kv=request.has_stored_kv,
+            attempt=live.attempt,
+            moves=live.moves,
+            placed_s=live.placed_s,
+            enqueued_s=live.enqueued_s,
+            lora=live.lora,
             fallback=None if live.fallback is None else (live.fallback.model, live.fallback.why),
             deadline_s=live.deadline_s,
-        )  # fmt: skip
+        )
 
     def _send_limits(self, caller: Caller) -> None:
         if caller.is_limited:
