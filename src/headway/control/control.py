@@ -68,7 +68,7 @@ class Control:
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
         self._slo: Policies | None = None
-        """Whose SLOs requests without their own have; None: they have none."""
+        """The policies whose SLOs requests without their own get; None: they get none."""
 
     # The loop.
 
@@ -103,7 +103,7 @@ class Control:
         self._place_at(service, live, now, jumps_queue, exclude)
 
     def _place_at(self, service: Service, live: Live, now: float, jumps_queue: bool, exclude: int | None) -> None:
-        """The same, at the service that is to answer."""
+        """Start, hold or reject a request at the service that is to answer."""
         if service.hold_queue.num and not jumps_queue and service.fits(live):
             self._hold(service, live, now)
             self.release_held(service, now)
@@ -439,7 +439,7 @@ class Control:
             service.add_learner(self.cascade.policy)
 
     def note_parts(self) -> None:
-        """Note which steps the parts that exist need."""
+        """Note which steps of an arrival the present parts need."""
         fallbacks = {name for names in self.fallbacks.of_fleet.models.values() for name in names}
         asked = [service for service in self.services if service.model not in fallbacks]
         self._only = asked[0] if len(asked) == 1 else None

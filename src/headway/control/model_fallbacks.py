@@ -17,7 +17,7 @@ class ModelFallbacks:
 
     def __init__(self) -> None:
         self.of_fleet = Fallbacks()
-        """What the fleet says of them, also where no policy uses them."""
+        """The fleet's fallbacks, also where no policy uses them."""
         self.are_used = False
         self.max_held: int | None = None
         """Most requests that a model may hold before its fallback gets them; None: any number."""

@@ -181,7 +181,7 @@ class Service:
             learner.learn(record)
 
     def refresh(self) -> None:
-        """Recompute what depends on the members. Call after a member was added, removed, changed or began to drain."""
+        """Recompute the values that depend on the members. Call it after a member was added, removed or changed."""
         self._open = _OpenMembers(self.members, self.names_decoder)
         self._open_by_lora: dict[str, _OpenMembers] = {}
         self._by_id = {member.view.id: member for member in self.members}

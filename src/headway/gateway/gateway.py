@@ -58,7 +58,7 @@ _DRAIN_POLL_S = 0.05
 
 
 class Gateway:
-    """One gateway. Created in the event loop that it runs in."""
+    """One gateway. Create it in the event loop that runs it."""
 
     def __init__(
         self, plan: ServingPlan, recording: Recording, decision_log: Callable[[Decision], None] | None = None
@@ -82,9 +82,9 @@ class Gateway:
         )  # fmt: skip
         self.driver.holds.is_lost = self.health.is_lost
         self.ejections: dict[int, str] = {}
-        """By replica that is ejected or generates nothing, why."""
+        """The reason by replica that is ejected, or that generates nothing."""
         self._returning: set[int] = set()
-        """Replicas that were ejected, and get a growing share of the requests when they are up."""
+        """Ejected replicas, which get a growing share of the requests once they are up again."""
         self._stalls = StallWatch(
             self.settings.limits, self.health.outliers, self.health, self.fleet.times, self.driver.has_alternative
         )
@@ -99,13 +99,13 @@ class Gateway:
         self.batches = self._make_batches()
         self.reloads = Reloads()
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
-        """Reads the fleet file again, which the argument asks for; None: the gateway has no file."""
+        """Reads the fleet file again; the argument names the source of the request. None: the gateway has no file."""
         self.on_replica_up: list[Callable[[LiveReplica], None]] = []
         """Called when a replica begins to get requests."""
         self.on_reconfigured: list[Callable[[], None]] = []
         """Called after settings, keys or policies have changed, and when the gateway begins to drain."""
         self.unapplied: set[asyncio.Future[None]] = set()
-        """Changes that a worker has been sent and has not applied yet."""
+        """Changes that were sent to a worker, which has not applied them yet."""
         self.metrics = self._make_metrics_page()
 
     def _request_id(self, live: Live) -> str:

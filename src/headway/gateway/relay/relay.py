@@ -69,7 +69,7 @@ _TAIL_S = 1.0
 class Relay:
     """One client request on its way to engines, and the response on its way back."""
 
-    # What a request starts with is set in the class: most requests leave it as it is.
+    # Starting values that most requests keep are set in the class.
     _escalated_tokens = 0
     _is_cut_off = False
     _snapshot: KvSnapshot | None = None
@@ -198,7 +198,7 @@ class Relay:
             self._release_failed(replica, error)
 
     async def _settle(self, replica: EngineEndpoint) -> None:
-        """Wait until engines that were killed together are all known to be down, or for as long as that takes."""
+        """Wait until all engines that were killed together are known to be down, for at most `_SETTLE_S`."""
         for _ in range(round(_SETTLE_S / _SETTLE_STEP_S)):
             if not self._health.has_other(replica):
                 return
@@ -394,7 +394,7 @@ class Relay:
         return False
 
     async def _relay_bytes(self, connection: Connection, what: str) -> None:
-        """Pass an answer on as it comes, whose bytes mean nothing here. `what` it is, if it should not be so."""
+        """Pass on an answer whose bytes are not read here. `what`: its kind, if the engine should not have sent it."""
         self.meter.note_unread(what)
         headers = connection.headers
         self._settle_refusal(200)
@@ -424,7 +424,7 @@ class Relay:
         self._finish_stream(self.meter.partial.closing_events(self._live.prompt_tokens))
 
     async def _wait_for_client(self) -> None:
-        """Wait until the client has read enough. The engine's silence meanwhile is not its own."""
+        """Wait until the client has read enough. Meanwhile the engine is not blamed for its silence."""
         self._set_waits_for_client(True)
         try:
             await self._response.writer.drain()

@@ -23,7 +23,7 @@ _RENDER_S = 1.0
 class RequestBuilder:
     """Builds the engines' requests for one client request, attempt by attempt."""
 
-    # What a request starts with is set in the class: most requests leave it as it is.
+    # Starting values that most requests keep are set in the class.
     resumed: ResumedStream | None = None
     """Rewrites the stream that continues an earlier one."""
     hidden_fields: tuple[str, ...] = ()

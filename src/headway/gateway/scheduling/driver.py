@@ -61,7 +61,7 @@ class Driver:
         view: Callable[[LiveReplica], ReplicaView] | None = None,
     ) -> None:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
-        `on_role(replica, role, now)` are called after the fact. `view` gives a replica as policies see it;
+        `on_role(replica, role, now)` are called after the event. `view` gives a replica as policies see it;
         None: as it is."""
         self._clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
         self._recorder, self._metrics = recorder, metrics
@@ -72,7 +72,7 @@ class Driver:
         self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
         self._reasoning: set[str] = set()
-        """Models that have reasoned before an answer: what comes for them is taken to reason until it answers."""
+        """Models that have reasoned before an answer: their new requests count as reasoning until they answer."""
         self._deadlines = Deadlines(clock, self.requests)
         self.control = control = LiveControl(self, recorder, notify=True)
         self.services = control.by_model
@@ -274,7 +274,7 @@ class Driver:
         self.holds.start(request)
 
     def _leave(self, request: InFlightRequest, cause: Cause, replica: int | None = None) -> None:
-        """Record a stay at a replica that ends before the request does; of cascades, only those with whole answers."""
+        """Record a stay that ends before its request. Of a cascade, only stays with whole answers are recorded."""
         if request.live.stage_index < 0:
             request.has_left = request.is_away = True
             self._write_segment(request.live, self.now, cause, replica)
