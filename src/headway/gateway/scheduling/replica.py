@@ -138,8 +138,6 @@ class LiveReplica(EngineEndpoint):
     prefill_tokens_left = 0
     tokens_generated = 0
     expected_cached_tokens = 0
-    seen_s = -inf
-    """When the engine's load was read."""
     goodput_rps: float | None = None
     times: EngineTimes | None = None
     slots: Slots | None = None
@@ -209,6 +207,8 @@ class LiveReplica(EngineEndpoint):
         """What the engine's prefix cache holds. Until events feed it, a guess from the requests placed here."""
         self.engine_ordering = engine_ordering
         self._load = Load()
+        self.seen_s = -inf
+        """When the engine's load was read."""
 
     async def read_details(self, timeout_s: float) -> None:
         """Read the names of model and adapters and, if the replica has them, its bootstrap port and number of slots."""
