@@ -59,11 +59,6 @@ class MetricsPage:
         metrics += [self._build_info, *process_metrics()]
         return self._ended.lines(metrics, time() - self._driver.now if is_open else None)
 
-    @property
-    def usd(self) -> float:
-        """What the fleet has cost so far."""
-        return sum(self._fleet.usd(self._ended.hosted_tokens).values())
-
     def _replica_metrics(self) -> list[Metric]:
         in_flight, up, ejected, predicted = list[Sample](), list[Sample](), list[Sample](), list[Sample]()
         running, waiting, kv_share = list[Sample](), list[Sample](), list[Sample]()
