@@ -252,7 +252,7 @@ def test_a_reload_that_changes_slos_alone_takes_effect(tmp_path: Path) -> None:
         inside.chat()
         assert inside.run(reload()) == ["policies: slo_e2e_s changed"]
         inside.chat()
-        page = _samples(inside.gateway.request_metrics.page())
+        page = _samples(inside.gateway.telemetry.metrics.page())
     finally:
         inside.close()
     slo = 'headway_slo_requests_total{model="%s",result="%s"}'
