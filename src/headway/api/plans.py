@@ -169,16 +169,7 @@ def _for_demand(
     with TemporaryDirectory() as temporary, processes(jobs) as pool:
         requests = Path(temporary) if folder is None else folder / "requests"
         answer, rehearsal = by_week.plan(
-            forecast=forecast,
-            document=document,
-            places=places,
-            base_dir=base_dir,
-            options=wanted,
-            simulator=Simulator(),
-            requests=requests,
-            cache_dir=folder,
-            progress=None,
-            pool=pool,
+            forecast, document, places, base_dir, wanted, Simulator(), requests, folder, None, pool
         )
     rows = tuple(msgspec.to_builtins(week) for week in answer.weeks)
     return Plan(
@@ -211,16 +202,10 @@ def plan_combos(
     offers = tuple(each if isinstance(each, Offer) else offer_of(each, gpus_per_server, find) for each in gpus)
     service = combos.service_scenario(document, places, base_dir, simulator, rps)
     options = combos.ComboOptions(
-        offers=offers,
-        counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
-        objective=objective,
-        attainment=attainment,
-        per_pair=sizes or None,
-        ranking=select,
-        top=top,
-        num_requests=profile_requests,
+        offers=offers, counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(), objective=objective,
+        attainment=attainment, per_pair=sizes or None, ranking=select, top=top, num_requests=profile_requests,
         routings=tuple(routings),
-    )
+    )  # fmt: skip
     if curve:
         return _for_curve(service, options, simulator, _folder(cache))
     answer = combos.plan([service], options, simulator, _folder(cache))
@@ -304,21 +289,10 @@ def plan_fleet(
         if forecast is not None:
             return _fleets_by_week(
                 fleets.plan(
-                    forecast=forecast,
-                    document=document,
-                    places=places,
-                    base_dir=base_dir,
-                    options=options,
-                    chance=chance,
-                    simulator=Simulator(),
-                    folder=requests,
-                    cache_dir=folder,
-                    pool=pool,
+                    forecast, document, places, base_dir, options, chance, Simulator(), requests, folder, pool
                 ),
-                base_dir,
-                offers,
-                str(document.get("name", "fleet")),
-            )
+                base_dir, offers, str(document.get("name", "fleet")),
+            )  # fmt: skip
         answer = fleet.plan(document, places, base_dir, options, Simulator(), requests, folder, pool)
     rows = [
         {
@@ -403,16 +377,7 @@ def plan_tiers(
     """How many tiers of service a workload needs: `headway plan tiers`. `tolerance`: a loss of attainment."""
     document, places, base_dir = document_of(scenario)
     answer = tiers.plan(
-        document=document,
-        places=places,
-        base_dir=base_dir,
-        num_tiers=num_tiers,
-        decays=decays,
-        seeds=range(seeds),
-        interval=interval,
-        simulator=Simulator(),
-        tolerance=tolerance,
-        progress=None,
+        document, places, base_dir, num_tiers, decays, range(seeds), interval, Simulator(), tolerance, None
     )
     rows = [
         {

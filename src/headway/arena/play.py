@@ -94,20 +94,10 @@ def play(grid: Grid, wanted: frozenset[str], runner: Runner) -> Arena:
     names = [each.name for each in grid.contestants if each.name in measured]
     ranking = standings({cell.name: cell.regret for cell in cells}, names, oracles)
     return Arena(
-        version=__version__,
-        grid=grid.name,
-        metric=grid.spec.metric,
-        seeds=len(grid.seeds),
-        num_requests=grid.spec.num_requests,
-        reference=str(grid.spec.capacity),
-        wall_s=time.perf_counter() - began,
-        num_measured=runner.num_measured,
-        num_found=runner.num_found,
-        capacities=list(capacities.values()),
-        ranking=ranking,
-        cells=cells,
-        notes=[*grid.notes, *_failures(results)],
-    )
+        __version__, grid.name, grid.spec.metric, len(grid.seeds), grid.spec.num_requests, str(grid.spec.capacity),
+        time.perf_counter() - began, runner.num_measured, runner.num_found, list(capacities.values()), ranking, cells,
+        [*grid.notes, *_failures(results)],
+    )  # fmt: skip
 
 
 def found_capacities(grid: Grid, runner: Runner) -> dict[tuple[str, str], Capacity]:

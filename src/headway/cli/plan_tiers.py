@@ -51,16 +51,7 @@ def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress:
     with counting("rehearsing", not no_progress) as progress:
         simulator = Simulator()
         plan = rehearsal.plan(
-            document=document,
-            places=places,
-            base_dir=file.parent,
-            num_tiers=ks,
-            decays=decays,
-            seeds=seeds,
-            interval=interval,
-            simulator=simulator,
-            tolerance=tolerance,
-            progress=progress,
+            document, places, file.parent, ks, decays, seeds, interval, simulator, tolerance, progress
         )
     if as_json:
         print_json(plan)

@@ -96,15 +96,15 @@ def plan(
         requests = with_(requests, counted=requests.counted & own_slo)
     regions = tuple(dict.fromkeys(pool.region for pool in spec.fleet if pool.region))
     rehearsal = CapacityRehearsal(
-        document=document,
-        places=places,
-        base_dir=base_dir,
-        targets=targets,
-        regions=regions,
-        span_s=requests.span_s or 0.0,
-        simulator=simulator,
-        cache=RehearsalCache(cache_dir),
-        pool=pool,
+        document,
+        places,
+        base_dir,
+        targets,
+        regions,
+        requests.span_s or 0.0,
+        simulator,
+        RehearsalCache(cache_dir),
+        pool,
     )
     candidates = tuple(_candidates(spec, options))
     bounds = [_bounds(rehearsal, each, requests) for each in candidates]

@@ -123,16 +123,9 @@ def plan_curve(
         {chosen.service.name: chosen}, simulator, cache, options.attainment, options.num_requests, progress, pool=pool
     )
     selection = select(
-        services=[chosen.service],
-        offers=options.offers,
-        profiler=profiler,
-        counts=options.counts,
-        top=options.top,
-        per_pair=options.per_pair,
-        directions=options.directions,
-        together=together_in(pool),
-        ranking=options.ranking,
-    )
+        [chosen.service], options.offers, profiler, options.counts, options.top, options.per_pair, options.directions,
+        together_in(pool), options.ranking,
+    )  # fmt: skip
     rates, window_s = window_rates(chosen)
     rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, simulator, cache, progress)
     sizings = (*rehearsed.static(), *rehearsed.scaled())
@@ -221,16 +214,9 @@ class CurveRehearsal:
         is_met = run.attainment >= self.options.attainment
         other = self._run(document, OTHER) if is_met else None
         return Sizing(
-            way=way,
-            k=k,
-            quantile=quantile,
-            planned_rps=rps,
-            chance=self._demand().chance(goodput_rps),
-            plan=found,
-            run=run,
-            other=other,
-            is_met=other is not None and other.attainment >= self.options.attainment,
-        )
+            way=way, k=k, quantile=quantile, planned_rps=rps, chance=self._demand().chance(goodput_rps), plan=found,
+            run=run, other=other, is_met=other is not None and other.attainment >= self.options.attainment,
+        )  # fmt: skip
 
     def _run(self, document: dict[str, Any], seed: int) -> Kept:
         seeded = {**document, "seed": int(document.get("seed", 0)) + seed}

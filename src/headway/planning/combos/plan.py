@@ -191,15 +191,15 @@ def plan(
     )  # fmt: skip
     services = [each.service for each in scenarios]
     selection = select(
-        services=services,
-        offers=options.offers,
-        profiler=profiler,
-        counts=options.counts,
-        top=options.top,
-        per_pair=options.per_pair,
-        directions=options.directions,
-        together=together_in(pool),
-        ranking=options.ranking,
+        services,
+        options.offers,
+        profiler,
+        options.counts,
+        options.top,
+        options.per_pair,
+        options.directions,
+        together_in(pool),
+        options.ranking,
     )
     whole = WholeRehearsal(
         simulator, cache, options.attainment, options.num_requests, LONGEST * options.num_requests, progress, pool=pool

@@ -107,16 +107,9 @@ def plan(
         workload = _workload(forecast, trace, recorded, at, rate)
         documents[i] = {**document, "workload": workload}
         plans[i] = fleet_plan(
-            document=documents[i],
-            places=places,
-            base_dir=base_dir,
-            options=options,
-            simulator=simulator,
-            folder=folder,
-            cache_dir=cache_dir,
-            pool=pool,
-            progress=None if progress is None else partial(_add, progress, done),
-        )
+            documents[i], places, base_dir, options, simulator, folder, cache_dir, pool,
+            None if progress is None else partial(_add, progress, done),
+        )  # fmt: skip
         done += plans[i].num_simulated + plans[i].num_found
         simulated, found = simulated + plans[i].num_simulated, found + plans[i].num_found
         cheaper = last >= 0 and _usd(plans[taken[last]]) <= _usd(plans[i])
@@ -179,17 +172,13 @@ def _week(
 ) -> FleetWeek:
     is_met = found.status == "met"
     return FleetWeek(
-        begins=forecast.hour(steps.start).isoformat(),
-        num_hours=len(steps),
-        busiest_begins=forecast.hour(at).isoformat(),
-        p50_requests_per_s=float(forecast.rates(0.5)[at]),
-        planned_requests_per_s=rate,
-        by_model_requests_per_s=by_model,
-        gpus=dict(found.gpus) if is_met else {},
-        router=found.points[0].router if is_met else "",
+        begins=forecast.hour(steps.start).isoformat(), num_hours=len(steps),
+        busiest_begins=forecast.hour(at).isoformat(), p50_requests_per_s=float(forecast.rates(0.5)[at]),
+        planned_requests_per_s=rate, by_model_requests_per_s=by_model,
+        gpus=dict(found.gpus) if is_met else {}, router=found.points[0].router if is_met else "",
         usd_per_hour=found.usd_per_hour if is_met else None,
         usd=_usd(found) * len(steps) if is_met else None,
-    )
+    )  # fmt: skip
 
 
 def _costed(weeks: tuple[FleetWeek, ...], largest: FleetPlan, chance: float, num_hours: int) -> FleetDemandPlan:
@@ -206,18 +195,10 @@ def _costed(weeks: tuple[FleetWeek, ...], largest: FleetPlan, chance: float, num
     if not is_met:
         notes.append("the GPUs at hand are not enough in every week")
     return FleetDemandPlan(
-        status="met" if is_met else "short",
-        chance=chance,
-        weeks=weeks,
-        always={gpu: num for gpu, num in always.items() if num},
-        rented_gpu_hours={gpu: hours for gpu, hours in rented.items() if hours},
-        usd_per_month=usd * HOURS_A_MONTH / num_hours if is_met else None,
-        largest=largest,
-        num_plans=0,
-        num_simulated=0,
-        num_found=0,
-        notes=tuple(notes),
-    )
+        "met" if is_met else "short", chance, weeks, {gpu: num for gpu, num in always.items() if num},
+        {gpu: hours for gpu, hours in rented.items() if hours}, usd * HOURS_A_MONTH / num_hours if is_met else None,
+        largest, 0, 0, 0, tuple(notes),
+    )  # fmt: skip
 
 
 def sentences(found: FleetDemandPlan) -> list[str]:

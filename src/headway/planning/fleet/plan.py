@@ -102,19 +102,11 @@ class FleetPlanner:
             pairs = [(self.options.offers, True)] if self.options.split else []
             tasks += [
                 SizingTask(
-                    template=self.template,
-                    model=model,
-                    requests=self.requests.file(model=model),
-                    offers=offers,
-                    is_split=is_split,
-                    tps=self.options.tps,
-                    attainment=self.options.attainment,
-                    routing=self.options.routings[0],
-                    simulator=self.simulator,
-                    cache_dir=self.cache_dir,
+                    self.template, model, self.requests.file(model=model), offers, is_split, self.options.tps,
+                    self.options.attainment, self.options.routings[0], self.simulator, self.cache_dir,
                 )
                 for offers, is_split in [*alone, *pairs]
-            ]
+            ]  # fmt: skip
         found: list[SizedOptions] = list(self._run_tasks(size, tasks))
         self.num_simulated += sum(each.num_simulated for each in found)
         self.num_found += sum(each.num_found for each in found)
@@ -136,16 +128,10 @@ class FleetPlanner:
         bounds = interval(worst)
         mean = fmean(worst)
         return FleetPoint(
-            kind=kind,
-            label=label,
-            policies=dict(policies),
-            parts=parts,
-            usd_per_hour=usd(parts),
-            runs=runs,
-            attainment=mean,
-            interval=None if bounds is None else Estimate(mean, max(0.0, bounds[0]), min(1.0, bounds[1])),
-            is_met=worst[0] >= self.options.attainment,
-        )
+            kind, label, dict(policies), parts, usd(parts), runs, mean,
+            None if bounds is None else Estimate(mean, max(0.0, bounds[0]), min(1.0, bounds[1])),
+            worst[0] >= self.options.attainment,
+        )  # fmt: skip
 
     def choose_seeds(self) -> None:
         """The number of seeds of every whole fleet."""
@@ -262,16 +248,11 @@ def plan(
     if without and (not parts or usd(without) <= usd(parts) * (1 + WORTH)):
         parts = without
     common = FleetPlan(
-        status="short",
-        sentences=(),
-        target=options.attainment,
-        slo=_slo(planner.template.document),
+        status="short", sentences=(), target=options.attainment, slo=_slo(planner.template.document),
         models=planner.num_requests,
-        limits={offer.gpu.name: offer.limit for offer in options.offers},
-        options=sized,
-        why=why,
+        limits={offer.gpu.name: offer.limit for offer in options.offers}, options=sized, why=why,
         unservable=planner.unservable,
-    )
+    )  # fmt: skip
     if not parts:
         short = structs.replace(
             common, notes=tuple(planner.notes), num_simulated=planner.num_simulated, num_found=planner.num_found
@@ -303,20 +284,10 @@ def _compared(
     marked = calibrated(planner.template, best.parts, planner.requests.file())
     chosen = structs.replace(best, kind="plan", label="the plan", parts=marked)
     found = structs.replace(
-        common,
-        status="met",
-        policies=best.policies,
-        parts=marked,
-        gpus=gpus(marked),
-        usd_per_hour=usd(marked),
-        points=(chosen, *others),
-        split=split,
-        tiers=verdict,
-        seeds=tuple(range(planner.seeds)),
-        notes=tuple(_notes(planner, chosen)),
-        num_simulated=planner.num_simulated,
-        num_found=planner.num_found,
-    )
+        common, status="met", policies=best.policies, parts=marked, gpus=gpus(marked), usd_per_hour=usd(marked),
+        points=(chosen, *others), split=split, tiers=verdict, seeds=tuple(range(planner.seeds)),
+        notes=tuple(_notes(planner, chosen)), num_simulated=planner.num_simulated, num_found=planner.num_found,
+    )  # fmt: skip
     return structs.replace(found, sentences=text.sentences(found))
 
 
@@ -412,17 +383,7 @@ def _planner(
     counts = {name: int((rows.columns["model"] == code).sum()) for code, name in enumerate(rows.models)}
     rates = {name: num / span_s for name, num in counts.items() if num}
     counts = {name: counts[name] for name in rates}
-    planner = FleetPlanner(
-        template=template,
-        requests=requests,
-        options=options,
-        rates=rates,
-        num_requests=counts,
-        simulator=simulator,
-        cache_dir=cache_dir,
-        pool=pool,
-        progress=progress,
-    )
+    planner = FleetPlanner(template, requests, options, rates, counts, simulator, cache_dir, pool, progress)
     planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
     planner.notes += _left_out(document, planner.options)
     planner.unservable = _unservable(rows, [each for each in models if each.name in rates], spec, options.attainment)
