@@ -38,7 +38,7 @@ MAY_READ = {
     "gateway/batch/service.py": "how long a batch has left, at the first look at it",
     "gateway/fleet/lease.py": "stamp; who holds it is decided by the monotonic clock",
     "gateway/fleet/scaling.py": "the time of day of scheduled minimums, anew at each tick",
-    "gateway/gateway.py": "stamp: the begin of the decision log",
+    "gateway/run_telemetry.py": "stamp: the begin of the decision log",
     "gateway/kv_events/chat_template.py": "the date that templates write into prompts",
     "gateway/metrics_page.py": "stamps of exemplars",
     "gateway/peers/peers.py": "a number of the run",
