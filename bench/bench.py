@@ -72,7 +72,7 @@ def run(kind: str, num_requests: int, rate: float, replicas: int, routing: str) 
     source = build(msgspec.convert(spec, WorkloadSpec), 0, Path())
     pool = Pool(
         name="bench", model=catalog.model("llama-2-70b"), gpu=catalog.gpu("h100-80gb-sxm"),
-        engine=catalog.engine("vllm-v1"), parallel=Parallel(tp=4), replicas=replicas,
+        engine=catalog.engine("vllm-0.15"), parallel=Parallel(tp=4), replicas=replicas,
     )  # fmt: skip
     policies = Policies(router(routing), ordering("fcfs"))
     start_s = time.process_time()

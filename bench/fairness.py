@@ -71,7 +71,7 @@ def day(case: Case, tenants: dict[str, int], rate: float, seconds: float, polici
         f"{kind}_tokens": {"kind": "lognormal", "mean": mean, "cv": 0.7}
         for kind, mean in (("prompt", case.prompt_tokens), ("output", case.output_tokens))
     }
-    pool = {"name": "pool", "model": case.model, "gpu": case.gpu, "tp": case.tp, "replicas": 2, "engine": "vllm-v1"}
+    pool = {"name": "pool", "model": case.model, "gpu": case.gpu, "tp": case.tp, "replicas": 2, "engine": "vllm-0.15"}
     return {
         "workload": {"tenants": tenants, "arrivals": rate, "duration_s": seconds, **lengths},
         "fleet": [pool], "policies": {"routing": "least-loaded", **policies},

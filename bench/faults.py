@@ -41,7 +41,7 @@ BEFORE_S = 1.0
 """Time before the fault."""
 KEY = "of the administrator"
 FLEET = {
-    "fleet": [{"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-v1"}],
+    "fleet": [{"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-0.15"}],
     "gateway": {"admin_keys": [hashlib.sha256(KEY.encode()).hexdigest()], "timeout_s": 60.0, "hold_s": 30.0},
 }
 

@@ -24,7 +24,7 @@ NUM_PROGRAMS, NUM_CALLS, NUM_DOCUMENTS = 50, 8, 1500
 def fleet(kv_tokens: int, **engine: Any) -> dict[str, Any]:
     pool = {
         "model": "llama-3.1-8b", "gpu": "h100-80gb-sxm", "replicas": 4, "kv_capacity_tokens": kv_tokens,
-        "engine": {"name": "vllm-v1", **engine},
+        "engine": {"name": "vllm-0.15", **engine},
     }  # fmt: skip
     cache = {"source": "events", "period_s": 0.1, "delay_s": 0.05}
     return {"fleet": [pool], "observe": {"cache": cache}}

@@ -155,7 +155,7 @@ async def _measure(command: str, fault: dict[str, Any] | str, seconds: float, fo
         for each in ports
     ]
     fleet = folder / "fleet.yaml"
-    fleet.write_text(json.dumps({"fleet": [{"name": "a", "model": MODEL, "engine": "vllm-v1", "endpoints": urls}]}))
+    fleet.write_text(json.dumps({"fleet": [{"name": "a", "model": MODEL, "engine": "vllm-0.15", "endpoints": urls}]}))
     started = list(engines)
     try:
         await asyncio.sleep(1.0)

@@ -102,7 +102,7 @@ def shaped(name: str, startup_s: float, pool: Executor | None, seed: int) -> lis
             "output_tokens": {"kind": "lognormal", "mean": 300, "cv": 1},
             "arrivals": {"kind": "curve", "step_s": startup_s, "rates": rates}, "duration_s": duration_s,
         },
-        "fleet": [{"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-v1", "max_replicas": 10}],
+        "fleet": [{"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-0.15", "max_replicas": 10}],
         "slo": {"ttft_s": 4}, "policies": {"routing": "least-loaded"}, "simulation": {"until_s": duration_s},
     }  # fmt: skip
     options = ScalingOptions(scalers=SCALERS[:2], startup_s=(startup_s,), max_late=0.99, clairvoyant=False)

@@ -94,7 +94,7 @@ def scenario(router: str, seconds: float, seed: int, case: Case) -> dict[str, An
         schedulers = {"schedulers": {"num": case.num, "delay_s": 0.002, "shared": case.shares, "away": away, **KNOWN}}
     return {
         "seed": seed, "workload": {**WORKLOAD, "duration_s": seconds},
-        "fleet": [{"name": "pool", "model": MODEL, "gpu": GPU, "engine": "vllm-v1", "replicas": NUM_ENGINES}],
+        "fleet": [{"name": "pool", "model": MODEL, "gpu": GPU, "engine": "vllm-0.15", "replicas": NUM_ENGINES}],
         "policies": {"routing": router}, "observe": {"period_s": SCRAPE_S, **schedulers},
     }  # fmt: skip
 
@@ -115,7 +115,7 @@ class Fleet:
         ports = free_ports(NUM_ENGINES + case.num)
         self.engines, self.gateways = ports[:NUM_ENGINES], ports[NUM_ENGINES:]
         pool = {
-            "name": "pool", "model": MODEL, "gpu": GPU, "engine": "vllm-v1",
+            "name": "pool", "model": MODEL, "gpu": GPU, "engine": "vllm-0.15",
             "endpoints": [f"http://127.0.0.1:{port}" for port in self.engines],
         }  # fmt: skip
         settings: dict[str, Any] = {"scrape_period_s": SCRAPE_S / speed}

@@ -31,7 +31,7 @@ SAMPLE_S = 5.0
 KILL_S = 30.0
 FLEET = """
 fleet:
-  - {name: chat, model: qwen3-8b, gpu: h100, engine: vllm-v1, endpoints: [%s]}
+  - {name: chat, model: qwen3-8b, gpu: h100, engine: vllm-0.15, endpoints: [%s]}
 policies: {routing: headway, ordering: priority, ordering_at: gateway, window: 16, migration: headway}
 gateway: {scrape_period_s: 0.5, explain: true, dashboard: open, records_period_s: 1}
 """

@@ -36,7 +36,7 @@ def run(step: Step, rate: float, output_tokens: int, num_requests: int) -> tuple
         "main",
         catalog.model("llama-2-70b"),
         catalog.gpu("h100-80gb-sxm"),
-        catalog.engine("vllm-v1"),
+        catalog.engine("vllm-0.15"),
         Parallel(tp=4),
     )
     lengths = {"kind": "lognormal", "mean": output_tokens, "cv": 0.5, "max": 3 * output_tokens}

@@ -42,7 +42,7 @@ SCRAPE_S = 0.25
 def document(policies: Any) -> dict[str, Any]:
     """The fleet file."""
     pools = [
-        {"name": name, "model": MODEL, "gpu": gpu, "tp": TP, "engine": "vllm-v1",
+        {"name": name, "model": MODEL, "gpu": gpu, "tp": TP, "engine": "vllm-0.15",
          "endpoints": [f"http://127.0.0.1:{port}" for port in ports]}
         for name, gpu, ports in (("fast", GPUS[0], PORTS[:2]), ("cheap", GPUS[2], PORTS[2:]))
     ]  # fmt: skip

@@ -40,7 +40,8 @@ PROMPT_TOKENS, ANSWER_TOKENS = (50, 1500), (10, 60)
 def _side(gpu: str, *ports: int) -> dict[str, Any]:
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     return {
-        "model": "qwen3-8b", "gpu": gpu, "engine": "vllm-v1", "endpoints": urls, "network_bytes_per_s": GBPS * 1e9 / 8,
+        "model": "qwen3-8b", "gpu": gpu, "engine": "vllm-0.15", "endpoints": urls,
+        "network_bytes_per_s": GBPS * 1e9 / 8,
     }  # fmt: skip
 
 

@@ -144,7 +144,7 @@ async def chat(app: Any, request: Request) -> tuple[int, list[float]]:
 async def served(ordering: Any, servers: list[Server], folder: Path) -> Times:
     name = ordering if isinstance(ordering, str) else ordering["name"]
     sections = {
-        "pool": {"engine": {"name": "vllm-v1", "block_size_tokens": 32, "orderings": [name]}},
+        "pool": {"engine": {"name": "vllm-0.15", "block_size_tokens": 32, "orderings": [name]}},
         "policies": {"routing": "round-robin", "ordering": ordering, "ordering_at": "replica"},
         # On a busy machine engines may be silent for long.
         "gateway": {"outliers": {"max_ejected_share": 0}, "limits": {"silence_s": 60, "stuck_s": 600}},

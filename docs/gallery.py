@@ -36,15 +36,15 @@ DAY = """
 workload: {builtin: chat, arrivals: 60, num_requests: 3000, models: {llama-3.1-8b: 0.7, qwen3-14b: 0.3}}
 slo: {ttft_s: 2, tpot_s: 0.05}
 fleet:
-  - {model: llama-3.1-8b, engine: vllm-v1}
-  - {model: qwen3-14b, engine: vllm-v1}
+  - {model: llama-3.1-8b, engine: vllm}
+  - {model: qwen3-14b, engine: vllm}
 """
 """The requests of `fleet`."""
 FLEET = """
 slo: {ttft_s: 1, tpot_s: 0.05}
 fleet:
-  - {name: large, model: qwen3-8b, gpu: h100, engine: vllm-v1, endpoints: [%s, %s]}
-  - {name: small, model: qwen3-8b, gpu: l40s, engine: vllm-v1, endpoints: [%s]}
+  - {name: large, model: qwen3-8b, gpu: h100, engine: vllm, endpoints: [%s, %s]}
+  - {name: small, model: qwen3-8b, gpu: l40s, engine: vllm, endpoints: [%s]}
 policies: {routing: least-kv, ordering: priority, ordering_at: gateway}
 gateway: {dashboard: open}
 """

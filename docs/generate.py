@@ -238,7 +238,7 @@ import headway as hw
 chat = hw.load(
     {
         "workload": {"builtin": "chat", "num_requests": 300, "arrivals": 20},
-        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}],
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm", "replicas": 2}],
     }
 )
 comparison = hw.compare(chat, routing=["round-robin", "jsq-tokens"], seeds=3)

@@ -50,7 +50,7 @@ MEASURED = Path(os.environ["HEADWAY_DATA"]) / "measured"
 REQUESTS, STEPS = MEASURED / "vllm025_h100_requests.csv.gz", MEASURED / "vllm025_h100_steps.csv.gz"
 OUT = Path(__file__).parent.parent / "src/headway/catalog/data/errors.json"
 GPU = "h100-80gb-sxm"
-OLD, NEW = "vllm-v1", "vllm-0.25"
+OLD, NEW = "vllm-0.15", "vllm-0.25"
 MODELS = {"l8b": ("llama-3.1-8b", "bf16"), "fp8": ("llama-3.1-8b", "fp8"), "q30b": ("qwen3-30b-a3b", "bf16")}
 """Of the run of 0.25.1: model and weights by the file's names."""
 SAMPLED = ("azure9sample",)

@@ -43,7 +43,7 @@ def kernels(name: str) -> dict[str, Any]:
     gpu = catalog.gpu(name)
     measured = read([DATA / f"aic_{table}.csv.gz" for table in TABLES], gpu)
     software = sorted({each.software for each in measured.samples if each.software})
-    found = calibrate(measured, gpu, catalog.engine("vllm-v1"), SOURCE.format(software=", ".join(software)))
+    found = calibrate(measured, gpu, catalog.engine("vllm-0.15"), SOURCE.format(software=", ".join(software)))
     for note in found.notes:
         print(f"{name}: {note}")
     fitted = {fit.key for fit in found.fits}

@@ -40,7 +40,7 @@ SOURCE = ("fitted on 12 serving experiments with vLLM 0.15.1 on H100 "
           "Qwen3-30B-A3B, Qwen3-235B-A22B, GPT-OSS and Llama-4-Scout on H100 (ml-energy/leaderboard); sorting and "
           "cutting logits: tables in vLLM's pull requests 32558, 40376 and 42191; penalties: bytes counted; pipelines: "
           "vLLM's pull request 32618, 31.8% less time per token with Qwen3-30B-A3B in FP8 on 4 stages")  # fmt: skip
-GPU, ENGINE = "h100-80gb-sxm", "vllm-v1"
+GPU, ENGINE = "h100-80gb-sxm", "vllm-0.15"
 
 NAMES = ("step_s", "layer_s", "sequence_s", "launch_layer_s", "request_s", "tokenize_s")
 UNIT_S = np.array([1e-3, 1e-6, 1e-6, 1e-3, 1e-3, 1e-6])

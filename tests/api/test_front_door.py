@@ -21,7 +21,7 @@ from headway.report.page import library_name
 
 DOCUMENT: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 80, "arrivals": 20},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}],
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 2}],
 }
 
 
@@ -90,8 +90,8 @@ def test_load_takes_files_dictionaries_and_changes(tmp_path: Path) -> None:
 def test_values_in_place_of_names() -> None:
     gpu = msgspec.structs.replace(catalog.gpu("h100"), name="h100-half", memory_bytes=40e9, aliases=())
     model = msgspec.structs.replace(catalog.model("llama-3.1-8b"), name="wide", intermediate_size=16384, aliases=())
-    engine = msgspec.structs.replace(catalog.engine("vllm-v1"), max_num_seqs=16)
-    made = hw.load({**DOCUMENT, "fleet": [{"model": model, "gpu": gpu, "engine": {"name": "vllm-v1"}}]})
+    engine = msgspec.structs.replace(catalog.engine("vllm-0.15"), max_num_seqs=16)
+    made = hw.load({**DOCUMENT, "fleet": [{"model": model, "gpu": gpu, "engine": {"name": "vllm-0.15"}}]})
     (pool,) = made.fleet.pools
     assert (pool.gpu, pool.model.intermediate_size) == (gpu, 16384)
     assert hw.load({**DOCUMENT, "fleet": [{**DOCUMENT["fleet"][0], "engine": engine}]}).fleet.pools[0].engine == engine
@@ -208,7 +208,7 @@ def test_processes_and_classes_of_functions() -> None:
 
 
 def test_a_capacity_plan_is_a_scenario(tmp_path: Path) -> None:
-    asked = {**DOCUMENT, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-v1"}]}
+    asked = {**DOCUMENT, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-0.15"}]}
     plan = hw.plan_capacity(asked, gpus=["h100", "l4"], tps=[1], ttft_p99_s=2.0, routings=["round-robin", "jsq-tokens"])
     assert plan.is_met and "At this cost" in plan.table()
     assert set(plan.to_pandas()["gpu"]) == {"h100-80gb-sxm", "l4"}

@@ -27,7 +27,7 @@ from headway.scenario.presets import BUILTINS
 ROOT = Path(__file__).parents[2]
 DOCUMENT: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 30, "arrivals": 20},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 1}],
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 1}],
 }
 POLICIES: dict[str, list[Any]] = {
     "preset": [None, "headway"],

@@ -24,7 +24,7 @@ from headway.reproduce.runner import Runner
 GRID = """
 fleets:
   one kind:
-    fleet: [{model: llama-3.1-8b, gpu: a100-80gb, replicas: 2, engine: vllm-v1}]
+    fleet: [{model: llama-3.1-8b, gpu: a100-80gb, replicas: 2, engine: vllm-0.15}]
   two kinds:
     fleet: [{model: llama-3.1-8b, gpu: h100-80gb-sxm}, {model: llama-3.1-8b, gpu: l40s}]
 workloads:

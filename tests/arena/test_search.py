@@ -19,7 +19,7 @@ from headway.policies import resolve
 
 GRID = """
 fleets:
-  pair: {fleet: [{model: llama-3.1-8b, gpu: a100-80gb, replicas: 2, engine: vllm-v1}]}
+  pair: {fleet: [{model: llama-3.1-8b, gpu: a100-80gb, replicas: 2, engine: vllm-0.15}]}
 workloads:
   chat: {arrivals: 5, prompt_tokens: 400, output_tokens: {kind: uniform, min: 10, max: 60}}
 loads: [0.6, 0.9]

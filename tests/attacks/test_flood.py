@@ -24,13 +24,13 @@ from serving import MODEL
 
 URL = "http://127.0.0.1:10001"
 FLOOD = 20
-SMALL = {"name": "vllm-v1", "max_num_seqs": 32}
+SMALL = {"name": "vllm-0.15", "max_num_seqs": 32}
 """An engine that runs 32 requests at a time, some 40 a second."""
 
 
 def day(
     tenants: dict[str, int], quiet_rps: float, seconds: float, tokens: tuple[int, int], cv: float = 0.5,
-    engine: Any = "vllm-v1", model: str = MODEL, room_tokens: int | None = None, **policies: Any,
+    engine: Any = "vllm-0.15", model: str = MODEL, room_tokens: int | None = None, **policies: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """A replica with requests of these mean prompts and answers."""
     prompts, answers = ({"kind": "lognormal", "mean": mean, "cv": cv} for mean in tokens)

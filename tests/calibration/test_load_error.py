@@ -35,7 +35,7 @@ def experiment(rate_rps: float, ttft_ms: float = 100.0) -> ServingExperiment:
     """Prompts that are never cached, of an eight-billion model on one H100, for 60 s."""
     return ServingExperiment(
         id="1", workload="", model=catalog.model("llama-3.1-8b"), gpu=catalog.gpu("h100"), tp=1, dp=1,
-        engine="vllm-v1", engine_version="", max_num_batched_tokens=2048, gpu_memory_utilization=None,
+        engine="vllm-0.15", engine_version="", max_num_batched_tokens=2048, gpu_memory_utilization=None,
         kv_offload_bytes=0.0, sys_prompt_tokens=0, question_tokens=2000, output_tokens=50,
         stages=(LoadStage(rate_rps, 60.0, measured(ttft_ms)),), measured=measured(ttft_ms), prompts_per_group=0,
     )  # fmt: skip

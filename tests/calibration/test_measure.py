@@ -274,24 +274,24 @@ def test_pytorch_replaces_an_engines_kernels_only_when_asked(tmp_path: Path) -> 
     """On a GPU of which the catalog has an engine's kernels: old and new are printed, and the old ones stay."""
     path = tmp_path / "m.csv"
     sweep.write_file(path, _measured(0.6, "torch 2.9.0, CUDA 12.9"))
-    measured, known = read_measurements((path,), H100), catalog.coefficients(H100.name, "vllm-v1").kernels
-    kept = calibrate(measured, H100, catalog.engine("vllm-v1"), "a test")
+    measured, known = read_measurements((path,), H100), catalog.coefficients(H100.name, "vllm-0.15").kernels
+    kept = calibrate(measured, H100, catalog.engine("vllm-0.15"), "a test")
     assert (kept.file.kernels.gemm, kept.file.kernels.all_reduce) == (known.gemm, known.all_reduce)
     notes = "\n".join(kept.notes)
     assert "gemm.bf16: memory_efficiency 0.884 -> 0.6" in notes
     assert "kept: the catalog's, an engine's; --replace gemm.bf16 takes it" in notes
-    asked = calibrate(measured, H100, catalog.engine("vllm-v1"), "a test", replaced=["gemm.bf16"])
+    asked = calibrate(measured, H100, catalog.engine("vllm-0.15"), "a test", replaced=["gemm.bf16"])
     assert asked.file.kernels.gemm["bf16"].memory_efficiency == pytest.approx(0.6, rel=0.01)
     assert asked.file.kernels.all_reduce == known.all_reduce
     with pytest.raises(HeadwayError, match="--replace gem: no such fit; expected one of: all, all_reduce"):
-        calibrate(measured, H100, catalog.engine("vllm-v1"), "a test", replaced=["gem"])
+        calibrate(measured, H100, catalog.engine("vllm-0.15"), "a test", replaced=["gem"])
 
 
 def test_an_engines_own_kernels_replace_the_catalogs_and_say_so(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
     sweep.write_file(path, _measured(0.6, "vllm 0.24.0"))
-    found = calibrate(read_measurements((path,), H100), H100, catalog.engine("vllm-v1"), "a test")
-    known = catalog.coefficients(H100.name, "vllm-v1").kernels
+    found = calibrate(read_measurements((path,), H100), H100, catalog.engine("vllm-0.15"), "a test")
+    known = catalog.coefficients(H100.name, "vllm-0.15").kernels
     assert found.file.kernels.all_reduce["2"] != known.all_reduce["2"]
     notes = "\n".join(found.notes)
     assert "gemm.bf16: memory_efficiency 0.884 -> 0.6" in notes and "replaces what the catalog has measured" in notes
@@ -307,12 +307,12 @@ def test_experts_latent_attention_and_sampler_are_fitted(tmp_path: Path) -> None
     sweep.run(operations, clock.device(), clock, path, H100.name, "vllm 0.24.0")
     measured = read_measurements((path,), H100)
     assert not any(file.left_out for file in measured.files)
-    known = catalog.coefficients(H100.name, "vllm-v1")
-    file = calibrate(measured, H100, catalog.engine("vllm-v1"), "a test").file
+    known = catalog.coefficients(H100.name, "vllm-0.15")
+    file = calibrate(measured, H100, catalog.engine("vllm-0.15"), "a test").file
     assert file.kernels.moe["bf16"].memory_efficiency == pytest.approx(0.7, rel=0.05)
     latent = file.kernels.mla_attention
     assert latent is not None and latent.memory_efficiency == pytest.approx(0.7, rel=0.05)
-    engine, used = catalog.engine("vllm-v1"), Parallel(tp=8)
+    engine, used = catalog.engine("vllm-0.15"), Parallel(tp=8)
     cost = attention_costs(deepseek, H100, engine, used, file.kernels).decode_s
     read_s = deepseek.num_layers * 1152 / H100.bandwidth_bytes_per_s  # memory bounds the shared heads of 8 GPUs
     assert cost == pytest.approx(read_s / 0.7, rel=0.02)
@@ -320,7 +320,7 @@ def test_experts_latent_attention_and_sampler_are_fitted(tmp_path: Path) -> None
         LLAMA, H100, engine, used, known.kernels
     )
     assert file.kernels.decode_attention == known.kernels.decode_attention
-    overhead = file.engines["vllm-v1"]
+    overhead = file.engines["vllm-0.15"]
     assert overhead.sort_bytes_per_logit == pytest.approx(plan.LOGIT_BYTES / 0.7, rel=0.01)
     assert overhead.cut_bytes_per_logit == overhead.penalty_bytes_per_logit == overhead.sort_bytes_per_logit
     assert overhead.sampler_latency_s == pytest.approx(5e-6, rel=0.05)
@@ -353,7 +353,7 @@ def test_calibration_takes_a_sort_as_slow_as_a_gpu_sorts_and_no_other_unit(tmp_p
     sweep.write_file(tmp_path / "m.csv", rows(1.0))
     measured = read_measurements((tmp_path / "m.csv",), H100)
     assert not any(file.left_out for file in measured.files)
-    assert calibrate(measured, H100, catalog.engine("vllm-v1"), "a test", replaced=["all"]).fits
+    assert calibrate(measured, H100, catalog.engine("vllm-0.15"), "a test", replaced=["all"]).fits
     sweep.write_file(tmp_path / "ms.csv", rows(1000.0))
     with pytest.raises(HeadwayError, match="is the unit right"):
         read_measurements((tmp_path / "ms.csv",), H100)

@@ -12,7 +12,7 @@ from headway.calibration.validation import ExperimentErrors, LatencyError
 def errors(e2e_pct: float, **changes: object) -> ExperimentErrors:
     one = ExperimentErrors(
         "7", "chat", "llama-3.1-8b", "h100-80gb-sxm", 2, 1, True, None, 0,
-        {"e2e_mean": LatencyError(100.0, 100.0 + e2e_pct, e2e_pct)}, [], engine="vllm-v1", file="a.csv",
+        {"e2e_mean": LatencyError(100.0, 100.0 + e2e_pct, e2e_pct)}, [], engine="vllm-0.15", file="a.csv",
     )  # fmt: skip
     return replace(one, **changes)
 

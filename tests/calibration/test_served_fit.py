@@ -16,7 +16,7 @@ from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError
 from measured import GPU, KNOWN, TRUE, experiments
 
-ENGINE = catalog.engine("vllm-v1")
+ENGINE = catalog.engine("vllm-0.15")
 Found = tuple[FitResult, Coefficients, list[str]]
 
 

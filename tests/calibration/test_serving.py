@@ -63,7 +63,7 @@ def one(path: Path, **settings: str) -> ServingExperiment:
 
 def test_reads_settings_stages_and_summary(experiment: ServingExperiment) -> None:
     assert (experiment.model.name, experiment.gpu.name) == ("llama-3.1-8b", "h100-80gb-sxm")
-    assert (experiment.tp, experiment.dp, experiment.engine) == (1, 1, "vllm-v1")
+    assert (experiment.tp, experiment.dp, experiment.engine) == (1, 1, "vllm-0.15")
     assert [(stage.rate_rps, stage.duration_s) for stage in experiment.stages] == [(2.0, 30.0), (5.0, 30.0)]
     assert experiment.measured.e2e_mean_ms == 1100
     assert experiment.measured.tpot_ms(100) == pytest.approx(1070 / 99)
@@ -261,7 +261,7 @@ def test_every_combination_runs(tmp_path: Path, settings: Row) -> None:
 
 
 def test_a_slower_client_path_shows_in_ttft_and_not_in_tpot(experiment: ServingExperiment) -> None:
-    profile = replace(catalog.engine("vllm-v1"), request_overhead_s=0.0, response_overhead_s=0.0)
+    profile = replace(catalog.engine("vllm-0.15"), request_overhead_s=0.0, response_overhead_s=0.0)
     slow = replace(profile, request_overhead_s=0.05)
     fast, late = replay(experiment, [0], profile), replay(experiment, [0], slow)
     assert late.overall.ttft_ms.mean() - fast.overall.ttft_ms.mean() == pytest.approx(50, rel=0.05)
@@ -343,8 +343,8 @@ def test_the_command_writes_a_scorecard_of_several_files(tmp_path: Path, capsys:
 
 def test_the_command_takes_coefficients_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(write(tmp_path / "m.csv"))
-    own = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
-    slow = CoefficientFile(("h100-80gb-sxm",), own.kernels, {"vllm-v1": replace(own.overhead, step_s=0.1)})
+    own = catalog.coefficients("h100-80gb-sxm", "vllm-0.15")
+    slow = CoefficientFile(("h100-80gb-sxm",), own.kernels, {"vllm-0.15": replace(own.overhead, step_s=0.1)})
     path = tmp_path / "slow.json"
     path.write_bytes(msgspec.json.encode(slow))
     found = []

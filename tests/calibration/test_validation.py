@@ -40,7 +40,7 @@ def test_what_was_not_measured_has_no_distance() -> None:
 
 
 def test_a_run_with_requests_has_distances_and_its_own_prediction_none() -> None:
-    pool = Pool("one", catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("vllm-v1"))
+    pool = Pool("one", catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("vllm-0.15"))
     start_s = np.cumsum(np.random.default_rng(2).exponential(0.2, 60))
 
     def measured(ttft_s: float, token_s: float) -> MeasuredRun:

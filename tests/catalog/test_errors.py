@@ -135,10 +135,10 @@ def test_of_all_catalogued_runs_nine_of_ten_are_within_the_bands_from_other_mode
 
 
 def test_classes_of_predictions() -> None:
-    assert known_of(catalog.coefficients("h100-80gb-sxm", "vllm-v1")) == "GPU and version"
-    assert known_of(catalog.coefficients("h100-80gb-sxm", "vllm-v1", "0.17")) == "GPU"
-    assert known_of(catalog.coefficients("l40s", "vllm-v1")) == "GPU"
-    assert known_of(catalog.coefficients("h20-96gb", "vllm-v1")) == "neither"
+    assert known_of(catalog.coefficients("h100-80gb-sxm", "vllm-0.15")) == "GPU and version"
+    assert known_of(catalog.coefficients("h100-80gb-sxm", "vllm-0.15", "0.17")) == "GPU"
+    assert known_of(catalog.coefficients("l40s", "vllm-0.15")) == "GPU"
+    assert known_of(catalog.coefficients("h20-96gb", "vllm-0.15")) == "neither"
     assert known_of(catalog.coefficients("b200-180gb-sxm", "sglang")) == "neither"
     model = catalog.model("llama-3.1-8b")
     kinds = [weights_of(replace(model, dtype=dtype)) for dtype in ("bf16", "fp8", "int8", "nvfp4", "w4a16")]

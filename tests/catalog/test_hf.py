@@ -247,7 +247,7 @@ def test_the_same_flags_give_other_layers_a_window_in_each_family(family: str, t
 def test_gemma_3_keeps_windows(tmp_path: Path) -> None:
     """62 layers of full KV were a quarter of what an H100 holds of long sequences."""
     model = catalog.model_from_config(written(tmp_path, GEMMA_3_27B))
-    h100, vllm = catalog.gpu("h100"), catalog.engine("vllm-v1")
+    h100, vllm = catalog.gpu("h100"), catalog.engine("vllm-0.15")
     full = plan(model, h100, vllm, Parallel()).kv_capacity_tokens
     long = plan(model, h100, vllm, Parallel(), mean_sequence_tokens=16_384).kv_capacity_tokens
     assert long / full == pytest.approx(62 / (10 + 52 * 1024 / 16_384), rel=0.01)
@@ -261,7 +261,7 @@ def test_linear_attention_keeps_a_state(tmp_path: Path) -> None:
     assert state_bytes(model) == 36 * (4 * 32 * 128 * 128 + 2 * 4 * (2 * 16 * 128 + 32 * 128))
     assert kv_bytes_per_token(model) == 12 * 2 * 2 * 256 * 2
     assert weights_bytes(model) / 2e9 == pytest.approx(80, rel=0.03)
-    h200, vllm = catalog.gpu("h200"), catalog.engine("vllm-v1")
+    h200, vllm = catalog.gpu("h200"), catalog.engine("vllm-0.15")
     for tokens in (1000.0, 100_000.0):
         planned = plan(model, h200, vllm, Parallel(tp=2), mean_sequence_tokens=tokens)
         own = 12 * 2 * 256 * 2 + state_bytes(model) / 2 / tokens

@@ -5,10 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from headway import catalog
+from headway.catalog.coefficients import CoefficientFile
+from headway.catalog.load import coefficients_in
 from headway.core.errors import HeadwayError
 
 GPUS = (
@@ -26,7 +30,7 @@ MODELS = (
     "gpt-oss-20b", "gpt-oss-120b",
 )  # fmt: skip
 ENGINES = (
-    "vllm-v1",
+    "vllm-0.15",
     "vllm-0.25",
     "vllm-v0",
     "sglang",
@@ -61,7 +65,7 @@ def test_names_and_aliases_in_any_case() -> None:
     assert catalog.gpu(" h100 ").name == "h100-80gb-sxm"
     assert catalog.model("Meta-Llama/llama-3.1-8b-instruct").name == "llama-3.1-8b"
     assert catalog.model("llama_2_70b").name == "llama-2-70b"
-    assert catalog.engine("VLLM").name == "vllm-v1"
+    assert catalog.engine("VLLM").name == catalog.engine("vllm-v1").name == "vllm-0.25"
     assert catalog.engine("default").name == "simulated"
 
 
@@ -95,10 +99,10 @@ def test_unknown_names_suggest_the_nearest() -> None:
 
 
 def test_engine_profiles_name_their_priority_support() -> None:
-    assert catalog.engine("vllm-v1").orderings == ("fcfs", "priority")
+    assert catalog.engine("vllm-0.15").orderings == ("fcfs", "priority")
     assert catalog.engine("llama.cpp").orderings == ("fcfs",)
     assert catalog.engine("simulated").orderings is None
-    assert all(e.orderings for e in catalog.engines() if e.name != "simulated")
+    assert all(e.orderings for e in catalog.engines() if not e.name.startswith("simulated"))
 
 
 def test_gpu_facts_are_consistent() -> None:
@@ -120,10 +124,10 @@ def test_coefficients_are_fractions_and_measured_ones_say_so() -> None:
             assert {"bf16"} | ({"fp8"} & set(gpu.peak_flops)) <= set(kernels.gemm)
             assert kernels.source
             assert found.overhead.source
-    assert catalog.coefficients("h100-80gb-sxm", "vllm-v1").calibrated
+    assert catalog.coefficients("h100-80gb-sxm", "vllm-0.15").calibrated
     assert catalog.coefficients("h100-80gb-sxm", "simulated").calibrated
-    assert not catalog.coefficients("h800-80gb-sxm", "vllm-v1").calibrated
-    assert not catalog.coefficients("a GPU of one's own", "vllm-v1").calibrated
+    assert not catalog.coefficients("h800-80gb-sxm", "vllm-0.15").calibrated
+    assert not catalog.coefficients("a GPU of one's own", "vllm-0.15").calibrated
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,7 @@ def test_coefficients_are_fractions_and_measured_ones_say_so() -> None:
 def test_gpus_without_measurements_have_peaks_and_say_so(alias: str, name: str) -> None:
     gpu = catalog.gpu(alias)
     assert gpu.name == name
-    found = catalog.coefficients(gpu.name, "vllm-v1")
+    found = catalog.coefficients(gpu.name, "vllm-0.15")
     assert not found.calibrated
     assert found.estimated[0].startswith("kernels of ")
 
@@ -162,7 +166,7 @@ def test_import_reads_no_data_files() -> None:
     [
         ("vllm-0.25", "vllm-0.25", "0.25.1"), ("vllm-0.27", "vllm-0.25", "0.27"),
         ("vLLM-v0.33.1", "vllm-0.25", "0.33.1"),
-        ("vllm-0.24", "vllm-v1", "0.24"), ("vllm-0.9", "vllm-v1", "0.9"), ("vllm-1.0", "vllm-0.25", "1.0"),
+        ("vllm-0.24", "vllm-0.15", "0.24"), ("vllm-0.9", "vllm-0.15", "0.9"), ("vllm-1.0", "vllm-0.25", "1.0"),
     ],
 )  # fmt: skip
 def test_a_version_has_the_profile_of_the_measured_one_that_is_nearest_below(
@@ -173,8 +177,58 @@ def test_a_version_has_the_profile_of_the_measured_one_that_is_nearest_below(
     assert catalog.coefficients("h100-80gb-sxm", name, version).calibrated == (version == "0.25.1")
 
 
+@pytest.mark.parametrize("name", ["vllm", "vllm-v1", "VLLM"])
+@pytest.mark.parametrize(
+    ("version", "profile"),
+    [
+        ("", "vllm-0.25"), ("0.25.3", "vllm-0.25"), ("v0.33.0", "vllm-0.25"), ("0.24", "vllm-0.15"),
+        ("0.9.1", "vllm-0.15"), ("nightly", "vllm-0.25"), ("0.25.1rc2+cu130", "vllm-0.25"),
+    ],
+)  # fmt: skip
+def test_an_engine_without_a_version_is_the_newest_and_with_one_the_nearest(
+    name: str, version: str, profile: str
+) -> None:
+    found = catalog.engine(name, version)
+    assert (found.name, found.version) == (profile, version or "0.25.1")
+    used = catalog.coefficients("h100-80gb-sxm", found.name, found.version)
+    assert used.overhead.version == {"vllm-0.25": "0.25.1", "vllm-0.15": "0.15.1"}[profile]
+
+
+def test_a_simulated_engine_takes_as_long_as_the_newest_one_or_as_the_one_of_its_version() -> None:
+    for name, like in (("simulated", "vllm"), ("simulated-0.15", "vllm-0.15")):
+        one, other = catalog.engine(name), catalog.engine(like)
+        for gpu in ("h100-80gb-sxm", "l40s"):
+            used = [catalog.coefficients(gpu, each.name, each.version) for each in (one, other)]
+            assert used[0].kernels == used[1].kernels and used[0].overhead == used[1].overhead
+        assert one.version == other.version
+
+
+def test_a_file_of_coefficients_from_before_serves_every_version(tmp_path: Path) -> None:
+    known = catalog.coefficients("h100-80gb-sxm", "vllm-0.15")
+    slow = msgspec.structs.replace(known.overhead, step_s=0.1)
+    path = tmp_path / "own.json"
+    path.write_bytes(msgspec.json.encode(CoefficientFile(("h100-80gb-sxm",), known.kernels, {"vllm-v1": slow})))
+    for name in ("vllm-0.25", "vllm-0.15", "simulated", "simulated-0.15", "vllm-v1"):
+        assert coefficients_in(path, "h100-80gb-sxm", name).overhead.step_s == 0.1
+    assert coefficients_in(path, "h100-80gb-sxm", "sglang").overhead.step_s < 0.1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "limits"),
+    [
+        ("h100", (1024, 8192)), ("h200", (1024, 8192)), ("a100", (256, 2048)), ("l40s", (256, 2048)),
+        (None, (256, 2048)),
+    ],
+)  # fmt: skip
+def test_limits_are_those_of_the_engine_on_the_gpu(gpu: str | None, limits: tuple[int, int]) -> None:
+    found = catalog.engine_on(catalog.engine("vllm"), None if gpu is None else catalog.gpu(gpu))
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == limits
+    for name in ("vllm-0.15", "simulated", "sglang"):
+        assert catalog.engine_on(catalog.engine(name), catalog.gpu("l40s")) == catalog.engine(name)
+
+
 def test_factors_of_an_engines_kernels_are_applied_once() -> None:
-    old, new = (catalog.coefficients("h100-80gb-sxm", name) for name in ("vllm-v1", "vllm-0.25"))
+    old, new = (catalog.coefficients("h100-80gb-sxm", name) for name in ("vllm-0.15", "vllm-0.25"))
     factor = new.kernels.decode_attention.memory_efficiency / old.kernels.decode_attention.memory_efficiency
     assert factor == pytest.approx(0.886)
     assert not new.overhead.kernel_factors  # a file that is made from these has them in its kernels

@@ -63,7 +63,7 @@ def test_what_is_not_modelled_is_refused_by_name(family: str, tmp_path: Path) ->
 def test_every_family_has_step_times(family: str, tmp_path: Path) -> None:
     """No less than the bytes of what a token goes through take, and no less for more tokens."""
     model = read(family, tmp_path)
-    gpu, engine = catalog.gpu("h200"), catalog.engine("vllm-v1")
+    gpu, engine = catalog.gpu("h200"), catalog.engine("vllm-0.15")
     step = StepModel(model, gpu, engine, Parallel())
     one, more = step.line(1, 100), step.line(64, 64 * 2000, (), 64 * min(2000, model.sliding_window_tokens or 0))
     read_s = (active_params(model) - model.vocab_size * model.hidden_size) * 2 / gpu.bandwidth_bytes_per_s

@@ -18,7 +18,7 @@ from headway.cli import main
 from serving import PATIENCE_S, until
 from worker_fleet import children
 
-POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}
+POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 2}
 WORKLOAD = {"arrivals": 20, "num_requests": 30, "prompt_tokens": 200, "output_tokens": 20}
 CONFIG = {
     "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 1000,
@@ -113,7 +113,7 @@ SCENARIOS: list[Case] = [
     ("unknown GPU", _pool(gpu="h1000"), RUN, "unknown GPU 'h1000'"),
     ("unknown model", _pool(model="llama-9"), RUN, "unknown model 'llama-9'"),
     ("unknown engine", _pool(engine="vlm"), RUN, "unknown engine 'vlm'"),
-    ("unknown engine setting", _pool(engine={"name": "vllm-v1", "seqs": 1}), RUN, "unknown key 'seqs'"),
+    ("unknown engine setting", _pool(engine={"name": "vllm-0.15", "seqs": 1}), RUN, "unknown key 'seqs'"),
     ("setting out of range", _pool(engine={"gpu_memory_utilization": 2}), RUN, "expected 1 at most"),
     ("fewer tokens than sequences", _pool(engine={"max_num_batched_tokens": 3}), RUN, "at least max_num_seqs"),
     ("model too large", _pool(model="llama-3.1-405b"), RUN, "no tp up to 8 fits"),

@@ -17,7 +17,7 @@ from measured import all_reduce, attention, gemm, runs, write
 
 needs_data = pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
 SIMULATE = (
-    "simulate --model llama-3.1-8b --gpu h100 --engine vllm-v1 --rate 2 --num-requests 40 --prompt-tokens 500"
+    "simulate --model llama-3.1-8b --gpu h100 --engine vllm-0.15 --rate 2 --num-requests 40 --prompt-tokens 500"
     " --output-tokens 50 --json --coefficients"
 ).split()
 
@@ -29,7 +29,7 @@ def tables(tmp_path: Path) -> list[str]:
 
 
 def calibrate(*args: object) -> int:
-    return main(["calibrate", "--gpu", "h100", "--engine", "vllm-v1", *map(str, args)])
+    return main(["calibrate", "--gpu", "h100", "--engine", "vllm-0.15", *map(str, args)])
 
 
 def test_tables_to_coefficients_to_a_simulation(
@@ -68,7 +68,7 @@ def test_json_says_all(tables: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_gpu_without_all_kernels_is_not_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, out = write(tmp_path / "a.csv", gemm("l4")), tmp_path / "l4.json"
-    args = ["calibrate", str(table), "--gpu", "l4", "--engine", "vllm-v1", "--out", str(out), "--source", "us"]
+    args = ["calibrate", str(table), "--gpu", "l4", "--engine", "vllm-0.15", "--out", str(out), "--source", "us"]
     assert main(args) == 2
     assert "are faster than the peaks of l4 allow" in capsys.readouterr().err
     table = write(tmp_path / "a.csv", [{**r, "latency_ms": float(str(r["latency_ms"])) * 12} for r in gemm("l4")])
@@ -170,9 +170,9 @@ def test_results_of_a_load_generator(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "mine.json"
     args = ["--out", out, "--source", "us", "--engine-version", "0.99", "--max-num-batched-tokens", 8192]
     assert calibrate(*served(tmp_path), *args) == 0
-    assert "overhead.vllm-v1" in capsys.readouterr().out
+    assert "overhead.vllm-0.15" in capsys.readouterr().out
     file = msgspec.json.decode(out.read_bytes(), type=CoefficientFile)
-    overhead = file.engines["vllm-v1"]
+    overhead = file.engines["vllm-0.15"]
     assert overhead.step_s == pytest.approx(0.002, rel=0.1)
     assert (overhead.version, overhead.source) == ("0.99", "us")
     assert overhead.residuals["median_absolute"] < 0.02
@@ -209,12 +209,12 @@ def test_on_measured_tables(gpu: str, capsys: pytest.CaptureFixture[str]) -> Non
     """Medians on held-out shapes, FP8 products apart; and the shipped coefficients are what this gives."""
     folder = Path(os.environ["HEADWAY_DATA"]) / "measured"
     tables = sorted(folder.glob("aic_[acgm]*.csv.gz"))
-    args = ["calibrate", *map(str, tables), "--gpu", gpu, "--engine", "vllm-v1", "--json"]
+    args = ["calibrate", *map(str, tables), "--gpu", gpu, "--engine", "vllm-0.15", "--json"]
     assert main(args) == 0
     found = {fit["key"]: fit for fit in json.loads(capsys.readouterr().out)["fits"]}
     for key in ("gemm.bf16", "decode_attention", "prefill_attention", "all_reduce.2", "all_reduce.4", "all_reduce.8"):
         assert found[key]["residual"] < 0.0805, key
-    shipped = catalog.coefficients(catalog.gpu(gpu).name, "vllm-v1").kernels
+    shipped = catalog.coefficients(catalog.gpu(gpu).name, "vllm-0.15").kernels
     for key, known in (("gemm.bf16", shipped.gemm["bf16"]), ("decode_attention", shipped.decode_attention)):
         assert found[key]["values"]["memory_efficiency"] == pytest.approx(known.memory_efficiency, rel=0.03)
     for fit in found.values():

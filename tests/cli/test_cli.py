@@ -93,7 +93,9 @@ def test_json_has_its_stable_keys(scenario: Path, capsys: pytest.CaptureFixture[
         "metrics", "bands",
     ]  # fmt: skip
     assert result["num_requests"] == result["num_completed"] == 40
-    assert [set(pool) for pool in result["pools"]] == [{"name", "gpu", "engine", "calibrated", "uncalibrated"}]
+    assert [set(pool) for pool in result["pools"]] == [
+        {"name", "gpu", "engine", "calibrated", "uncalibrated", "version"}
+    ]
     assert result["calibrated"] == all(pool["calibrated"] for pool in result["pools"])
     for key in ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "e2e_s.mean", "usd"):
         assert result["metrics"][key] > 0
@@ -114,10 +116,10 @@ def test_compare_without_a_file(trace: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_compare_with_synthetic_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    engine = ["--engine", "vllm-v1", "--max-num-seqs", 3, "--max-num-batched-tokens", 64]
+    engine = ["--engine", "vllm-0.15", "--max-num-seqs", 3, "--max-num-batched-tokens", 64]
     printed = json_of(capsys, "compare", *SYNTHETIC, *FLEET, *engine, "--step", "exact", "--json")
     (pool,) = yaml.safe_load(printed["scenario"])["fleet"]
-    assert pool["engine"] == {"name": "vllm-v1", "max_num_seqs": 3, "max_num_batched_tokens": 64}
+    assert pool["engine"] == {"name": "vllm-0.15", "max_num_seqs": 3, "max_num_batched_tokens": 64}
     assert printed["results"][0]["metrics"]["output_tokens"] == 40 * 20
 
 
@@ -260,7 +262,7 @@ def test_own_policies_that_break_a_rule_are_named(
 def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert json_of(capsys, "catalog", "gpus", "a100", "--json")["name"] == "a100-80gb"
     names = [engine["name"] for engine in json_of(capsys, "catalog", "engines", "--json")]
-    assert "vllm-v1" in names
+    assert "vllm-0.15" in names
     assert set(json_of(capsys, "catalog", "--json")) == {"gpus", "models", "engines"}
     assert main(["catalog"]) == 0
     assert "llama-3.1-8b" in capsys.readouterr().out
@@ -348,11 +350,13 @@ def test_a_reader_that_goes_away() -> None:
 def test_the_catalog_says_where_step_times_come_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["catalog", "coefficients", "--gpu", "h100", "--json"]) == 0
     own = json.loads(capsys.readouterr().out)
-    assert own["calibrated"] and own["version"] == own["measured_version"] == "0.15.1" and not own["estimated"]
+    assert own["calibrated"] and own["version"] == own["measured_version"] == "0.25.1" and not own["estimated"]
     assert main(["catalog", "coefficients", "--gpu", "h100", "--engine", "sglang", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["estimated"] == ["generic overhead of sglang"]
     assert main(["catalog", "coefficients", "--gpu", "h100", "--version", "0.32"]) == 0
-    assert "overhead of vllm-v1 0.15.1, not 0.32" in capsys.readouterr().out
+    assert "overhead of vllm 0.25.1, not 0.32" in capsys.readouterr().out
+    assert main(["catalog", "coefficients", "--gpu", "h100", "--version", "0.15.1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured_version"] == "0.15.1"
 
 
 NOT_FOR_A_COMPARISON = (

@@ -41,7 +41,7 @@ OPTIONS = [
 ]  # fmt: skip
 TEXTS = [
     "", "x", "-1", "0", "1", "3", "nan", "inf", "1e9", "2s", "2 s", "own_junk:Nothing", "a:b", ":", "a:", "edf,fcfs",
-    ",", "random", "..", ".", "s.yaml", "t.csv", "junk.bin", "llama-3.1-8b", "h100", "vllm-v1", "[", "{}", "é", "chat",
+    ",", "random", "..", ".", "s.yaml", "t.csv", "junk.bin", "llama-3.1-8b", "h100", "vllm", "[", "{}", "é", "chat",
 ]  # fmt: skip
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 FILES = {

@@ -16,7 +16,7 @@ import yaml
 import serving
 from headway.cli import commands, main
 
-FLEET = "--model llama-3.1-8b --gpu h100 --replicas 2 --engine vllm-v1"
+FLEET = "--model llama-3.1-8b --gpu h100 --replicas 2 --engine vllm-0.15"
 REQUESTS = "--rate 5 --num-requests 40 --prompt-tokens 100 --output-tokens 20"
 LINES = {
     "simulate": "simulate small.yaml",
@@ -32,8 +32,8 @@ LINES = {
     "workload describe": "workload describe trace.csv",
     "forecast evaluate": "forecast evaluate demand.csv --methods last-value --only a",
     "forecast demand": "forecast demand trace.csv --growth 1.4",
-    "calibrate": "calibrate vllm-1.json vllm-2.json vllm-4.json vllm-8.json --gpu h100 --engine vllm-v1",
-    "validate": "validate vllm-1.json --gpu h100 --engine vllm-v1",
+    "calibrate": "calibrate vllm-1.json vllm-2.json vllm-4.json vllm-8.json --gpu h100 --engine vllm-0.15",
+    "validate": "validate vllm-1.json --gpu h100 --engine vllm-0.15",
     "arena play": "arena play grid.yaml --jobs 1 --cache played",
     "arena search": "arena search grid.yaml --policy mine:Biased --vary share=0.1:1.0 --trials 1 --jobs 1",
     "reproduce": "reproduce --list",
@@ -79,7 +79,7 @@ def test_every_command_that_prints_json_is_here() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the commands read."""
     made = tmp_path_factory.mktemp("json")
-    fleet = [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2}]
+    fleet = [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 2}]
     workload = {"arrivals": 5, "num_requests": 40, "prompt_tokens": 100, "output_tokens": 20}
     tiers = {"builtin": "ktier", "num_requests": 60, "arrivals": 300, "tiers": [{"tier": 0, "ttft_s": 1}, {"tier": 1}]}
     ordering = {"name": "priority", "preemptive": False}
@@ -96,14 +96,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scaling": {
             "workload": {"prompt_tokens": 800, "output_tokens": 120, **steps}, "slo": {"ttft_s": 2},
             "fleet": [{
-                "name": "main", "model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-v1",
+                "name": "main", "model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-0.15",
                 "kv_capacity_tokens": 12000, "max_replicas": 4,
             }],
         },
         "tiers": {"workload": tiers, "fleet": fleet, "policies": {"routing": "freest", "ordering": ordering}},
         "goodput": {
             "workload": {**workload, "arrivals": 20}, "slo": {"ttft_s": 2, "tpot_s": 0.05},
-            "combos": [{"name": "one", "aggregated": {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1"}}],
+            "combos": [{"name": "one", "aggregated": {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}}],
             "policies": {"routing": "cauchy"},
         },
         "grid": {

@@ -28,7 +28,7 @@ from headway.serving.load_generator.sweep import Point
 from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Workload
 
-FLEET = "fleet: [{name: mine, model: qwen3-8b, gpu: h100, engine: {name: vllm-v1, max_num_seqs: 64}}]"
+FLEET = "fleet: [{name: mine, model: qwen3-8b, gpu: h100, engine: {name: vllm-0.15, max_num_seqs: 64}}]"
 
 
 def _load(sent: list[Sent]) -> Load:
@@ -76,7 +76,7 @@ def test_a_fit_to_loads_finds_an_engine_that_is_slower_than_the_catalog(tmp_path
     assert before["e2e_mean"] > 10 and before["itl_mean"] > 10
     assert all(after[key] < before[key] / 2 for key in before) and after["e2e_mean"] < before["e2e_mean"] / 10
     assert fit.held_out["e2e_mean"] < before["e2e_mean"] / 10, "loads that a fit has not seen are predicted, too"
-    assert twin.errors(coefficients_in(tmp_path / "fit.json", "h100-80gb-sxm", "vllm-v1")) == after
+    assert twin.errors(coefficients_in(tmp_path / "fit.json", "h100-80gb-sxm", "vllm-0.15")) == after
 
 
 @pytest.mark.ci

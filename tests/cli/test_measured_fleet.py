@@ -15,8 +15,8 @@ from measured import experiments, runs
 FLEET = """
 workload: {builtin: chat}
 fleet:
-- {name: small, model: qwen2.5-7b, gpu: h100, engine: {name: vllm-v1, max_num_seqs: 7}}
-- {name: large, model: llama-3.1-8b, gpu: h100, engine: {name: vllm-v1, max_num_seqs: 9}}
+- {name: small, model: qwen2.5-7b, gpu: h100, engine: {name: vllm-0.15, max_num_seqs: 7}}
+- {name: large, model: llama-3.1-8b, gpu: h100, engine: {name: vllm-0.15, max_num_seqs: 9}}
 """
 
 
@@ -118,7 +118,7 @@ def test_records_of_a_run_are_predicted_by_the_fleet_that_they_hold(
 name: day
 workload: {num_requests: 300, arrivals: 6, prompt_tokens: 400, output_tokens: 60}
 fleet:
-- {name: pool, model: llama-3.1-8b, gpu: h100, engine: vllm-v1, replicas: 2}
+- {name: pool, model: llama-3.1-8b, gpu: h100, engine: vllm-0.15, replicas: 2}
 """)  # fmt: skip
     out = tmp_path / "out"
     assert main(["simulate", str(tmp_path / "fleet.yaml"), "--out", str(out), "--no-progress"]) == 0
@@ -143,5 +143,5 @@ def test_a_run_is_an_experiment_with_its_means() -> None:
 
 
 def test_a_fleet_without_runs_names_the_hardware() -> None:
-    pool, known = MeasuredFleet({"gpu": "h100", "engine": "vllm-v1"}).any_pool()
-    assert (pool.gpu.name, pool.engine.name, known.calibrated) == ("h100-80gb-sxm", "vllm-v1", True)
+    pool, known = MeasuredFleet({"gpu": "h100", "engine": "vllm-0.15"}).any_pool()
+    assert (pool.gpu.name, pool.engine.name, known.calibrated) == ("h100-80gb-sxm", "vllm-0.15", True)

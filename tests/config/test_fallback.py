@@ -13,7 +13,7 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fallbacks, Fleet
 
-LLAMA = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1"}
+LLAMA = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}
 HOSTED = {
     "name": "hosted", "model": "gpt-x", "hosted": {"ttft_s": 0.5, "tokens_per_s": 100, "max_context_tokens": 8000},
     "usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 4.0,

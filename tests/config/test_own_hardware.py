@@ -18,12 +18,12 @@ WHOLE = {
     "link_bytes_per_s": 3e10, "host_link_bytes_per_s": 3e10, "usd_per_hour": 1.0, "watts": 300,
 }  # fmt: skip
 WIDE = {"name": "wide-8b", "like": "llama-3.1-8b", "hidden_size": 6144}
-EAGER = {"name": "eager", "like": "vllm-v1", "max_num_seqs": 32}
+EAGER = {"name": "eager", "like": "vllm-0.15", "max_num_seqs": 32}
 
 
 def _made(pool: dict[str, Any], **sections: Any) -> Scenario:
     workload = {"arrivals": 1, "num_requests": 2, "prompt_tokens": 9, "output_tokens": 9}
-    fleet = [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", **pool}]
+    fleet = [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", **pool}]
     return assemble({"workload": workload, "fleet": fleet, **sections}, Places(), Path())
 
 
@@ -33,7 +33,7 @@ def test_an_own_gpu_has_the_kernels_of_what_it_is_like() -> None:
     assert (pool.gpu.name, pool.gpu.memory_bytes) == ("h100-lab", 94e9)
     assert pool.gpu.peak_flops == catalog.gpu("h100").peak_flops
     used = StepTimes(made).coefficients[pool.name]
-    assert used.kernels == catalog.coefficients("h100-80gb-sxm", "vllm-v1").kernels
+    assert used.kernels == catalog.coefficients("h100-80gb-sxm", "vllm-0.15").kernels
     assert not used.calibrated and used.estimated == ("kernels of h100-80gb-sxm",)
 
 

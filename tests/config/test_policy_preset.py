@@ -11,7 +11,7 @@ from headway.config.strict_yaml import Places
 from headway.scenario.policies import policies_of
 
 IN_ORDER = {"name": "priority", "preemptive": False}
-POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-v1"}
+POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-0.15"}
 
 
 def assembled(*pools: dict[str, Any], **document: Any) -> Scenario:

@@ -148,8 +148,14 @@ def test_an_unknown_quantization_is_named() -> None:
 
 def test_another_version_of_the_engine_is_not_calibrated() -> None:
     def estimated(**engine: str) -> tuple[str, ...]:
-        scenario = assembled(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "vllm-v1", **engine}}])
+        scenario = assembled(
+            fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "vllm-0.15", **engine}}]
+        )
         return StepTimes(scenario).coefficients["pool-0"].estimated
 
     assert estimated() == estimated(version="0.15.3") == ()
-    assert estimated(version="0.24.0") == ("overhead of vllm-v1 0.15.1, not 0.24.0",)
+    assert estimated(name="vllm") == estimated(name="vllm", version="0.25.9") == ()
+    assert estimated(name="vllm-v1", version="0.15.1") == ()
+    with pytest.raises(HeadwayError, match=r"fleet\[0\].engine.version: 0.3; expected it in quotes, as 0.30"):
+        assembled(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "vllm", "version": 0.30}}])
+    assert estimated(version="0.24.0") == ("overhead of vllm 0.15.1, not 0.24.0",)

@@ -16,7 +16,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.5}
 
 
 def pool(setting: dict[str, Any], **pool: Any) -> Pool:
-    made = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "speculative": setting, **pool}
+    made = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "speculative": setting, **pool}
     document = {"workload": {"builtin": "chat", "num_requests": 5}, "fleet": [made]}
     return assemble(document, Places(), Path()).fleet.pools[0]
 
@@ -72,7 +72,7 @@ def test_a_workload_has_its_own_acceptance() -> None:
         ({"num_speculative_tokens_per_batch_size": [[1, 8, 3]]}, {"engine": "sglang"}, "SGLang has no such setting"),
         ({}, {"pp": 2}, "expected pp: 1"),
         ({}, {"engine": "vllm-v0"}, "runs prompts apart"),
-        ({}, {"engine": {"name": "vllm-v1", "max_num_batched_tokens": 512}}, "1024 tokens in an iteration"),
+        ({}, {"engine": {"name": "vllm-0.15", "max_num_batched_tokens": 512}}, "1024 tokens in an iteration"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], given: dict[str, Any], message: str) -> None:
@@ -83,7 +83,7 @@ def test_what_is_refused(change: dict[str, Any], given: dict[str, Any], message:
 
 def test_it_is_no_setting_of_an_engine() -> None:
     with pytest.raises(HeadwayError, match="expected it beside `engine`"):
-        pool(NGRAM, engine={"name": "vllm-v1", "speculative": NGRAM})
+        pool(NGRAM, engine={"name": "vllm-0.15", "speculative": NGRAM})
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_it_is_no_setting_of_an_engine() -> None:
         ({"speculative": NGRAM}, "drafts by ngram"),
         ({"quantization": "fp8_block"}, "8-bit products with a scale for each block as with one for all"),
         ({"quantization": "awq"}, "4-bit products as 16-bit ones with fewer bytes"),
-        ({"engine": {"name": "vllm-v1", "version": "0.24"}}, "overhead of vllm-v1 0.15.1, not 0.24"),
+        ({"engine": {"name": "vllm-0.15", "version": "0.24"}}, "overhead of vllm 0.15.1, not 0.24"),
     ],
 )
 def test_what_was_not_measured_is_said(given: dict[str, Any], message: str) -> None:
     document = {
         "workload": {"builtin": "chat", "num_requests": 5},
-        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "name": "one", **given}],
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "name": "one", **given}],
     }
     found = StepTimes(assemble(document, Places(), Path())).coefficients["one"]
     assert (found.calibrated, found.estimated) == (False, (message,))

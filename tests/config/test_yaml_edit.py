@@ -17,10 +17,10 @@ FLEET = """\
 fleet:
   - name: chat          # two nodes
     model: llama-3.1-8b
-    engine: vllm-v1     # as installed
+    engine: vllm-0.15     # as installed
     replicas: 2
   # the second one
-  - {name: code, model: qwen3-8b, engine: {name: vllm-v1, max_num_seqs: 64}}
+  - {name: code, model: qwen3-8b, engine: {name: vllm-0.15, max_num_seqs: 64}}
 slo: {ttft_s: 450ms}
 
 policies:
@@ -77,7 +77,7 @@ def test_only_the_lines_that_change_differ() -> None:
     made = edited(FLEET, {("policies", "routing"): "random", ("fleet", 0, "engine", "max_num_seqs"): 128})
     before, after = FLEET.splitlines(), made.splitlines()
     assert [line for line in after if line not in before] == [
-        "    engine: {name: vllm-v1, max_num_seqs: 128}     # as installed", "  routing: random  # the old one",
+        "    engine: {name: vllm-0.15, max_num_seqs: 128}     # as installed", "  routing: random  # the old one",
     ]  # fmt: skip
     assert len(before) == len(after)
     added = edited(FLEET, {("policies", "ordering"): "fair"}).splitlines()

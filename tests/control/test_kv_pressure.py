@@ -36,7 +36,7 @@ def ran(ordering: str = "fair", every_s: float | None = 0.1, step: str = "stretc
     document = {
         "workload": {"arrivals": 0.5 * (1 + flood), "duration_s": SECONDS, "tenants": {"quiet": 1, "flood": flood},
                      **lengths},
-        "fleet": [{"model": "qwen3-32b", "gpu": "h100"}],
+        "fleet": [{"model": "qwen3-32b", "gpu": "h100", "engine": "simulated-0.15"}],
         "policies": policies, "simulation": {"step": step, "until_s": SECONDS},
     }  # fmt: skip
     return scenario.run(scenario.assemble(document, Places(), Path())).records

@@ -24,7 +24,7 @@ from headway.records.part_writer import PartWriter
 
 FLEET = """
 fleet:
-  - {name: pool, model: qwen3-8b, gpu: h100, engine: vllm-v1, endpoints: ["http://127.0.0.1:1", "http://127.0.0.1:2"]}
+  - {name: pool, model: qwen3-8b, gpu: h100, engine: vllm-0.15, endpoints: ["http://127.0.0.1:1", "http://127.0.0.1:2"]}
 policies: {routing: {name: least-kv}}
 """
 STARTED_S = 1_700_000_000.0

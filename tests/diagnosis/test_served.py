@@ -103,7 +103,7 @@ def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with serving.closing(engine, slow, fast, last):
         pools = [("one", MODEL, [engine.url]), ("two", OTHER, [slow.url, fast.url, last.url])]
         fleet = [
-            {"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "endpoints": urls}
+            {"name": name, "model": model, "gpu": "h100", "engine": "vllm-0.15", "endpoints": urls}
             for name, model, urls in pools
         ]
         policies = {"routing": "least-loaded", "window": 1, "ordering": "fcfs", "ordering_at": "gateway"}

@@ -102,7 +102,7 @@ def test_terms_of_a_simulated_day_are_what_its_records_say() -> None:
             "output_tokens": {"kind": "uniform", "min": 1, "max": 300},
         },
         "fleet": [{
-            "name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 2,
+            "name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 2,
             "kv_capacity_tokens": 6000,
         }],
         "faults": [{"at_s": 3.0, "replica": 0, "down_s": 2.0}],

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 SCENARIO = """
 workload: {num_requests: 1, arrivals: 1, prompt_tokens: 500, output_tokens: 20}
-fleet: [{model: llama-3.1-8b, gpu: h100, replicas: 2}]
+fleet: [{model: llama-3.1-8b, gpu: h100, replicas: 2, engine: simulated-0.15}]
 """
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 

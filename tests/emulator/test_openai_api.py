@@ -21,7 +21,7 @@ from headway.emulator.engine import EmulatedEngine  # noqa: E402
 from headway.emulator.vllm import application  # noqa: E402
 from headway.policies.ordering.fcfs import FcfsOrdering  # noqa: E402
 
-POOL = Pool("emulated", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"), Parallel(1))
+POOL = Pool("emulated", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"), Parallel(1))
 MODEL = "qwen3-8b"
 SCHEMA = {
     "type": "object", "required": ["city", "days"], "additionalProperties": False,
@@ -210,7 +210,7 @@ def test_requests_that_cannot_be_followed(body: dict[str, Any]) -> None:
     with_client(case)
 
 
-@pytest.mark.parametrize("name", ["vllm-v1", "sglang", "vllm-v0", "simulated"])
+@pytest.mark.parametrize("name", ["vllm-0.15", "sglang", "vllm-v0", "simulated"])
 def test_an_engine_has_the_defaults_of_the_profile_that_it_imitates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each setting of the pool is the profile's, and a prompt is cached if the profile caches prefixes."""
     made: list[Callable[[], EmulatedEngine]] = []

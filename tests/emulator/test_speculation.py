@@ -18,7 +18,7 @@ from headway.emulator.vllm import VllmSurface, application
 from headway.policies.ordering.fcfs import FcfsOrdering
 
 DRAFTS = Speculative(method="ngram", num_speculative_tokens=3, acceptance=(1.0, 1.0, 0.0))
-ENGINE = replace(catalog.engine("vllm-v1"), speculative=DRAFTS)
+ENGINE = replace(catalog.engine("vllm-0.15"), speculative=DRAFTS)
 POOL = Pool("one", catalog.model("llama-3.1-8b"), catalog.gpu("h100"), ENGINE)
 
 
@@ -57,5 +57,5 @@ def test_sglang_has_the_mean_length() -> None:
 
 
 def test_without_speculation_there_are_no_such_metrics() -> None:
-    found = metrics(VllmSurface(), replace(POOL, engine=catalog.engine("vllm-v1")))
+    found = metrics(VllmSurface(), replace(POOL, engine=catalog.engine("vllm-0.15")))
     assert not any("spec" in name for name in found)

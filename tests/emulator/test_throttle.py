@@ -11,7 +11,7 @@ from headway.policies.ordering.fcfs import FcfsOrdering
 
 
 def test_the_engine_is_slower_from_the_given_time_on() -> None:
-    pool = Pool("one", catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("vllm-v1"))
+    pool = Pool("one", catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("vllm-0.15"))
 
     async def run() -> None:
         engine = EmulatedEngine(pool, FcfsOrdering(), speed=50.0, throttle=(0.5, 2.0))

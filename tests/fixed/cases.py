@@ -56,7 +56,7 @@ def lognormal(mean: float, cv: float = 1.0, most: int = 4000) -> dict[str, Any]:
 
 def pool(**changes: Any) -> dict[str, Any]:
     """A pool of replicas of a small model."""
-    return {"model": "llama-3.1-8b", "gpu": "l40s", "engine": "vllm-v1", **changes}
+    return {"model": "llama-3.1-8b", "gpu": "l40s", "engine": "vllm-0.15", **changes}
 
 
 TIERS = [
@@ -80,7 +80,7 @@ CHAT = {
     "output_tokens": lognormal(150),
     "tiers": TIERS,
 }
-SIMULATED = {"name": "simulated", "max_num_seqs": 32}
+SIMULATED = {"name": "simulated-0.15", "max_num_seqs": 32}
 TIGHT = {"kv_capacity_tokens": 9000, "engine": SIMULATED}
 SWAP = {**SIMULATED, "preemption": "swap", "host_memory_bytes": 2e9}
 
@@ -121,8 +121,8 @@ simulated(
     {
         "workload": CHAT,
         "fleet": [
-            pool(name="chunked", engine={"name": "vllm-v1", "max_num_batched_tokens": 512, "schedule_lag": 1}),
-            pool(name="whole", engine={"name": "simulated", "batching": "whole-prompt", "max_num_seqs": 8}),
+            pool(name="chunked", engine={"name": "vllm-0.15", "max_num_batched_tokens": 512, "schedule_lag": 1}),
+            pool(name="whole", engine={"name": "simulated-0.15", "batching": "whole-prompt", "max_num_seqs": 8}),
             pool(name="first", engine={"name": "vllm-v0", "max_num_seqs": 16}, gpu="a100-80gb"),
             pool(name="request", engine={"name": "fastertransformer", "max_num_seqs": 8}, gpu="h100-80gb-sxm"),
             pool(name="sglang", engine="sglang", gpu="h20-96gb"),
@@ -168,7 +168,7 @@ simulated(
     "routing-stale-metrics",
     {
         "workload": CHAT,
-        "fleet": [pool(replicas=4, engine={"name": "vllm-v1", "max_num_waiting": 8}, kv_capacity_tokens=12_000)],
+        "fleet": [pool(replicas=4, engine={"name": "vllm-0.15", "max_num_waiting": 8}, kv_capacity_tokens=12_000)],
         "observe": {"period_s": 1.0, "delay_s": 0.3, "loss": 0.2},
         "policies": {"routing": {"name": "infaas", "overload_share": 0.02}},
     },
@@ -248,7 +248,7 @@ simulated(
         },
         "fleet": [
             pool(replicas=2, kv_capacity_tokens=15_000,
-                 engine={"name": "vllm-v1", "prefix_caching": True, "kv_offload_bytes": 4e9}),
+                 engine={"name": "vllm-0.15", "prefix_caching": True, "kv_offload_bytes": 4e9}),
             pool(gpu="a100-80gb", kv_capacity_tokens=12_000, engine={"name": "sglang", "prefix_caching": True}),
         ],
         "policies": {"routing": {"name": "prefix-affinity", "num_segments": 1}},
@@ -396,6 +396,7 @@ DAY = {
     },
     "fleet": [
         {"name": region, "model": "llama-2-70b", "gpu": "a100-80gb", "tp": 4, "kv_capacity_tokens": 14_000,
+         "engine": "simulated-0.15",
          "replicas": 3, "min_replicas": 2, "max_replicas": 6, "region": region}
         for region in REGIONS
     ],
@@ -445,6 +446,7 @@ simulated(
 )
 TWO_MODELS = [
     {"name": f"{model}-{region}-{kind}", "model": model, "gpu": "a100-80gb", "region": region, "replicas": 2,
+     "engine": "simulated-0.15",
      "max_replicas": 4, "min_replicas": 1, "kv_capacity_tokens": 16_000, "start_s": 30}
     for model in ("llama-3.1-8b", "llama-3.2-3b")
     for region in ("us-east", "us-west")
@@ -482,7 +484,7 @@ HANDOVER = {"mode": "layerwise", "degree": 4, "stream_bytes_per_s": 0.43e9, "str
 
 def combo(name: str = "pair", num: tuple[int, int] = (1, 1), handover: Any = None, **more: Any) -> dict[str, Any]:
     """A combo with so many prefill and decode replicas."""
-    side = {"model": "llama-3.1-8b", "engine": "vllm-v1"}
+    side = {"model": "llama-3.1-8b", "engine": "vllm-0.15"}
     return {
         "name": name,
         "prefill": {**side, "gpu": "h800-80gb-sxm", "replicas": num[0]},
@@ -607,7 +609,7 @@ simulated(
         },
     },
 )  # fmt: skip
-SMALL_SIDE = {"model": SMALL, "engine": "vllm-v1"}
+SMALL_SIDE = {"model": SMALL, "engine": "vllm-0.15"}
 simulated(
     "cascade-on-combos",
     {
@@ -649,7 +651,7 @@ EVERYTHING = {
     ],
     "fleet": [
         {"name": f"{region}-large", "model": LARGE, "gpu": "a100-80gb", "tp": 4, "region": region,
-         "kv_capacity_tokens": 16_000, "engine": "vllm-v1", "max_replicas": 3}
+         "kv_capacity_tokens": 16_000, "engine": "vllm-0.15", "max_replicas": 3}
         for region in ("us-east", "eu-west")
     ],
     "gpu_limits": [
@@ -705,8 +707,8 @@ SCORED = {
     "num_requests": 120,
 }  # fmt: skip
 SCORED_FLEET = [
-    {"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1"},
-    {"model": "llama-3.1-70b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1", "tp": 4},
+    {"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-0.15"},
+    {"model": "llama-3.1-70b", "gpu": "h800-80gb-sxm", "engine": "vllm-0.15", "tp": 4},
 ]
 SCORED_CASCADE = {"models": ["llama-3.1-8b", "llama-3.1-70b"], "policy": {"name": "thresholds", "thresholds": 50}}
 case(
@@ -735,7 +737,7 @@ case(
 case(
     "workload-builtin-simulated",
     *(
-        f"simulate --workload {name} --num-requests 15 --model llama-3.1-8b --gpu h100 --engine vllm-v1 "
+        f"simulate --workload {name} --num-requests 15 --model llama-3.1-8b --gpu h100 --engine vllm-0.15 "
         f"--out {name} {JSON}"
         for name in BUILTIN
     ),
@@ -828,7 +830,7 @@ case(
         "scenario.yaml": {
             "workload": {"trace": {"path": "burst.csv", "from_s": 10, "to_s": 100, "rate_scale": 3, "skip_bad": True,
                                    "models": {"GPT-4": "llama-3.1-70b", "ChatGPT": "llama-3.1-8b"}}},
-            "fleet": [pool(), {"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4}],
+            "fleet": [pool(), {"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "simulated-0.15"}],
         },
     },
 )  # fmt: skip
@@ -904,7 +906,7 @@ GOODPUT = {
     "name": "chat",
     "workload": {"prompt_tokens": 1200, "output_tokens": 150, "arrivals": 20, "num_requests": 150},
     "slo": {"ttft_s": 2, "tpot_s": 0.02},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1"}],
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-0.15"}],
 }
 LONG = {
     **GOODPUT,
@@ -1009,7 +1011,7 @@ case(
     "catalog gpus --json",
     "catalog engines --json",
     "catalog models deepseek-v3 --json",
-    "catalog memory --model llama-3.1-70b --gpu h100 --tp 4 --engine vllm-v1 --json",
+    "catalog memory --model llama-3.1-70b --gpu h100 --tp 4 --engine vllm-0.15 --json",
     "measure --model llama-3.1-8b --gpu h100 --dry-run",
     "new scenario.yaml",
     "simulate scenario.yaml --num-requests 20 --warmup-s 0 --routing random --ordering fcfs --no-progress",

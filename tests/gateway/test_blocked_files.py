@@ -29,7 +29,7 @@ from headway.gateway.blocking import in_thread
 from headway.gateway.upstream.client import TcpTransport
 from headway.gateway.upstream.kv_snapshot import KvSnapshot, StaleSnapshots
 
-POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
+POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://127.0.0.1:1"]}
 _GIVEN_UP_S = 10.0
 """Time after which a call that blocks the loop itself, which could not end it, returns."""
 

@@ -109,7 +109,7 @@ def test_explanations_need_the_setting(engines: list[serving.Process], tmp_path:
 def test_the_simulator_writes_the_same_lines_and_the_same_metrics(tmp_path: Path) -> None:
     scenario = {
         "workload": {"builtin": "chat", "num_requests": 300, "arrivals": 30},
-        "fleet": [{"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-v1", "replicas": 3}],
+        "fleet": [{"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "replicas": 3}],
         "policies": {"routing": "least-loaded", "window": 8, **ORDER},
         "observe": {"period_s": 0.5, "delay_s": 0.1},
     }

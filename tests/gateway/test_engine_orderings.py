@@ -66,7 +66,7 @@ class Client:
 def live_replica() -> LiveReplica:
     """A replica of 100 blocks that must run `pascal`."""
     clock: Any = ManualClock()
-    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
+    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"))
     replica = LiveReplica(
         0, pool, "http://h:1", ADAPTERS["vllm"], 100, PascalOrdering(), Pacer(), clock, 5.0,
         engine_ordering="pascal",
@@ -99,7 +99,7 @@ def test_another_ordering_is_refused_at_first_and_logged_later(caplog: pytest.Lo
 def declared(folder: Path, urls: list[str], ordering: Any = "pascal", **pool: Any) -> Path:
     """A fleet whose engines accept the ordering, as the file says."""
     name = ordering if isinstance(ordering, str) else ordering["name"]
-    pool = {"engine": {"name": "vllm-v1", "orderings": [name]}, **pool}
+    pool = {"engine": {"name": "vllm-0.15", "orderings": [name]}, **pool}
     return serving.fleet_file(folder, urls, pool=pool, policies={"ordering": ordering})
 
 

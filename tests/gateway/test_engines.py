@@ -215,7 +215,7 @@ def test_an_urgent_request_overtakes_in_the_engines_queue(
     kind: Kind, engines: list[Process], serve: Callable[..., Process]
 ) -> None:
     """The engine has twice as many requests as it runs at once when an urgent one comes."""
-    if kind.name != "vllm-v1":
+    if kind.name != "vllm-0.15":
         pytest.skip("its queue has no priorities")
     front = serve(engines[:1], policies={"ordering": "priority", "ordering_at": "replica"})
     begun: list[tuple[int, serving.Reply]] = []

@@ -128,7 +128,7 @@ def test_a_prefill_engine_that_hangs_is_passed_over(
 ) -> None:
     """The decode engine computes the prompts meanwhile."""
     sides = {
-        role: {"model": serving.MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": [each.url]}
+        role: {"model": serving.MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": [each.url]}
         for role, each in zip(("prefill", "decode"), engines, strict=True)
     }
     file = tmp_path / "fleet.yaml"

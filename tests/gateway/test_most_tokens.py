@@ -30,7 +30,7 @@ from headway.gateway.settings import Key
 from headway.limits.budgets import Budget
 from keys import digest
 
-POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
+POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://127.0.0.1:1"]}
 
 
 @pytest.fixture(scope="module")

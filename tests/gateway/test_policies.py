@@ -128,7 +128,7 @@ def test_each_engine_gets_its_own_priority_sign_and_model_name(recorder: Threadi
     url = f"http://127.0.0.1:{recorder.server_address[1]}"
     pool = {"gpu": "h100", "endpoints": [url]}
     fleet = [
-        {**pool, "name": "v", "model": "qwen3-8b", "engine": "vllm-v1"},
+        {**pool, "name": "v", "model": "qwen3-8b", "engine": "vllm-0.15"},
         {**pool, "name": "s", "model": "llama-3.1-8b", "engine": "sglang"},
     ]
     path = tmp_path / "fleet.yaml"

@@ -72,7 +72,7 @@ def day(limits: Limits, **more: Any) -> dict[str, Any]:
             "output_tokens": {"kind": "lognormal", "mean": 150, "cv": 0.7},
         },
         "fleet": [{
-            "model": "qwen3-8b", "gpu": "l40s", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:10001"],
+            "model": "qwen3-8b", "gpu": "l40s", "engine": "vllm-0.15", "endpoints": ["http://127.0.0.1:10001"],
             "usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 4.0,
         }],
         "policies": {"ordering": "fair", "ordering_at": "gateway", "window": 6},

@@ -24,7 +24,7 @@ TIMES = ("first_token_s", "answer_s", "end_s")
 COUNTS = ("request", "outcome", "attempts", "replica", "generated_tokens", "moves")
 
 
-PROMPT = {"name": "vllm-v1", "response_overhead_s": 0, "tokenize_s_per_token": 0}
+PROMPT = {"name": "vllm-0.15", "response_overhead_s": 0, "tokenize_s_per_token": 0}
 """An engine whose scheduler and the gateway know at once of what comes and ends, as the simulator's views do."""
 
 
@@ -126,8 +126,8 @@ DAYS = {
     "fallback, with overheads": fallback(),
     "fallback and back, with overheads": fallback(return_s=1.0, miss_share=0.6),
     **{f"{routing}, shared prefixes": sharing(routing) for routing in ("lmetric", "dynamo-cost")},
-    "pool, with overheads": pool("round-robin", engine="vllm-v1"),
-    "pair, with overheads": combos(STRICT, engine="vllm-v1"),
+    "pool, with overheads": pool("round-robin", engine="vllm-0.15"),
+    "pair, with overheads": combos(STRICT, engine="vllm-0.15"),
 }
 
 

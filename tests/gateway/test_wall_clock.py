@@ -46,6 +46,7 @@ MAY_READ = {
     "gateway/reload.py": "stamp: when the file was read",
     "gateway/server/access_log.py": "stamp of a line",
     "gateway/server/dashboard.py": "stamp of the page",
+    "gateway/telemetry/drift.py": "stamp: since when an engine is slower than its profile",
     "gateway/telemetry/recording.py": "stamp: the begin of a run",
     "gateway/upstream/kv_snapshot.py": "the age of files that killed gateways left, and that nobody has locked",
     "serving/demand_history.py": "until when demand is read, once at the start",

@@ -157,7 +157,7 @@ def test_invalid_ranks_are_errors(name: str, parallel: Parallel, message: str) -
 
 SCENARIO = """
 workload: {arrivals: 30, num_requests: 200, prompt_tokens: 700, output_tokens: 60}
-fleet: [{model: %s, gpu: h200, ep: true, dp: 2, engine: {name: vllm-v1, max_num_seqs: 256}}]
+fleet: [{model: %s, gpu: h200, ep: true, dp: 2, engine: {name: vllm-0.15, max_num_seqs: 256}}]
 simulation: {step: %s}
 """
 

@@ -10,7 +10,7 @@ from headway.core.fleet import Hosted, Pool
 from headway.perf.engine_times import PoolTimes, pool_times
 from headway.perf.speculation import step_model
 
-POOL = Pool("p", model("llama-3.1-8b"), gpu("h100"), engine("vllm-v1"))
+POOL = Pool("p", model("llama-3.1-8b"), gpu("h100"), engine("vllm-0.15"))
 
 
 def test_times_are_those_of_the_step_time_model() -> None:

@@ -24,7 +24,7 @@ MIXTURES = [
     model for model in catalog.models() if model.moe and model.name != "deepseek-r1-awq" and model.name not in PUBLISHED
 ]
 """Those whose quantisation is in a table: models that are listed by their published configs alone have none."""
-KNOWN = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
+KNOWN = catalog.coefficients("h100-80gb-sxm", "vllm-0.15")
 CURVE = ExpertCurve("bf16", 4096, 14336, 2, 8, 2, 1, (100.0, 400.0, 400.0, 4000.0))
 TABLE = ExpertTable("by hand", {}, True, (1.0, 4.0, 100.0, 1000.0), (CURVE,))
 
@@ -67,13 +67,13 @@ def test_shapes_that_the_table_lacks_use_the_smooth_form() -> None:
 @pytest.mark.parametrize("model", MIXTURES, ids=lambda model: model.name)
 def test_the_catalogs_mixtures_are_measured_on_hopper(model: Model, tp: int, ep: bool) -> None:
     for gpu in ("h100-80gb-sxm", "h200-141gb-sxm"):
-        used = catalog.coefficients(gpu, "vllm-v1")
+        used = catalog.coefficients(gpu, "vllm-0.15")
         assert Experts(model, catalog.gpu(gpu), Parallel(tp=tp, ep=ep), used).is_measured
 
 
 def test_tables_are_of_the_gpu_or_of_one_with_the_same_peaks() -> None:
     for name, has in (("h100-80gb-sxm", True), ("a100-80gb", True), ("l40s", False), ("b200-180gb-sxm", False)):
-        assert (catalog.coefficients(name, "vllm-v1").experts is not None) is has, name
+        assert (catalog.coefficients(name, "vllm-0.15").experts is not None) is has, name
 
 
 @given(st.integers(1, 20_000), st.integers(1, 500), st.sampled_from(MIXTURES))

@@ -45,7 +45,7 @@ def test_matrix_products(name: str, dtype: str) -> None:
     gpu, width = catalog.gpu(name), 1 if dtype == "fp8" else 2
     if width == 1 and "fp8" not in gpu.peak_flops:
         pytest.skip(f"no FP8 on {name}")
-    c = catalog.coefficients(name, "vllm-v1").kernels.gemm["fp8" if width == 1 else "bf16"]
+    c = catalog.coefficients(name, "vllm-0.15").kernels.gemm["fp8" if width == 1 else "bf16"]
     assert gpu.l2_bytes and gpu.num_sms
 
     def pairs() -> Iterator[tuple[float, float]]:
@@ -86,7 +86,7 @@ def numbers(tree: dict[str, Any], prefix: str = "") -> dict[str, float]:
 @pytest.mark.parametrize("num_gpus", [2, 4, 8])
 def test_all_reduces(name: str, num_gpus: int) -> None:
     gpu = catalog.gpu(name)
-    c = catalog.coefficients(name, "vllm-v1").kernels.all_reduce[str(num_gpus)]
+    c = catalog.coefficients(name, "vllm-0.15").kernels.all_reduce[str(num_gpus)]
 
     fastest: dict[float, float] = {}
     for row in rows("aic_comm", SYSTEMS[name]):
@@ -106,7 +106,7 @@ def test_all_reduces(name: str, num_gpus: int) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_decode_attention(name: str) -> None:
-    gpu, c = catalog.gpu(name), catalog.coefficients(name, "vllm-v1").kernels.decode_attention
+    gpu, c = catalog.gpu(name), catalog.coefficients(name, "vllm-0.15").kernels.decode_attention
 
     def pairs() -> Iterator[tuple[float, float]]:
         for row in rows("aic_attn_generation_vllm_hd128_bf16", SYSTEMS[name]):
@@ -121,7 +121,7 @@ def test_decode_attention(name: str) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_prefill_attention(name: str) -> None:
-    gpu, c = catalog.gpu(name), catalog.coefficients(name, "vllm-v1").kernels.prefill_attention
+    gpu, c = catalog.gpu(name), catalog.coefficients(name, "vllm-0.15").kernels.prefill_attention
 
     def pairs() -> Iterator[tuple[float, float]]:
         for row in rows("aic_attn_context_vllm_hd128_bf16", SYSTEMS[name]):
@@ -144,7 +144,7 @@ def test_time_per_output_token_of_served_models() -> None:
                 continue
             scout = row["model"].startswith("RedHatAI/Llama-4-Scout")
             model = replace(catalog.model("llama-4-scout"), dtype="fp8") if scout else catalog.model(row["model"])
-            step = StepModel(model, catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=int(row["tp"])))
+            step = StepModel(model, catalog.gpu("h100"), catalog.engine("vllm-0.15"), Parallel(tp=int(row["tp"])))
             num = round(float(row["mean_concurrency_est"]))
             prompt = int(row["sys_prompt_len"]) + int(row["question_len"])
             context = num * (prompt + int(row["output_len"]) // 2)

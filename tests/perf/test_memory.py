@@ -162,7 +162,7 @@ def test_capacity_is_near_what_vllm_profiled() -> None:
     path = Path(os.environ["HEADWAY_DATA"]) / "measured" / "vllm_memory_profile_h100.csv.gz"
     with gzip.open(path, "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] in PROFILED]
-    engine = replace(catalog.engine("vllm-v1"), max_num_seqs=1024)
+    engine = replace(catalog.engine("vllm-0.15"), max_num_seqs=1024)
     for row in rows:
         model = catalog.model(PROFILED[row["model"]])
         model = replace(model, dtype="fp8") if row["model"].endswith("FP8") else model

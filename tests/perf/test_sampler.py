@@ -21,7 +21,7 @@ OVERHEAD = Overhead(
 
 def row_bytes(sampling: Sampling | None, version: str = "0.15.1", num_rows: int = 1) -> float:
     """Bytes per logit that take as long as the sampler does for each row."""
-    sampler = Sampler(replace(MODEL, sampling=sampling), GPU, Engine("vllm-v1", version=version), OVERHEAD)
+    sampler = Sampler(replace(MODEL, sampling=sampling), GPU, Engine("vllm-0.15", version=version), OVERHEAD)
     return sampler.seconds(num_rows) / num_rows * GPU.bandwidth_bytes_per_s / MODEL.vocab_size
 
 
@@ -44,7 +44,7 @@ def test_only_candidates_that_are_cut_cost_time(sampling: Sampling | None, expec
 def test_even_one_sequence_takes_the_latency_of_the_kernels() -> None:
     slow = replace(OVERHEAD, sampler_latency_s=1e-3)
     for sampling, expected_s in ((GREEDY, 0), (TOP_P, 1e-3), (replace(TOP_P, repetition_penalty=1.1), 2e-3)):
-        engine = Engine("vllm-v1")
+        engine = Engine("vllm-0.15")
         with_, without = (
             Sampler(replace(MODEL, sampling=sampling), GPU, engine, one).seconds(1) for one in (slow, OVERHEAD)
         )
@@ -72,7 +72,7 @@ def test_versions_are_ordered(version: str, limit: str, before: bool) -> None:
 
 
 def test_the_sampler_adds_to_every_iteration_whatever_the_parallelism() -> None:
-    engine, sampled = catalog.engine("vllm-v1"), catalog.model("llama-3.1-70b")
+    engine, sampled = catalog.engine("vllm-0.15"), catalog.model("llama-3.1-70b")
     added_s = []
     for tp in (2, 8):
         with_, without = (

@@ -17,7 +17,7 @@ from headway.perf.step import StepModel, graph_tokens
 
 MODEL = catalog.model("llama-3.1-8b")
 GPU = catalog.gpu("h100")
-ENGINE = catalog.engine("vllm-v1")
+ENGINE = catalog.engine("vllm-0.15")
 HEAD = replace(MODEL, num_layers=1, sampling=None, tie_embeddings=True)
 SRC = Path(speculation.__file__).parents[1]
 

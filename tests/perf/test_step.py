@@ -124,7 +124,7 @@ NO_WAIT = "0.16"
 
 
 def pipeline(version: str = NO_WAIT, tp: int = 4, pp: int = 2, **engine: Any) -> StepModel:
-    changed = replace(catalog.engine("vllm-v1"), version=version, **engine)
+    changed = replace(catalog.engine("vllm-0.15"), version=version, **engine)
     return StepModel(catalog.model("llama-2-70b"), catalog.gpu("h100"), changed, Parallel(tp=tp, pp=pp))
 
 
@@ -152,7 +152,7 @@ def test_a_chunk_beyond_the_token_budget_takes_several_micro_batches() -> None:
 
 
 def test_older_engines_let_a_pipeline_wait_for_the_host() -> None:
-    host_s = catalog.coefficients("h100-80gb-sxm", "vllm-v1").overhead.pipeline_step_s
+    host_s = catalog.coefficients("h100-80gb-sxm", "vllm-0.15").overhead.pipeline_step_s
     for version in ("0.15.1", ""):
         waiting_s = pipeline(version).line(1, 1000)[0] - pipeline().line(1, 1000)[0]
         assert waiting_s == pytest.approx(host_s) and host_s > 1e-3
@@ -161,7 +161,7 @@ def test_older_engines_let_a_pipeline_wait_for_the_host() -> None:
 
 def test_calibrated_only_where_measured() -> None:
     assert step("llama-3.1-8b", "h100").calibrated
-    assert step("llama-3.1-8b", "h100", engine="vllm-v1").calibrated
+    assert step("llama-3.1-8b", "h100", engine="vllm-0.15").calibrated
     assert not step("llama-3.1-8b", "h800").calibrated
     assert not step("llama-3.1-8b", "mi300x").calibrated
     own = replace(catalog.gpu("h100"), name="one of my own")
@@ -338,16 +338,16 @@ def test_launching_bounds_what_no_graph_holds(name: str, layers_s: float) -> Non
 def test_launching_scout_is_shorter_than_what_one_model_in_one_setting_showed(tp: int) -> None:
     # Measured with a shared expert in bf16: 55 to 60 ms for 48 layers on 4 and 8 GPUs; in 8 bits, somewhat more.
     scout = replace(catalog.model("llama-4-scout"), dtype="fp8")
-    step = StepModel(scout, catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=tp))
+    step = StepModel(scout, catalog.gpu("h100"), catalog.engine("vllm-0.15"), Parallel(tp=tp))
     assert 0.050 < step.line(40, 40_000, [(1000, 0)])[0] < 0.075
 
 
 def test_the_shared_expert_runs_beside_the_routed_ones_in_small_batches() -> None:
     scout = catalog.model("llama-4-scout")
-    coefficients = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
+    coefficients = catalog.coefficients("h100-80gb-sxm", "vllm-0.15")
     in_turn = replace(coefficients, overhead=replace(coefficients.overhead, shared_beside_tokens=0))
     beside, after = (
-        StepModel(scout, catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=4), used)
+        StepModel(scout, catalog.gpu("h100"), catalog.engine("vllm-0.15"), Parallel(tp=4), used)
         for used in (coefficients, in_turn)
     )
     assert 0.9 < beside.line(32, 0)[0] / after.line(32, 0)[0] < 0.97
@@ -360,7 +360,7 @@ def test_graphs_have_the_sizes_of_vllm(num: int, size: int) -> None:
 
 
 def test_padding_of_a_graph_touches_experts_too() -> None:
-    scout = StepModel(catalog.model("llama-4-scout"), catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=4))
+    scout = StepModel(catalog.model("llama-4-scout"), catalog.gpu("h100"), catalog.engine("vllm-0.15"), Parallel(tp=4))
     nine, sixteen, seventeen = (scout.line(num, 0)[0] for num in (9, 16, 17))
     assert nine == pytest.approx(sixteen, rel=0.02)
     assert seventeen > 1.05 * sixteen

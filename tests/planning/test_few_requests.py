@@ -64,7 +64,7 @@ def planned(
     (folder / "at-once.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,300,20\n" * 20)
     made = {
         "workload": {**workload, **(TIERS if planner == "tiers" and "trace" not in workload else {})},
-        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "max_replicas": 3}],
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "max_replicas": 3}],
         "slo": {"ttft_s": 2}, **keys,
     }  # fmt: skip
     path = folder / "few.yaml"

@@ -321,7 +321,9 @@ def simulated(
             "arrivals": quiet_rps * sum(tenants.values()), "duration_s": seconds, "prompt_tokens": prompts,
             "output_tokens": answers, "tenants": tenants,
         },
-        "fleet": [{"model": "qwen3-8b", "gpu": "h100", "engine": {"name": "vllm-v1", **(engine or {})}, "replicas": 2}],
+        "fleet": [
+            {"model": "qwen3-8b", "gpu": "h100", "engine": {"name": "vllm-0.15", **(engine or {})}, "replicas": 2}
+        ],
         "policies": {"routing": "least-loaded", **policies},
         "simulation": {"warmup_s": 10, "until_s": seconds}, "observe": {"period_s": 1},
     }  # fmt: skip

@@ -42,7 +42,7 @@ def day(
             "mix": [{"share": 0.9, "prompt_tokens": 300, "output_tokens": 40},
                     {"share": 0.1, "prompt_tokens": 3000, "output_tokens": 40}],
         },
-        "fleet": [{"name": gpu, "model": "llama-3.1-8b", "gpu": gpu, "replicas": replicas, "engine": "vllm-v1"}
+        "fleet": [{"name": gpu, "model": "llama-3.1-8b", "gpu": gpu, "replicas": replicas, "engine": "vllm-0.15"}
                   for gpu in gpus],
         "policies": {"routing": name}, "seed": seed,
     }  # fmt: skip

@@ -156,6 +156,8 @@ def test_the_work_can_be_sent_to_another_process() -> None:
         each(planner.expected.scores.take(np.arange(40)), 6.0) for each in (work, pickle.loads(pickle.dumps(work)))
     )
     assert here == there
+    slow = work(planner.expected.scores.take(np.arange(40)), 6.0, {"small": (2.0, 2.0), "large": (2.0, 2.0)})
+    assert slow.latency_s > 1.5 * here.latency_s  # engines are half as fast as their profile
 
 
 @pytest.mark.parametrize(

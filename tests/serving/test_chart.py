@@ -17,7 +17,7 @@ from headway.cli import main
 helm = pytest.importorskip("helm_python")
 CHART = Path(__file__).parents[2] / "deploy" / "helm"
 Objects = dict[tuple[str, str], dict[str, Any]]
-POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 3}
+POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 3}
 PEERS = {"peers": {"store": "postgresql://db/headway", "leader": "kubernetes"}, "drain_s": 90.5}
 FLEETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "endpoints": ({"fleet": [POOL]}, ()),

@@ -36,7 +36,7 @@ fleet:
   - name: main
     model: qwen3-8b
     gpu: h100
-    engine: vllm-v1
+    engine: vllm-0.15
     max_replicas: 3
     processes: {{command: [sleep, "{{port}}"], ports: [9101, 9103]}}
 policies: {{scaling: {scaling}}}

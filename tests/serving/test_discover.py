@@ -73,7 +73,7 @@ def test_vllm_says_its_cache_and_no_shape() -> None:
     assert (pool.entry["gpu"], pool.entry.get("tp", 1)) == ("h100-80gb-sxm", 1)  # where this was measured
     (blind,) = pools([found])
     assert pools([found], token_s={found.url: -0.001}) == [blind]  # noise: no speed
-    assert "so would h100-80gb-sxm" in blind.notes["gpu"]  # A100s have as much memory
+    assert "so would a100-80gb" in blind.notes["gpu"]  # A100s have as much memory
     assert "chat" in pool.notes["model"] and "sql" in pool.notes["endpoints"]
     assert pool.unknown == ("tensor parallelism", "the most sequences at once")
 
@@ -128,7 +128,7 @@ def test_replicas_of_a_pool_differ_in_their_caches_alone() -> None:
     one, two = pools([first, second, other])
     assert one.entry["endpoints"] == ["http://a:8000", "http://b:8000"]
     assert one.entry["kv_capacity_tokens"] == 28930 * 16
-    assert (two.entry["name"], two.entry["engine"]["name"]) == ("chat-2", "vllm-v1")
+    assert (two.entry["name"], two.entry["engine"]["name"]) == ("chat-2", "vllm-0.15")
 
 
 FILES = {
@@ -184,7 +184,7 @@ def test_what_is_found_simulates_and_is_as_the_engines_are(
     assert "http://127.0.0.1:9: gives no answer" in printed.err
     chosen = scenario.load(path)
     (pool,) = chosen.fleet.pools
-    assert (pool.gpu.name, pool.engine.name, pool.replicas) == ("h100-80gb-sxm", "vllm-v1", 2)
+    assert (pool.gpu.name, pool.engine.name, pool.replicas) == ("h100-80gb-sxm", "vllm-0.25", 2)
     assert len(scenario.run(chosen).records.requests["request"]) == 500
     before = path.read_text()
     assert main(["discover", *fleet, "--out", str(path), "--json", "--no-measure"]) == 0

@@ -17,7 +17,7 @@ from headway.gateway.fleet.specs import Processes
 from headway.scenario.presets import builtin
 from headway.serving.emulated_fleet import emulated, pool_of
 
-POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-v1"}
+POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-0.15"}
 
 
 def _read(folder: Path, **sections: Any) -> tuple[Scenario, Path]:

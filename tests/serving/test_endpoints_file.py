@@ -15,7 +15,7 @@ from headway.serving.gateway import read as read_fleet
 from headway.serving.reload import FleetFile
 
 pytest.importorskip("httptools")
-POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "endpoints_file": "engines.yaml"}
+POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15", "endpoints_file": "engines.yaml"}
 FIRST, SECOND = "http://10.0.0.7:8000", "http://10.0.0.8:8000"
 
 

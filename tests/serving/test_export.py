@@ -17,7 +17,7 @@ from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.settings import Api
 from headway.serving.export.engines import drain_command
 
-POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 3, "tp": 2}
+POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 3, "tp": 2}
 SCALING = {"scaling": {"name": "target-utilization", "in_flight": 8}}
 SHAPE = {
     "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -88,7 +88,7 @@ def test_manifests_are_valid_for_kubernetes_own_models(
 
 
 def test_vllm_gets_the_options_of_the_fleet(tmp_path: Path) -> None:
-    engine = {"name": "vllm-v1", "max_num_seqs": 64, "kv_dtype_bytes": 1, "prefix_caching": False}
+    engine = {"name": "vllm-0.15", "max_num_seqs": 64, "kv_dtype_bytes": 1, "prefix_caching": False}
     pool = {**POOL, "pp": 2, "engine": engine}
     made = _export(tmp_path, {"fleet": [pool], "policies": {"ordering": "priority"}}, "--image", "mine:1")
     workload = made["StatefulSet", "chat"]
@@ -225,7 +225,7 @@ def test_combos_transfer_kv_caches_and_are_served(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["vllm-v1", "sglang"])
+@pytest.mark.parametrize("engine", ["vllm-0.15", "sglang"])
 def test_combos_that_scale_are_workloads_of_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -275,7 +275,7 @@ def test_pods_have_time_to_drain(tmp_path: Path) -> None:
         assert pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][0] == "python3"
 
 
-@pytest.mark.parametrize(("api", "surface"), [("vllm", "vllm-v1"), ("sglang", "sglang")])
+@pytest.mark.parametrize(("api", "surface"), [("vllm", "vllm-0.15"), ("sglang", "sglang")])
 def test_an_engines_pod_stops_when_its_requests_have_ended(api: Api, surface: str) -> None:
     engine = serving.emulator("--engine", surface, "--output-tokens", "200", "--speed", "2")
     with serving.closing(engine):
@@ -393,12 +393,12 @@ def test_pools_without_an_engine_are_deployed_with_vllm(tmp_path: Path, capsys: 
     """A plan's pools have no engine: the catalog's default is for simulations."""
     fleet = tmp_path / "plan.yaml"
     pool = {"model": "llama-3.1-8b", "gpu": "h100"}
-    combo = {"name": "pair", "prefill": pool, "decode": {**pool, "engine": "vllm-v1"}}
+    combo = {"name": "pair", "prefill": pool, "decode": {**pool, "engine": "vllm-0.15"}}
     fleet.write_text(yaml.safe_dump({"fleet": [{**pool, "name": "planned"}], "combos": [combo]}))
     assert main(["export", "kubernetes", str(fleet), "--out", str(tmp_path / "out")]) == 0
     notes = capsys.readouterr().err
-    assert "planned: deployed with vllm-v1, as it has no `engine`" in notes
-    assert "combos[0].prefill: deployed with vllm-v1" in notes and "combos[0].decode: deployed" not in notes
+    assert "planned: deployed with vllm, as it has no `engine`" in notes
+    assert "combos[0].prefill: deployed with vllm" in notes and "combos[0].decode: deployed" not in notes
     assert "vllm/vllm-openai" in (tmp_path / "out" / "planned.yaml").read_text()
 
 

@@ -72,7 +72,7 @@ def test_a_closed_loop_is_measured_and_read_by_others(
     assert main(["validate", str(folder), "--json"]) == 0
     (experiment,) = json.loads(capsys.readouterr().out)["experiments"]
     assert (experiment["model"], experiment["gpu"]) == ("qwen3-8b", "h100-80gb-sxm")
-    words = f"simulate --trace {folder} --model qwen3-8b --gpu h100 --engine vllm-v1 --json"
+    words = f"simulate --trace {folder} --model qwen3-8b --gpu h100 --engine vllm-0.15 --json"
     assert main(words.split()) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["num_completed"] == num
     (by_records,), _, _ = served.read(folder)

@@ -148,7 +148,9 @@ def test_a_sweep_of_an_emulated_engine(tmp_path: Path, capsys: pytest.CaptureFix
         of_trace = [each["measured"] for each in json.loads(capsys.readouterr().out)["points"]]
         assert {(each["num_requests"], each["output_tokens"]) for each in of_trace} == {(3, 12)}
         fleet = tmp_path / "fleet.yaml"
-        fleet.write_text("fleet: [{name: mine, model: qwen3-8b, gpu: a100, engine: {name: vllm-v1, max_num_seqs: 8}}]")
+        fleet.write_text(
+            "fleet: [{name: mine, model: qwen3-8b, gpu: a100, engine: {name: vllm-0.15, max_num_seqs: 8}}]"
+        )
         assert main(["load", *words.split(), "--fleet", str(fleet)]) == 0
         assert not any("gpu" in note for note in json.loads(capsys.readouterr().out)["notes"])
         for words, why in (
@@ -172,7 +174,7 @@ def test_loads_are_predicted_by_the_pool_of_the_fleet_file() -> None:
     points = [*found.points, few, Point(5.0, None, loaded(at_once))]
     predicted = {}
     for gpu in ("h100", "a100"):
-        fleet = f"fleet: [{{name: mine, model: qwen3-8b, gpu: {gpu}, engine: {{name: vllm-v1, max_num_seqs: 8}}}}]"
+        fleet = f"fleet: [{{name: mine, model: qwen3-8b, gpu: {gpu}, engine: {{name: vllm-0.15, max_num_seqs: 8}}}}]"
         twin = Twin.of(points, fleet, None, "qwen3-8b", True)
         assert [note.split(":")[0] for note in twin.notes] == [each.name for each in points[-2:]]
         assert "fewer than 5 whole answers" in twin.notes[0] and "tpot_s is 0" in twin.notes[1]

@@ -13,7 +13,13 @@ pytest.importorskip("httptools")
 from headway.core.errors import HeadwayError
 from headway.serving import gateway, picker
 
-POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://10.0.0.1:8000"]}
+POOL = {
+    "name": "pool",
+    "model": "qwen3-8b",
+    "gpu": "h100",
+    "engine": "vllm-0.15",
+    "endpoints": ["http://10.0.0.1:8000"],
+}
 SLOTTED = {**POOL, "engine": "llama.cpp", "slots": "."}
 HOSTED = {
     "name": "hosted", "model": "m", "hosted": {"ttft_s": 0.1, "tokens_per_s": 50}, "endpoints": ["http://10.0.0.2:1"],

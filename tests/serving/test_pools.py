@@ -13,7 +13,7 @@ from headway import serving
 from headway.core.errors import HeadwayError
 from headway.serving.pools import DeclaredPool, bounded_combos, declared_pools, uses_engine_priority, without_engine
 
-POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1"}
+POOL = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}
 COMMAND = {"command": [sys.executable, "{port}"], "ports": [9000, 9005]}
 
 
@@ -53,7 +53,9 @@ def test_engines_order_by_tier_unless_the_gateway_does(tmp_path: Path) -> None:
         assert uses_engine_priority(serving.read(path).spec) == expected
 
 
-@pytest.mark.parametrize(("engine", "expected"), [({}, ["chat"]), ({"engine": "vllm-v1"}, []), ({"api": "openai"}, [])])
+@pytest.mark.parametrize(
+    ("engine", "expected"), [({}, ["chat"]), ({"engine": "vllm-0.15"}, []), ({"api": "openai"}, [])]
+)
 def test_a_pool_that_does_not_say_its_engine_is_named(
     tmp_path: Path, engine: dict[str, str], expected: list[str]
 ) -> None:

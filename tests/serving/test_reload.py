@@ -16,7 +16,7 @@ from headway.serving.reload import FleetFile
 from keys import digest
 
 pytest.importorskip("httptools")
-POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
+POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://127.0.0.1:1"]}
 
 
 def _write(path: Path, pool: dict[str, Any] | None = None, **sections: Any) -> None:
@@ -88,7 +88,7 @@ def test_a_fixed_fleet_is_what_it_was(path: Path) -> None:
 def _write_combo(path: Path, goodput_rps: float, handover: str = "layerwise") -> None:
     command = {"command": ["true", "{port}"]}
     parts = {
-        role: {"model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1", "processes": {**command, "ports": ports}}
+        role: {"model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15", "processes": {**command, "ports": ports}}
         for role, ports in (("prefill", [1, 2]), ("decode", [3, 4]))
     }
     combo = {"name": "pair", **parts, "goodput_rps": goodput_rps, "handover": {"mode": handover}}

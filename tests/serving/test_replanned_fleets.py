@@ -16,7 +16,7 @@ SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
 def pool(model: str, port: int, gpu: str = "a100-80gb", **keys: Any) -> dict[str, Any]:
     command = [sys.executable, "-m", "http.server", "{port}", "{tp}"]
     processes = {"command": command, "ports": [port, port + 7]}
-    return {"model": model, "gpu": gpu, "engine": "vllm-v1", "replicas": 2, "processes": processes, **keys}
+    return {"model": model, "gpu": gpu, "engine": "vllm-0.15", "replicas": 2, "processes": processes, **keys}
 
 
 def planned(fleet: list[dict[str, Any]], **sections: Any) -> ServingPlan:

@@ -152,17 +152,17 @@ def test_kept_blocks_give_way_where_there_are_no_others() -> None:
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "pool": ({}, {"kv_store": {"capacity_bytes": 1e9, "pools": ["mian"]}}, "kv_store.pools[0]: unknown pool 'mian'"),
     "no cache": (
-        {"engine": {"name": "vllm-v1", "prefix_caching": False}},
+        {"engine": {"name": "vllm-0.15", "prefix_caching": False}},
         {"kv_store": {"capacity_bytes": 1e9, "pools": ["main"]}},
         "kv_store.pools[0]: main has no prefix cache; set prefix_caching: true",
     ),
     "capacity": ({}, {"kv_store": {"capacity_bytes": 0}}, "kv_store.capacity_bytes: expected number > 0.0"),
     "keep": (
-        {"engine": {"name": "vllm-v1", "prefix_caching": False, "kv_keep_s": 5}}, {},
+        {"engine": {"name": "vllm-0.15", "prefix_caching": False, "kv_keep_s": 5}}, {},
         "fleet[0].engine.kv_keep_s: keeps blocks of the prefix cache; set prefix_caching: true",
     ),
     "share": (
-        {"engine": {"name": "vllm-v1", "kv_keep_s": 5, "kv_keep_share": 2}}, {},
+        {"engine": {"name": "vllm-0.15", "kv_keep_s": 5, "kv_keep_share": 2}}, {},
         "fleet[0].engine.kv_keep_share: 2.0; expected a share, 0 to 1",
     ),
 }  # fmt: skip
@@ -171,7 +171,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_told_by_key(name: str) -> None:
     own, more, message = BAD[name]
-    main = {"name": "main", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", **own}
+    main = {"name": "main", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", **own}
     load = {"arrivals": 1.0, "num_requests": 1, "prompt_tokens": 10, "output_tokens": 10}
     with pytest.raises(HeadwayError) as error:
         assemble({"workload": load, "fleet": [main], **more}, Places(), Path())

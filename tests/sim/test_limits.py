@@ -23,7 +23,7 @@ def run(folder: Path, limits: dict[str, Any], trace: list[tuple[float, str]], **
     lines = ["arrival_s,prompt_tokens,output_tokens,tenant", *(f"{at_s},100,50,{tenant}" for at_s, tenant in trace)]
     (folder / "day.csv").write_text("\n".join(lines))
     path = folder / "day.yaml"
-    pool = {"model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1"}
+    pool = {"model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15"}
     pool |= {"usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 10.0}
     path.write_text(yaml.safe_dump({
         "workload": {"trace": "day.csv"}, "fleet": [pool], **more,
@@ -78,7 +78,7 @@ def test_each_scheduler_counts_rates_and_all_share_a_budget(tmp_path: Path) -> N
 
 
 def test_all_models_of_a_cascade_are_charged(tmp_path: Path) -> None:
-    pools = [{"model": name, "gpu": "h100", "engine": "vllm-v1"} for name in ("qwen3-8b", "qwen3-14b")]
+    pools = [{"model": name, "gpu": "h100", "engine": "vllm-0.15"} for name in ("qwen3-8b", "qwen3-14b")]
     cascade = {"models": ["qwen3-8b", "qwen3-14b"], "policy": {"name": "thresholds", "thresholds": [50]}}
     workload = {
         "tenants": {"a": 1, "b": 0.001}, "num_requests": 6, "arrivals": {"kind": "deterministic", "rate": 0.1},

@@ -21,7 +21,7 @@ def scenario(schedulers: dict[str, Any] | None = None, replicas: int = 3, **chan
     return hw.load({
         "workload": {"builtin": "chat-sessions", "num_requests": 250, "arrivals": 12.0},
         "fleet": [{"name": "pool", "model": "llama-3.1-8b", "gpu": "l40s", "replicas": replicas,
-                   "engine": {"name": "vllm-v1", "max_num_seqs": 24}}],
+                   "engine": {"name": "vllm-0.15", "max_num_seqs": 24}}],
         "policies": {"routing": "least-loaded"},
         "observe": {"period_s": 1.0, **({} if schedulers is None else {"schedulers": schedulers})},
         **changes,

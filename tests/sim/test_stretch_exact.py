@@ -93,7 +93,7 @@ def test_views_that_are_stale() -> None:
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "mixtral-8x7b"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_measured_step_times(model: str, preemption: Any) -> None:
-    engine = Engine("vllm-v1", max_num_seqs=20, preemption=preemption, host_memory_bytes=1e9)
+    engine = Engine("vllm-0.15", max_num_seqs=20, preemption=preemption, host_memory_bytes=1e9)
     fleet = (Pool("main", catalog.model(model), catalog.gpu("h200"), engine, kv_capacity_tokens=1500),)
     scenario = busy(line=None)
     records = assert_agree(Scenario(scenario.requests, fleet, ordering=Demoting, line=None))

@@ -15,7 +15,7 @@ STRICT = {"routing": {"name": "cauchy", "within": "strict"}}
 
 def combo_file(folder: Path, prefill: list[str], decode: list[str], **changes: Any) -> Path:
     """A fleet of one combo of vLLM engines; `changes` are sections of the file."""
-    side = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1"}
+    side = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15"}
     combo = {"name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode}}
     combo |= {"handover": {"first_token": "decode"}, **changes.pop("combo", {})}
     settings = {"scrape_period_s": 0.1, **changes.pop("gateway", {})}

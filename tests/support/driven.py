@@ -64,7 +64,7 @@ class Driven:
     ) -> None:
         """With `roles`, the replicas form one combo."""
         self.clock: Any = ManualClock()
-        pool = Pool("p", model(MODEL), gpu("h100"), engine("vllm-v1"))
+        pool = Pool("p", model(MODEL), gpu("h100"), engine("vllm-0.15"))
         self.replicas = [
             LiveReplica(
                 i, pool, f"http://h:{i}", ADAPTERS["vllm"], 1000, FcfsOrdering(), Pacer(), self.clock, 5.0

@@ -63,7 +63,7 @@ class Kind:
 THINKS = {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {"258": 15}}
 LLAMA = Kind("llama.cpp", (str(EXAMPLES / "tiny_llama.py"),), "llamacpp:requests_processing", THINKS)
 VLLM = Kind(
-    "vllm-v1",
+    "vllm-0.15",
     (str(Path(__file__).parent / "vllm_server.py"), os.environ.get("HEADWAY_VLLM", "")),
     "vllm:num_requests_running",
     THINKS,

@@ -18,7 +18,7 @@ from headway.core.fleet import Pool
 from headway.perf.roofline import roofline_s
 
 GPU = catalog.gpu("h100")
-KNOWN = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
+KNOWN = catalog.coefficients("h100-80gb-sxm", "vllm-0.15")
 KERNELS = KNOWN.kernels
 TRUE = replace(KNOWN, overhead=replace(KNOWN.overhead, step_s=0.002, layer_s=2e-5, sequence_s=4e-5))
 Row = dict[str, object]
@@ -107,7 +107,7 @@ def _runs(models: tuple[str, ...], num: int) -> tuple[MeasuredRun, ...]:
             run = MeasuredRun(
                 f"{name} {i}", model.hf_id, 200, rate, 512, 256, latencies, requested_rps=rate, is_greedy=True
             )
-            pool = Pool("measured", model, GPU, catalog.engine("vllm-v1"))
+            pool = Pool("measured", model, GPU, catalog.engine("vllm-0.15"))
             simulated = replay(experiment(run, pool), (0,), coefficients=TRUE).overall
             given = {"ttft_mean": simulated.ttft_ms.mean() / 1e3, "tpot_mean": simulated.tpot_ms.mean() / 1e3}
             found.append(replace(run, latencies_s=latencies_s({k: float(v) for k, v in given.items()}, 256)))
@@ -116,5 +116,5 @@ def _runs(models: tuple[str, ...], num: int) -> tuple[MeasuredRun, ...]:
 
 def experiments(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[ServingExperiment]:
     """The same as experiments on one H100."""
-    pools = {name: Pool("measured", catalog.model(name), GPU, catalog.engine("vllm-v1")) for name in models}
+    pools = {name: Pool("measured", catalog.model(name), GPU, catalog.engine("vllm-0.15")) for name in models}
     return [experiment(run, pools[run.where.split()[0]]) for run in runs(models, num)]

@@ -34,7 +34,7 @@ BY_CACHE = {
 BY_HASH = {"prefix-affinity", "dualmap"}
 """Routers by a hash of the prompt's beginning. A simulation has the id of a trace's prefix in its place, so its choices
 are others."""
-_ENGINE = {"name": "vllm-v1", "response_overhead_s": 0, "tokenize_s_per_token": 0}
+_ENGINE = {"name": "vllm-0.15", "response_overhead_s": 0, "tokenize_s_per_token": 0}
 _TENANTS = {"flood": 10, "quiet": 1}
 _TIERS = [{"tier": 0, "share": 3}, {"tier": 1, "share": 2}, {"tier": 2, "share": 1}]
 

@@ -151,7 +151,7 @@ def slow_emulator(port: int = 0) -> Process:
 
 def fleet_file(folder: Path, engines: list[str], **changes: Any) -> Path:
     """A fleet of one pool; `changes` are sections of the file, or keys of the pool."""
-    pool = {"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": engines}
+    pool = {"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": engines}
     pool |= changes.pop("pool", {})
     data = {"fleet": [pool], "gateway": {"scrape_period_s": 0.1, **changes.pop("gateway", {})}, **changes}
     path = folder / "fleet.yaml"

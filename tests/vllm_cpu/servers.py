@@ -110,7 +110,7 @@ async def fleet(path: Path, servers: list[Server], **sections: Any) -> AsyncIter
     """A gateway before the servers, with the sections of the fleet file, once all are up. `pool` adds to the pool,
     whose profile has another block size than the servers."""
     pool = {
-        "model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "vllm-v1", "block_size_tokens": 16},
+        "model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "vllm-0.15", "block_size_tokens": 16},
         "kv_capacity_tokens": NUM_BLOCKS * BLOCK, "endpoints": [each.url for each in servers],
         **sections.pop("pool", {}),
     }  # fmt: skip

@@ -83,7 +83,7 @@ def test_a_program_is_played_call_by_call(tmp_path: Path) -> None:
         assemble(
             {
                 "workload": {"trace": str(tmp_path / "agents.jsonl")},
-                "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1"}],
+                "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}],
             },
             Places(),
             Path(),

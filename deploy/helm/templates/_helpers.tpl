@@ -26,7 +26,7 @@ fleet:
 - name: engines
   model: {{ .Values.trial.model }}
   gpu: {{ .Values.trial.gpu }}
-  engine: vllm-v1
+  engine: vllm
   replicas: {{ .Values.trial.replicas }}
   api: vllm
 {{- if eq .Values.kind "picker" }}

@@ -284,7 +284,7 @@ def _settings(row: CsvRow, stages: tuple[LoadStage, ...], measured: MeasuredLate
         gpu=_catalogued(catalog.gpu, (row["gpu"], f"{row['gpu']}gb")) or catalog.gpu(row["gpu"]),
         tp=_number(row, "tp", int),
         dp=_optional(row, "dp", int) or 1,
-        engine=catalog.engine(engine[0] if engine else "vllm-v1").name,
+        engine=catalog.engine(*engine[:2] or ["vllm"]).name,
         engine_version=engine[1] if len(engine) > 1 else "",
         max_num_batched_tokens=_number(row, "max_num_batched_tokens", int),
         gpu_memory_utilization=utilization,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -146,6 +146,10 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     kernel_factors: dict[str, float] = field(default_factory=dict)
     """Factors on the efficiencies of this GPU's kernels under this engine, by the names of `scaled`: another version
     has other kernels, or sustains another clock."""
+    prefill_factor: float = 1.0
+    """Seconds of prompts as a multiple of what all else says, as was observed while an engine served."""
+    decode_factor: float = 1.0
+    """The same of iterations that decode, and of the decoding part of the others."""
     request_overhead_s: float | None = None
     """As in `core.fleet.Engine`, in place of the profile's. None: the profile's. So are the next two."""
     tokenize_s_per_token: float | None = None
@@ -193,6 +197,14 @@ class PoolCalibration(Struct, frozen=True, forbid_unknown_fields=True):
     calibrated: bool
     uncalibrated: tuple[str, ...] = ()
     """What stands in for measurements, as in "kernels of h100-80gb-sxm"."""
+    version: str = ""
+    """Of the engine, as told or assumed; empty: the profile has none."""
+
+
+def versions_notes(engines: Iterable[tuple[str, str]]) -> list[str]:
+    """A sentence on the engines and versions, told or assumed, that step times are for; none if none has a version."""
+    found = dict.fromkeys(f"{name} as version {version}" for name, version in engines if version)
+    return [f"Step times are for {', '.join(found)}."] if found else []
 
 
 def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
@@ -229,6 +241,13 @@ def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
         mla_attention=None if latent is None else _scaled_decode(latent, decoding),
         prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * prompts),
     )
+
+
+def corrected(known: Coefficients, prefill: float, decode: float) -> Coefficients:
+    """The coefficients of an engine whose prompts and decoding take so many times as long."""
+    overhead = known.overhead
+    factors = {"prefill_factor": overhead.prefill_factor * prefill, "decode_factor": overhead.decode_factor * decode}
+    return replace(known, overhead=replace(overhead, **factors))
 
 
 def _scaled_decode(decode: DecodeAttention, factor: float) -> DecodeAttention:

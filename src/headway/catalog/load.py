@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headway.catalog.coefficients import CoefficientFile, Coefficients, ExpertTable, scaled
+from headway.catalog.coefficients import CoefficientFile, Coefficients, ExpertTable, Overhead, scaled
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Engine, Gpu, Model
 
@@ -20,8 +20,15 @@ T = TypeVar("T")
 GENERIC = "generic"
 """Name of the coefficients for GPUs, and of the overhead for engines, without measurements."""
 VERSION = re.compile(r"vllm-v?(?P<version>\d+\.\d+(\.\d+)?)")
-VERSIONS_OF_VLLM = ("vllm-v1", "vllm-0.25")
+VERSIONS_OF_VLLM = ("vllm-0.15", "vllm-0.25")
 """Profiles of measured versions, the oldest first."""
+ANY_VERSION = ("vllm", "vllm-v1")
+"""Names of vLLM that say no version."""
+SIMULATED = ("simulated", "simulated-0.15")
+SIZED_BY_GPU = ("vllm-0.25",)
+"""Engines whose own defaults are those of the profile on large GPUs, and `ON_SMALLER_GPUS` on others."""
+ON_SMALLER_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+LARGE_GPU_BYTES = 70 * 2**30
 
 
 class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,23 +52,43 @@ def repository_of(model: Model, name: str) -> str:
     return next((each for each in model.aliases if "/" in each and _key(each) == wanted), model.hf_id)
 
 
-def engine(name: str) -> Engine:
-    """The engine profile of this name or alias, in any case. HeadwayError if there is none.
+def engine(name: str, version: str = "") -> Engine:
+    """The engine profile of this name or alias, in any case, as this version. HeadwayError if there is none.
 
-    `vllm-0.N` is the profile of the measured version that is nearest below, or the oldest, as that version.
+    vLLM has a profile for each measured version. `vllm` and `vllm-v1` name that of `version`, by default the newest;
+    `vllm-0.N` says the version itself. Of a version that was not measured, it is the nearest below, or the oldest.
     """
     data = _engines()
+    profiles = {each.name: each for each in data.engines}
     wanted = name.strip().lower()
-    wanted = data.aliases.get(wanted, wanted)
-    for profile in data.engines:
-        if profile.name == wanted:
-            return profile
-    if found := VERSION.fullmatch(wanted):
-        asked = [int(each) for each in found["version"].split(".")]
-        measured = [each for each in data.engines if each.name in VERSIONS_OF_VLLM]
-        below = [each for each in measured if numbers(each.version)[:2] <= asked[:2]]
-        return msgspec.structs.replace((below or measured[:1])[-1], version=found["version"])
-    raise unknown("engine", name, [*data.aliases, *(e.name for e in data.engines)])
+    said = VERSION.fullmatch(wanted)
+    if wanted in ANY_VERSION or (said and wanted not in profiles):
+        asked = said["version"] if said else version
+        wanted = nearest_version(asked, {each: profiles[each].version for each in VERSIONS_OF_VLLM})
+        version = version or asked
+    profile = profiles.get(data.aliases.get(wanted, wanted))
+    if profile is None:
+        raise unknown("engine", name, [*data.aliases, *ANY_VERSION, *profiles])
+    return msgspec.structs.replace(profile, version=version) if version else profile
+
+
+def engine_on(profile: Engine, gpu: Gpu | None) -> Engine:
+    """The profile with the engine's own limits on this GPU: vLLM has larger ones with 70 GiB, if it is not an A100.
+
+    None: a GPU that nobody named.
+    """
+    is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES and not gpu.name.startswith("a100")
+    if is_large or profile.name not in SIZED_BY_GPU:
+        return profile
+    return msgspec.structs.replace(profile, **ON_SMALLER_GPUS)
+
+
+def nearest_version(wanted: str, versions: Mapping[str, str]) -> str:
+    """The key of the version that is nearest below `wanted`, else of the oldest; the newest if it has no number."""
+    asked = numbers(wanted)[:2]
+    ordered = sorted(versions, key=lambda key: numbers(versions[key]))
+    below = [key for key in ordered if not asked or numbers(versions[key])[:2] <= asked]
+    return (below or ordered[:1])[-1]
 
 
 @cache
@@ -83,13 +110,14 @@ def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coeffici
 
     Without measurements of this GPU, coefficients come from a GPU of the same silicon, else from the generic file;
     `calibrated` is then False, as it is if the engine has another `version` than the measured one, down to the second
-    number. The `simulated` engine has the overhead of vLLM V1.
+    number. The `simulated` engine has the overhead of vLLM: of the version, by default of the newest measured.
     """
-    found = _resolved(*_coefficients_of(gpu_name), gpu_name, engine_name)
+    found = _resolved(*_coefficients_of(gpu_name), gpu_name, engine_name, version)
     measured = found.overhead.version
     if not version or not measured or _minor(version) == _minor(measured):
         return found
-    other = f"overhead of {engine_name} {measured}, not {version}"
+    name = "vllm" if engine_name in (*VERSIONS_OF_VLLM, *ANY_VERSION, *SIMULATED) else engine_name
+    other = f"overhead of {name} {measured}, not {version}"
     return msgspec.structs.replace(found, calibrated=False, estimated=(*found.estimated, other))
 
 
@@ -125,21 +153,30 @@ def coefficients_in(path: Traversable, gpu_name: str, engine_name: str) -> Coeff
     return _resolved(data, gpu_name in data.gpus, gpu_name, engine_name)
 
 
-def _resolved(data: CoefficientFile, measured: bool, gpu_name: str, engine_name: str) -> Coefficients:
+def _resolved(
+    data: CoefficientFile, measured: bool, gpu_name: str, engine_name: str, version: str = ""
+) -> Coefficients:
     """The coefficients of one engine in a file. Generic ones fill its gaps."""
-    engine_name = "vllm-v1" if engine_name == "simulated" else engine_name
     generic = _coefficient_file(GENERIC)
     moe = {**generic.kernels.moe, **data.kernels.moe}
     kernels = msgspec.structs.replace(data.kernels, moe=moe)
     estimated = [] if measured else [f"kernels of {data.gpus[0]}" if data.gpus else "generic kernels"]
-    overhead = data.engines.get(engine_name)
+    overhead = _overhead(data, engine_name, version)
     if overhead is None:
         estimated.append(f"generic overhead of {engine_name}")
-        overhead = generic.engines.get(engine_name, generic.engines[GENERIC])
+        overhead = _overhead(generic, engine_name, version) or generic.engines[GENERIC]
     kernels = scaled(kernels, overhead.kernel_factors) if overhead.kernel_factors else kernels
     overhead = msgspec.structs.replace(overhead, kernel_factors={})
     experts = _expert_table(kernels.expert_table) if _has_speed_of(kernels.expert_table, gpu_name) else None
     return Coefficients(kernels, overhead, not estimated, tuple(estimated), experts)
+
+
+def _overhead(data: CoefficientFile, engine_name: str, version: str) -> Overhead | None:
+    """An engine's overhead in a file; of vLLM, that of the nearest version in it."""
+    if engine_name in data.engines or engine_name not in (*VERSIONS_OF_VLLM, *ANY_VERSION, *SIMULATED):
+        return data.engines.get(engine_name)
+    measured = {key: each.version for key, each in data.engines.items() if key in (*VERSIONS_OF_VLLM, *ANY_VERSION)}
+    return data.engines[nearest_version(version, measured)] if measured else None
 
 
 def _has_speed_of(table: str, gpu_name: str) -> bool:

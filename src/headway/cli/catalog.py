@@ -113,17 +113,17 @@ for _name, _kind in KINDS.items():
 
 @command.command("coefficients")
 @click.option("--gpu", required=True, help="A GPU of the catalog.")
-@click.option("--engine", default="vllm-v1", show_default=True, help="An engine profile of the catalog.")
+@click.option("--engine", default="vllm", show_default=True, help="An engine profile of the catalog.")
 @click.option("--version", help="The engine's version. Default: the profile's.")
 @json_option
 def coefficients(gpu: str, engine: str, version: str | None, as_json: bool) -> None:
     """Say which measurements the step times of an engine on a GPU come from."""
-    profile, accelerator = catalog.engine(engine), catalog.gpu(gpu)
-    used = catalog.coefficients(accelerator.name, profile.name, profile.version if version is None else version)
+    profile, accelerator = catalog.engine(engine, version or ""), catalog.gpu(gpu)
+    used = catalog.coefficients(accelerator.name, profile.name, profile.version)
     rows = {
         "GPU": accelerator.name,
         "engine": profile.name,
-        "version": (profile.version if version is None else version) or None,
+        "version": profile.version or None,
         "measured_version": used.overhead.version or None,
         "calibrated": used.calibrated,
         "estimated": list(used.estimated),
@@ -184,7 +184,9 @@ def memory(
         shape = catalog.find_model(model, assume=assume)
     else:
         raise HeadwayError("--model, --model-config: expected one of them")
-    planned = plan(shape, catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp, pp=pp), sequence_tokens)
+    accelerator = catalog.gpu(gpu)
+    profile = catalog.engine_on(catalog.engine(engine), accelerator)
+    planned = plan(shape, accelerator, profile, Parallel(tp=tp, pp=pp), sequence_tokens)
     if as_json:
         print_json(planned)
         return

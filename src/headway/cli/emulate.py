@@ -12,7 +12,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from headway.catalog import engine, gpu
+from headway.catalog import engine, engine_on, gpu
 from headway.cli.flags import assume_option, one_model
 from headway.cli.output import ABOVE_0, PATH, PORT, POSITIVE, SECONDS, SECONDS_ABOVE_0
 from headway.core.duration import seconds
@@ -70,7 +70,7 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @assume_option
 @click.option("--gpu", "gpu_name", help="A GPU of the catalog.")
 @click.option("--tp", type=POSITIVE, help="Tensor parallel ranks.")
-@click.option("--engine", "engine_name", help="An engine profile of the catalog. Default: vllm-v1.")
+@click.option("--engine", "engine_name", help="An engine profile of the catalog. Default: vllm, the newest measured.")
 @click.option("--max-num-seqs", type=POSITIVE, help="Most requests that run at once.")
 @click.option("--port", type=PORT, default=8000, show_default=True, help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True)
@@ -267,9 +267,10 @@ def _of_flags(flags: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line 
         if flags[name] is None and not (name == "--model" and flags["--model-config"]):
             raise HeadwayError(f"{name} is missing; expected it, or --scenario")
     parallel = Parallel(flags["--tp"] or 1)
-    profile = engine(flags["--engine"] or "vllm-v1")
+    accelerator = gpu(flags["--gpu"])
+    profile = engine_on(engine(flags["--engine"] or "vllm"), accelerator)
     model = one_model(flags["--model"], flags["--model-config"], bool(flags["--assume"]))
-    return Pool("emulated", model, gpu(flags["--gpu"]), profile, parallel), None
+    return Pool("emulated", model, accelerator, profile, parallel), None
 
 
 def _of_scenario(file: Path, pool_name: str | None, flags: dict[str, Any]) -> tuple[Pool, Line | None]:

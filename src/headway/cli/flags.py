@@ -86,7 +86,7 @@ fleet_options = together((
     click.option("--tp", type=POSITIVE, help="Tensor parallel ranks of a replica."),
     click.option("--pp", type=POSITIVE, help="Pipeline stages of a replica."),
     click.option("--replicas", type=POSITIVE, help="Number of replicas."),
-    click.option("--engine", help="An engine of the catalog: vllm-v1, ... Default: the file's, else simulated."),
+    click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated."),
     click.option("--coefficients", type=PATH, help="A file that headway calibrate wrote."),
     click.option("--max-num-seqs", type=POSITIVE, help="Most sequences that a replica runs at once."),
     click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration."),

@@ -228,7 +228,7 @@ def show_fleet(chosen: Scenario, plan: ServingPlan) -> None:
             continue  # a shape for later plans
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")
     if unnamed := pools.without_engine(chosen):
-        click.echo(f"  {', '.join(unnamed)}: no `engine` is given (vllm-v1, sglang, ...), so its metrics are not read")
+        click.echo(f"  {', '.join(unnamed)}: no `engine` is given (vllm, sglang, ...), so its metrics are not read")
     for model, others in plan.fallbacks.models.items():
         when = ", ".join(plan.policies.fallback.when) or "never"
         click.echo(f"  {model} falls back to {', then '.join(others)}: {when}")

@@ -43,7 +43,7 @@ OPTIONS = (
 NAMES = tuple(
     "fleet pool model model_config assume gpu gpu_file tp engine max_num_seqs max_num_batched_tokens greedy".split()
 )  # fmt: skip
-DEFAULT_ENGINE = "vllm-v1"
+DEFAULT_ENGINE = "vllm"
 """Of runs whose engine nobody names."""
 STEP_SETTINGS = ("tp", "max_num_seqs", "max_num_batched_tokens")
 """Options that a log of iterations gives, too."""

@@ -93,7 +93,7 @@ _OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rat
 @click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model, or its folder.")
 @assume_option
 @gpu_file_option
-@click.option("--engine", help="An engine of the catalog: vllm-v1, ... Default: the file's, else simulated.")
+@click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated.")
 @click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed.")
 @click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once.")
 @click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration.")

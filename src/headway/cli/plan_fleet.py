@@ -51,7 +51,7 @@ SCENARIOS = (".yaml", ".yml")
     "Default: the trace's own names.",
 )  # fmt: skip
 @assume_option
-@click.option("--engine", help="An engine of the catalog: vllm-v1, ... Default: the file's, else simulated.")
+@click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated.")
 @click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True), default=ATTAINMENT, show_default=True,
               help="Share of each model's requests that must meet their SLOs.")  # fmt: skip
 @click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace.")

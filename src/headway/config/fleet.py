@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headway.catalog import gpu, model, model_of_config
+from headway.catalog import engine_on, gpu, model, model_of_config
 from headway.catalog.coefficients import Coefficients, Overhead
 from headway.catalog.load import coefficients_in, repository_of
 from headway.config import strict_yaml
@@ -230,11 +230,12 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, ow
 
 def _pool_engine(spec: PoolSpec, model: Model, at: Key, base_dir: Path, places: Places, own: OwnHardware) -> Engine:
     """The engine's profile with the settings that are keys of the pool."""
-    engine = _engine(spec.engine, (*at, "engine"), places, own)
-    if spec.coefficients is not None and spec.gpu:
+    accelerator = own.gpu(spec.gpu) if spec.gpu else None
+    engine = _engine(spec.engine, (*at, "engine"), places, own, accelerator)
+    if spec.coefficients is not None and accelerator is not None:
         with places.at(*at, "coefficients"):
-            found = coefficients_in(base_dir / spec.coefficients, own.gpu(spec.gpu).name, engine.name)
-        engine = _engine(spec.engine, (*at, "engine"), places, own, found.overhead)
+            found = coefficients_in(base_dir / spec.coefficients, accelerator.name, engine.name)
+        engine = _engine(spec.engine, (*at, "engine"), places, own, accelerator, found.overhead)
     if spec.kv_cache_dtype == "fp8":
         engine = replace(engine, kv_dtype_bytes=1.0)
     if spec.speculative is not None:
@@ -242,6 +243,12 @@ def _pool_engine(spec: PoolSpec, model: Model, at: Key, base_dir: Path, places: 
         at = (*at, "speculative")
         engine = with_speculation(spec.speculative, engine, model, parallel, at, base_dir, places, own)
     return engine
+
+
+def profile_of(spec: PoolSpec, own: OwnHardware) -> Engine:
+    """The profile of a pool's engine, without the pool's changes. HeadwayError if there is none of its name."""
+    changes = {"name": spec.engine} if isinstance(spec.engine, str) else spec.engine
+    return own.engine(str(changes.get("name", DEFAULT_ENGINE)), str(changes.get("version", "")))
 
 
 def _proxied_model(spec: PoolSpec, at: Key, places: Places) -> Model:
@@ -318,15 +325,22 @@ def _with_distinct_names(fleet: Fleet) -> Fleet:
 
 
 def _engine(
-    spec: str | dict[str, Any], key: Key, places: Places, own: OwnHardware, overhead: Overhead | None = None
+    spec: str | dict[str, Any],
+    key: Key,
+    places: Places,
+    own: OwnHardware,
+    accelerator: Gpu | None,
+    overhead: Overhead | None = None,
 ) -> Engine:
-    """The profile of that name, with the times of a request of `overhead`, and the user's changes."""
+    """The profile of that name on this GPU, with the times of a request of `overhead`, and the user's changes."""
     changes = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = changes.pop("name", DEFAULT_ENGINE)
     if "speculative" in changes:
         raise places.error((*key, "speculative"), "is a key of the pool; expected it beside `engine`")
+    if isinstance(version := changes.get("version", ""), int | float):
+        raise places.error((*key, "version"), f'{version}; expected it in quotes, as 0.30 without them is 0.3: "0.30"')
     with places.at(*key):
-        profile = own.engine(str(name))
+        profile = engine_on(own.engine(str(name), str(version)), accelerator)
     profile = profile if overhead is None else overhead.on(profile)
     changed = strict_yaml.convert({**msgspec.to_builtins(profile), **changes}, Engine, places, key)
     if changed.max_num_batched_tokens < changed.max_num_seqs:

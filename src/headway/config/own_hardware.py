@@ -37,8 +37,8 @@ class OwnHardware:
         """Also by the path of a folder with a config.json, relative to `base_dir`, or from the hub's cache."""
         return _look_up(name, self.models, lambda each: catalog.find_model(each, base_dir), catalog.models(), "model")
 
-    def engine(self, name: str) -> Engine:
-        return _look_up(name, self.engines, catalog.engine, catalog.engines(), "engine")
+    def engine(self, name: str, version: str = "") -> Engine:
+        return _look_up(name, self.engines, lambda each: catalog.engine(each, version), catalog.engines(), "engine")
 
     def coefficients(self, gpu_name: str, engine_name: str, version: str = "") -> Coefficients:
         """The catalog's, for what an own GPU or engine is like; not calibrated then."""

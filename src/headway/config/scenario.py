@@ -70,8 +70,10 @@ class StepTimes:
             if pool.hosted is not None:
                 continue
             used = self.coefficients[pool.name]
-            calibration = PoolCalibration(pool.name, pool.gpu.name, pool.engine.name, used.calibrated, used.estimated)
-            found.append(calibration)
+            engine = pool.engine
+            found.append(
+                PoolCalibration(pool.name, pool.gpu.name, engine.name, used.calibrated, used.estimated, engine.version)
+            )
         return tuple(found)
 
     def model(self, pool: Pool) -> AnyStepModel:

@@ -108,8 +108,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     speculative: SpeculativeSpec | None = None
     """Speculative decoding. Without it: an iteration gives a sequence one token."""
     engine: str | dict[str, Any] = DEFAULT_ENGINE
-    """A name that `headway catalog engines` lists, or `name:` and changes to the engine's settings. `simulated` batches
-    as vLLM does, has no prefix cache, and applies every ordering."""
+    """A name that `headway catalog engines` lists, or `name:` and changes to the engine's settings. `vllm` is the
+    newest version that was measured, or the one nearest to `version: "0.20"`; `vllm-0.20` says the same. `simulated`
+    batches and takes as long as the newest vLLM, has no prefix cache, and applies every ordering."""
     name: str = ""
     """The pool's name in reports. Without one: `pool-0`, `pool-1`, ..."""
     region: str = ""

@@ -14,7 +14,7 @@ from headway.control.live import Live
 from headway.control.service import Service
 from headway.core.record import Ended
 from headway.core.view import ReplicaView
-from headway.policies.engine_pace import EngineSpeed
+from headway.policies.engine_pace import EngineSpeed, EngineSpeeds
 from headway.policies.routing.work_left import MeanOutput, pending_tokens, uncached_tokens
 
 _MEAN_OVER = 100
@@ -42,8 +42,7 @@ class Shedding:
         self._prompt_tokens = self._computed_tokens = 0.0
         """Mean prompt of late; and the part of it that is in no prefix cache."""
         self._num_seen = 0
-        self._speeds: dict[str, EngineSpeed] = {}
-        """By pool."""
+        self._speeds = EngineSpeeds()
         self._expected_s: dict[int, float] = {}
         """By request in flight, its TTFT by the models."""
         self._told_s = self._took_s = 0.0
@@ -133,7 +132,4 @@ class Shedding:
         return max(int(most), 1)
 
     def _speed(self, replica: ReplicaView) -> EngineSpeed:
-        speed = self._speeds.get(replica.pool)
-        if speed is None or speed.times is not replica.times:
-            speed = self._speeds[replica.pool] = EngineSpeed(replica.times, replica.max_num_seqs)
-        return speed
+        return self._speeds.of(replica.pool, replica.times, replica.max_num_seqs)

@@ -61,6 +61,7 @@ class MetricsPage:
 
     def _replica_metrics(self) -> list[Metric]:
         in_flight, up, ejected, predicted = list[Sample](), list[Sample](), list[Sample](), list[Sample]()
+        factors = list[Sample]()
         running, waiting, kv_share = list[Sample](), list[Sample](), list[Sample]()
         for replica in self._fleet.present():
             labels = {
@@ -74,6 +75,7 @@ class MetricsPage:
                 if value is not None:
                     samples.append((labels, float(value)))
             predicted += [({**labels, "latency": name}, each) for name, each in self._drift.gauges(replica.id)]
+            factors += [({**labels, "term": term}, each) for term, each in self._drift.factor_gauges(replica.id)]
         failed: list[Sample] = [({"pool": pool}, float(num)) for pool, num in self._fleet.num_failed.items()]
         return [
             ("headway_requests_in_flight", in_flight),
@@ -83,6 +85,7 @@ class MetricsPage:
             ("headway_replica_requests_waiting", waiting),
             ("headway_replica_kv_share", kv_share),
             ("headway_prediction_ratio", predicted),
+            ("headway_step_time_factor", factors),
             ("headway_replicas_failed", failed),
         ]
 

@@ -40,7 +40,8 @@ class RunTelemetry:
         self._clock, self._fleet, self.recording = clock, fleet, recording
         self.settings = plan.settings
         self.metrics = PrometheusMetrics()
-        self.drift = PredictionDrift(fleet.step_times)
+        self.drift = PredictionDrift(fleet.step_times, fleet.correct)
+        plan.use_corrections(self.drift.corrections)
         fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
         self.decisions: DecisionObserver | None = None
         """The decision log and the dashboard read it."""

@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from headway.core.fleet import Pool
 from headway.perf.speculation import AnyStepModel
 
+MOMENTS = 8
+"""Of a request's decoding, at which the load that it meets is read."""
 FULL = 0.9
 """Largest share of the time that may be due to prompts."""
 Floats = npt.NDArray[np.float64]
-Stay = tuple[float, float, float, float, float]
-"""Placement, first token and end of a request at its replica, in seconds; prompt and output tokens. Of several, a row
-each: the load that another one met. A first token is NaN if it is not known."""
+"""Of stays, a row each: placement, first token and end of a request at its replica, in seconds; prompt and output
+tokens; for `decode_parts` also the prompt tokens that were computed. A first token is NaN if it is not known."""
+
+
+class Seconds(NamedTuple):
+    """A time by what it is spent on."""
+
+    decode: float
+    """Iterations of the sequences that decode, also the part of them in iterations with prompts."""
+    prefill: float
+    """What prompts add to iterations."""
+    request: float = 0.0
+    """Outside the batch: from the arrival to the scheduler, and from there to the client."""
+
+    @property
+    def total(self) -> float:
+        return self.decode + self.prefill + self.request
+
+
+def decode_parts(stay: Floats, others: Floats, pool: Pool, model: AnyStepModel) -> Seconds:
+    """Predicted seconds from a request's first token to its end, by the load that it meets at several moments."""
+    _, start_s, end_s, prompt, tokens, _ = stay.tolist()
+    begins_s = np.where(np.isnan(others[:, 1]), np.inf, others[:, 1])
+    moments_s = start_s + (end_s - start_s) * (np.arange(MOMENTS) + 0.5) / MOMENTS
+    batch = [_batch(moment_s, begins_s, others, pool) for moment_s in moments_s]
+    own = prompt + tokens * (np.arange(MOMENTS) + 0.5) / MOMENTS
+    rates = 0.0
+    for (num, context), mine in zip(batch, own.tolist(), strict=True):
+        rates += 1.0 / model.line(num, round(context + mine), window_tokens=round(context + mine))[0]
+    decode_s = (tokens - 1) * MOMENTS / rates
+    added_s = 0.0
+    came = np.flatnonzero((begins_s > start_s) & (begins_s < end_s))
+    came = came[np.argsort(begins_s[came])]
+    if len(came):
+        each = np.minimum((begins_s[came] - start_s) / (end_s - start_s) * MOMENTS, MOMENTS - 1).astype(int)
+        together = np.flatnonzero(np.diff(begins_s[came], prepend=-np.inf) > 0.25 * decode_s / (tokens - 1))
+        sums = np.add.reduceat(others[came, 5], together)
+        for at, sum_tokens in zip(each[together].tolist(), sums.tolist(), strict=True):
+            num, context = batch[at]
+            added_s += _prompts(sum_tokens, num, round(context + own[at]), pool, model).prefill
+    return Seconds(decode_s, added_s)
+
+
+def _batch(moment_s: float, begins_s: Floats, others: Floats, pool: Pool) -> tuple[int, float]:
+    """Sequences that decode at a moment, with the one that is asked about, and the KV tokens of the others."""
+    there = np.flatnonzero((begins_s <= moment_s) & (others[:, 2] > moment_s))
+    done = (moment_s - begins_s[there]) / np.maximum(others[there, 2] - begins_s[there], 1e-9)
+    context = float((others[there, 3] + others[there, 4] * done).sum())
+    return min(1 + len(there), pool.engine.max_num_seqs), context
 
 
 def itl_s(
@@ -29,15 +79,23 @@ def itl_s(
     prompts = others[(begins_s > start_s) & (begins_s < end_s), 3]
     if not len(prompts):
         return decode_s
-    mixed_s = _mixed_s(float(prompts.mean()), num, tokens, pool, model) - decode_s
-    share = len(prompts) * mixed_s / (end_s - start_s)
+    added_s = _prompts(float(prompts.mean()), num, tokens, pool, model).prefill
+    share = len(prompts) * added_s / (end_s - start_s)
     if share > FULL:  # the engine took longer than what it computed meanwhile: prompts alone would fill the time
         return None
     return decode_s / (1 - share)
 
 
-def ttft_s(placed_s: float, prompt: float, others: Floats, pool: Pool, model: AnyStepModel) -> float | None:
-    """Predicted time to the first token; None if the request had to wait for a seat."""
+def is_undisturbed(stay: Floats, others: Floats) -> bool:
+    """Whether no other prompt was computed while a request waited for its first token."""
+    placed_s, first_s = stay[0], stay[1]
+    return not bool(((others[:, 0] < first_s) & ~(others[:, 1] < placed_s)).any())
+
+
+def first_token_parts(
+    placed_s: float, prompt: float, others: Floats, pool: Pool, model: AnyStepModel
+) -> Seconds | None:
+    """Predicted seconds to the first token; None if the request had to wait for a seat."""
     there = others[(others[:, 0] < placed_s) & (others[:, 2] > placed_s)]
     if len(there) + 1 > pool.engine.max_num_seqs:
         return None
@@ -47,15 +105,23 @@ def ttft_s(placed_s: float, prompt: float, others: Floats, pool: Pool, model: An
     context = round(float((decoding[:, 3] + decoding[:, 4] / 2).sum()))
     num, engine = len(decoding), pool.engine
     total = prompt + float((left * queued[:, 3]).sum())
-    computed_s = _mixed_s(total, num, context, pool, model)
+    computed = _prompts(total, num, context, pool, model)
     waited_s = (0.5 + engine.schedule_lag) * model.line(num, context, window_tokens=context)[0] if num else 0.0
     host_s = engine.request_overhead_s + engine.response_overhead_s + engine.tokenize_s_per_token * prompt
-    return host_s + waited_s + computed_s
+    return Seconds(computed.decode + waited_s, computed.prefill, host_s)
 
 
-def _mixed_s(prompt_tokens: float, num: int, context: int, pool: Pool, model: AnyStepModel) -> float:
+def ttft_s(placed_s: float, prompt: float, others: Floats, pool: Pool, model: AnyStepModel) -> float | None:
+    """Predicted time to the first token; None if the request had to wait for a seat."""
+    parts = first_token_parts(placed_s, prompt, others, pool, model)
+    return None if parts is None else parts.total
+
+
+def _prompts(prompt_tokens: float, num: int, context: int, pool: Pool, model: AnyStepModel) -> Seconds:
     """Seconds of the iterations that compute so many prompt tokens beside decoding sequences."""
     tokens = max(1, round(prompt_tokens))
     chunks = -(-tokens // max(1, pool.engine.max_num_batched_tokens - num))
     chunk = -(-tokens // chunks)
-    return sum(model.line(num, context, [(chunk, i * chunk)], context)[0] for i in range(chunks))
+    decode_s = model.line(num, context, window_tokens=context)[0] if num else 0.0
+    mixed_s = sum(model.line(num, context, [(chunk, i * chunk)], context)[0] for i in range(chunks))
+    return Seconds(chunks * decode_s, max(mixed_s - chunks * decode_s, 0.0))

@@ -99,7 +99,7 @@ def step_model(
 
     The last ones are kept with the times that they have computed: planners rehearse the same replicas many times.
     """
-    return _kept(_Facts(model, gpu, engine, parallel, coefficients or measured(gpu.name, engine.name)))
+    return _kept(_Facts(model, gpu, engine, parallel, coefficients or measured(gpu.name, engine.name, engine.version)))
 
 
 class _Facts:

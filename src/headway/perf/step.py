@@ -48,9 +48,9 @@ class StepModel:
     """
 
     __slots__ = (
-        "_attention", "_decode", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_parts_s", "_launch_s",
-        "_most_chunk_tokens", "_operators", "_pp", "_queries", "_rows", "_rows_of_sequence", "_sampler", "_slots",
-        "_tokens", "_window", "calibrated",
+        "_attention", "_decode", "_decode_factor", "_dp", "_graph_tokens", "_host_s", "_joint", "_launch_parts_s",
+        "_launch_s", "_most_chunk_tokens", "_operators", "_pp", "_prefill_factor", "_queries", "_rows",
+        "_rows_of_sequence", "_sampler", "_slots", "_tokens", "_window", "calibrated",
     )  # fmt: skip
 
     def __init__(
@@ -65,7 +65,7 @@ class StepModel:
     ) -> None:
         """`queries`: tokens of each decoding sequence in an iteration, `rows` of which go through the head."""
         check_shape(model, parallel)
-        used = coefficients or measured(gpu.name, engine.name)
+        used = coefficients or measured(gpu.name, engine.name, engine.version)
         self.calibrated = used.calibrated
         self._operators = Operators(model, gpu, parallel, used)
         self._queries, self._rows_of_sequence = queries, rows
@@ -81,6 +81,7 @@ class StepModel:
         self._slots = engine.max_num_seqs if engine.passes_by_slot else 0
         self._launch_s = 0.0 if self._slots else _launch_s(model, used.overhead)
         self._launch_parts_s = 0.0 if self._slots else model.num_layers * used.overhead.launch_part_layer_s
+        self._prefill_factor, self._decode_factor = used.overhead.prefill_factor, used.overhead.decode_factor
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
         self._rows: dict[int, float] = {}
@@ -104,8 +105,12 @@ class StepModel:
         """
         if chunks:
             if self._dp > 1 or self._pp > 1:
-                return self._parts_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
-            return self._mixed_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
+                mixed_s = self._parts_s(num_decode, context_tokens, chunks, window_tokens)
+            else:
+                mixed_s = self._mixed_s(num_decode, context_tokens, chunks, window_tokens)
+            if self._prefill_factor != 1.0 or self._decode_factor != 1.0:
+                mixed_s = self._corrected_s(mixed_s, num_decode, context_tokens, window_tokens)
+            return mixed_s, 0.0, 1
         try:
             base_s, per_token_s, per_window_s = self._decode[num_decode]
         except KeyError:
@@ -120,7 +125,13 @@ class StepModel:
 
     def least_s(self, num_tokens: int) -> float:
         """A lower bound on any iteration in which a rank has `num_tokens` tokens."""
-        return self._tokens_s(num_tokens) + self._rows_s(1)
+        return min(self._prefill_factor, self._decode_factor) * (self._tokens_s(num_tokens) + self._rows_s(1))
+
+    def _corrected_s(self, mixed_s: float, num_decode: int, context_tokens: int, window_tokens: int) -> float:
+        """An iteration with prompts: what its decoding sequences take alone, and what the prompts add, corrected."""
+        decode_s = self.line(num_decode, context_tokens, (), window_tokens)[0] if num_decode else 0.0
+        prompts_s = mixed_s - decode_s / self._decode_factor
+        return decode_s + self._prefill_factor * (prompts_s if prompts_s > 0.0 else 0.0)
 
     def _parts_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
         """Seconds of the slowest rank and micro-batch, with chunks dealt out to all of them."""
@@ -180,17 +191,21 @@ class StepModel:
         return least_s if step_s < least_s else step_s
 
     def _compute_decode(self, num_decode: int) -> tuple[float, float, float]:
+        factor = self._decode_factor
         if self._slots:
             costs = self._attention
-            self._decode[num_decode] = self._runs_s(num_decode), costs.decode_s, costs.decode_window_s
+            self._decode[num_decode] = (
+                factor * self._runs_s(num_decode), factor * costs.decode_s, factor * costs.decode_window_s,
+            )  # fmt: skip
             return self._decode[num_decode]
         own = self._fullest(num_decode)
         costs, share = self._attention, own / num_decode if num_decode else 1.0
+        share *= factor
         rows = ceil(own)
         tokens = rows * self._queries
         base_s = self._tokens_s(tokens) + self._rows_s(rows * self._rows_of_sequence)
         base_s += self._joint_s(self._dp * tokens)
-        self._decode[num_decode] = (base_s, costs.decode_s * share, costs.decode_window_s * share)
+        self._decode[num_decode] = (factor * base_s, costs.decode_s * share, costs.decode_window_s * share)
         return self._decode[num_decode]
 
     def _slot_passes_s(self, num_decode: int, chunks: Sequence[Chunk]) -> float:

@@ -25,6 +25,8 @@ _PRIOR_S: Final = 0.5
 _LIKELY: Final = 1.3
 """A model is believed within this factor."""
 _MOST: Final = 20.0
+_MOST_SPEEDS: Final = 256
+"""Kinds of engines that are kept; a gateway makes new ones as it corrects what it expects of a replica."""
 _STALE_S: Final = 60.0
 """Age of the last observation from which on it is forgotten, so that a replica that is avoided is tried again."""
 
@@ -72,6 +74,25 @@ class EngineSpeed:
         base_s, token_s = self.line(self._most)
         growth_s = (base_s - self.line(half)[0]) / (self._most - half)
         return base_s + (num - self._most) * growth_s, token_s
+
+
+class EngineSpeeds:
+    """The speeds of many replicas: those whose engines are expected to need the same times have one."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[int | str, EngineSpeed] = {}
+
+    def of(self, pool: str, times: EngineTimes | None, most: int) -> EngineSpeed:
+        """Of a replica's pool, its times and the most sequences that it runs."""
+        key: int | str = pool if times is None else id(times)  # which `EngineSpeed` keeps from being used again
+        speed = self._found.get(key)
+        if speed is None:
+            if len(self._found) >= _MOST_SPEEDS:
+                self._found.clear()
+            speed = self._found[key] = EngineSpeed(times, most)
+        return speed
 
 
 class ObservedRatio:

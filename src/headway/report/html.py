@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from headway.catalog.coefficients import versions_notes
 from headway.core.errors import HeadwayError
 from headway.metrics.seeds import SeededMetrics
 from headway.metrics.summary import RequestMetrics, flatten
@@ -122,6 +123,7 @@ def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     if (uncalibrated := uncalibrated_note(runs)) is not None:
         notes.insert(0, uncalibrated)
+    notes += versions_notes((pool.engine, pool.version) for run in runs for pool in run.pools)
     return "\n".join(
         [
             '<header>\n<div class="brand">Headway</div>',

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headway.catalog.coefficients import versions_notes
 from headway.catalog.errors import Band, ErrorClass
 from headway.metrics.latency import sample, slo_ranges
 from headway.metrics.seeds import Estimate, SeededMetrics, Verdict
@@ -426,6 +427,7 @@ def _table(runs: Sequence[Run], compared: ComparedMetrics, seeded: SeededMetrics
         notes += [f"{text}: {label}" for text, label in cut.items() if "…" in text]
     hidden = {kind: text for run in runs for kind, text in run.policies.items() if kind not in compared.kinds}
     notes += [f"{kind}: {text}" for kind, text in hidden.items()]
+    notes += versions_notes((pool.engine, pool.version) for run in runs for pool in run.pools)
     if (uncalibrated := uncalibrated_note(runs)) is not None:
         notes.append(uncalibrated)
     notes += error_notes(runs) + energy_notes(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from msgspec import structs
 from msgspec.structs import replace
 
-from headway.catalog.coefficients import Coefficients
+from headway.catalog.coefficients import Coefficients, corrected
 from headway.config.scenario import Scenario, StepTimes
 from headway.config.spec import CascadeSpec, PoolSpec, Replan, Spec
 from headway.config.strict_yaml import Key, Places
@@ -101,14 +102,14 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
         expected = _expected(spec.workload, cascade.models, scenario.base_dir)
     by_unit = _by_unit(own)
     most = {deployment.name: deployment.max_replicas for deployment in _deployments(own)}
+    keys = {
+        pool.name: coefficients_key(pool.model, "" if pool.gpu.name == first.gpu.name else pool.gpu.name)
+        for pool in pools
+    }
     planner = UnrehearsedPlanner(
         problem,
         replace(policies, cascade=None, scaler=None, migration=None, admission=None),
-        {
-            coefficients_key(pool.model, "" if pool.gpu.name == first.gpu.name else pool.gpu.name):
-                coefficients[pool.name]
-            for pool in reversed(pools)
-        },
+        {keys[pool.name]: coefficients[pool.name] for pool in reversed(pools)},
         spec.seed,
         {
             name: {parts: most[pool] for (model, parts), pool in by_unit.items() if model == name}
@@ -116,6 +117,7 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
         },
         HandoverSettings(pools[0].network_bytes_per_s, *(part.handover for combo in own.combos[:1]
                                                          for part in combo.parts[:1])),
+        keys,
     )  # fmt: skip
     counts = {each.name: each.replicas for each in _deployments(own)}
     setup = CascadeSetup(_thresholds(spec.cascade, places, scenario.base_dir), counts)
@@ -143,8 +145,19 @@ class UnrehearsedPlanner:
     units: Mapping[str, Mapping[Unit, int | None]] | None = None
     """What plans may start of each model, and the most of it; None: replicas of any shape."""
     handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """By pool, the key of its step times in `coefficients`."""
 
-    def __call__(self, scores: Scores, rate_rps: float) -> CascadePlan:
+    def __call__(
+        self, scores: Scores, rate_rps: float, corrections: Mapping[str, tuple[float, float]] | None = None
+    ) -> CascadePlan:
+        """`corrections`: by pool, how many times as long as the step times say its prompts and its decoding take."""
+        by_key = {self.keys[pool]: factors for pool, factors in (corrections or {}).items() if pool in self.keys}
+        if by_key:
+            known = {
+                key: corrected(each, *by_key[key]) if key in by_key else each for key, each in self.coefficients.items()
+            }
+            return dataclasses.replace(self, coefficients=known)(scores, rate_rps)
         problem = self.problem(scores=scores, rate_rps=rate_rps)
         num, others = num_repeats(problem), {offer.gpu.name: offer.gpu for offer in problem.other_offers}
         stage = StageSimulator(

@@ -155,6 +155,7 @@ def plan(scenario: Scenario) -> ServingPlan:
         stop_planners=planners.close,
         planned_gpus=None if replanner is None else _planned_gpus(spec, declared, policies, places),
         planner_messages=lambda: [] if replanner is None else replanner.messages,
+        use_corrections=(lambda _: None) if replanner is None else replanner.use_corrections,
     )
 
 

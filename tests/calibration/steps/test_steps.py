@@ -20,7 +20,7 @@ from headway.core.fleet import Parallel, Pool
 from headway.perf.step import StepModel
 
 HEADER = "seq,scheduled_s,done_s,decodes,decode_context_tokens,prompt_tokens,prompt_chunks,running,waiting\n"
-ENGINE = replace(catalog.engine("vllm-v1"), max_num_seqs=1024)
+ENGINE = replace(catalog.engine("vllm-0.15"), max_num_seqs=1024)
 POOL = Pool(
     name="p", model=replace(catalog.model("llama-3.1-8b"), sampling=None), gpu=catalog.gpu("h100"), engine=ENGINE,
     parallel=Parallel(1, 1, 1),

@@ -19,7 +19,7 @@ from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.policies.ordering.fcfs import FcfsOrdering
 
-POOL = Pool("plain", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
+POOL = Pool("plain", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"))
 PARTS = (
     replace(POOL, name="pair-prefill", role="prefill"),
     replace(POOL, name="pair-decode", role="decode", replicas=2),

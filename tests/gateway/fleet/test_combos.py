@@ -317,7 +317,7 @@ def test_roles_change_at_scheduled_times(fleet: Fleet, tmp_path: Path) -> None:
 def test_a_combo_that_cannot_hand_over_is_refused_with_the_reason(
     tmp_path: Path, changes: dict[str, Any], what: str
 ) -> None:
-    side = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
+    side = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://127.0.0.1:1"]}
     path = combo_file(tmp_path, [], [], combo={"prefill": side, "decode": {**side, **changes}})
     with pytest.raises(HeadwayError, match=what):
         serving.load(path)

@@ -33,7 +33,7 @@ class Parts:
     def file(self, folder: Path, **changes: Any) -> Path:
         def side(part: str, replicas: int) -> dict[str, Any]:
             how = {"name": part, "namespace": "models", "kind": self.kind, "port": self.port, "poll_s": 0.1}
-            return {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "replicas": replicas, "kubernetes": how}
+            return {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "replicas": replicas, "kubernetes": how}
 
         combo = {
             "name": "pair", "goodput_rps": 1.0, "handover": {"first_token": "decode"}, "max_replicas": 2,

@@ -28,7 +28,7 @@ def _file(folder: Path, first: int, **changes: Any) -> Path:
 
     def side(ports: list[int]) -> dict[str, Any]:
         how = processes.how(ports)
-        return {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "processes": how}
+        return {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "processes": how}
 
     combo = {
         "name": "pair", "prefill": side([first, first + 1]), "decode": side([first + 2, first + 3]),
@@ -98,7 +98,7 @@ def test_cheaper_combos_replace_more_expensive_ones(tmp_path: Path) -> None:
     first, last = processes.ports(2)
 
     def alone(name: str, port: int, usd: float, replicas: int) -> dict[str, Any]:
-        part = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "usd_per_gpu_hour": usd}
+        part = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "usd_per_gpu_hour": usd}
         part["processes"] = processes.how([port, port])
         return {"name": name, "aggregated": part, "goodput_rps": 5.0, "replicas": replicas, "min_replicas": 0}
 
@@ -135,7 +135,7 @@ def test_scaling_does_not_wait_for_a_combo_with_a_failed_part(tmp_path: Path, nu
     key, (first, last) = tmp_path / "what is missing", processes.ports(3)
 
     def side(port: int, **how: Any) -> dict[str, Any]:
-        made = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "usd_per_gpu_hour": 1.0}
+        made = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "usd_per_gpu_hour": 1.0}
         return {**made, "processes": {**processes.how([port, port]), "tries": 2, **how}}
 
     command = [sys.executable, str(tmp_path / "flawed.py"), str(key), *processes.how([first, first])["command"]]

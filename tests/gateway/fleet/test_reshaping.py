@@ -46,7 +46,7 @@ def _front(folder: Path, num_gpus: int, hold_s: float, *options: str) -> tuple[s
     def alone(name: str, port: int, replicas: int) -> dict[str, Any]:
         how = processes.how([port, port])
         how["command"] = [sys.executable, str(folder / "slow.py"), *how["command"]]
-        part = {"model": serving.MODEL, "gpu": "h100", "engine": "vllm-v1", "processes": how}
+        part = {"model": serving.MODEL, "gpu": "h100", "engine": "vllm-0.15", "processes": how}
         return {"name": name, "aggregated": part, "replicas": replicas, "min_replicas": 0}
 
     made = {

@@ -42,7 +42,7 @@ PER_ROUND = 100
 NUM_ENGINES = 4
 KV_TOKENS = 3000
 PATIENCE_S = 30.0
-PROFILE = replace(catalog.engine("vllm-v1"), max_num_seqs=64)
+PROFILE = replace(catalog.engine("vllm-0.15"), max_num_seqs=64)
 POOL = Pool(
     "emulated", catalog.model(MODEL), catalog.gpu("h100-80gb-sxm"), PROFILE, Parallel(), kv_capacity_tokens=KV_TOKENS
 )
@@ -108,7 +108,7 @@ async def fleet(
                     {
                         "model": MODEL,
                         "gpu": "h100-80gb-sxm",
-                        "engine": "vllm-v1",
+                        "engine": "vllm-0.15",
                         "kv_capacity_tokens": KV_TOKENS,
                         "endpoints": [f"http://127.0.0.1:{engine.port}" for engine in engines],
                         "kv_events": {

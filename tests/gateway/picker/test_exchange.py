@@ -510,8 +510,8 @@ def test_a_request_with_trailers_ends_with_them(tmp_path: Path) -> None:
 def test_a_pair_is_told_by_the_decoder_s_address_and_the_header_of_llm_d(tmp_path: Path) -> None:
     combo = {
         "name": "pair",
-        "prefill": {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": URLS[:1]},
-        "decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": URLS[1:2]},
+        "prefill": {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": URLS[:1]},
+        "decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": URLS[1:2]},
     }
 
     async def story(made: Desk) -> None:

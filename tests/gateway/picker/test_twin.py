@@ -20,7 +20,7 @@ from lived import both
 from serving import MODEL
 
 URLS = [f"http://127.0.0.1:{port}" for port in range(10_001, 10_004)]
-ENGINE = {"name": "vllm-v1", "response_overhead_s": 0, "tokenize_s_per_token": 0}
+ENGINE = {"name": "vllm-0.15", "response_overhead_s": 0, "tokenize_s_per_token": 0}
 LENGTHS = {
     "prompt_tokens": {"kind": "uniform", "min": 50, "max": 2000},
     "output_tokens": {"kind": "uniform", "min": 2, "max": 60},

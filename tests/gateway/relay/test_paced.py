@@ -33,7 +33,7 @@ PACE_S = 0.05
 
 
 def fleet(num: int = 1, gateway: dict[str, Any] | None = None, **policies: Any) -> dict[str, Any]:
-    pool = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": URLS[:num]}
+    pool = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": URLS[:num]}
     return {"fleet": [pool], "gateway": {"scrape_period_s": 0.2, **(gateway or {})}, "policies": policies}
 
 

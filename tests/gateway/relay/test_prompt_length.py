@@ -22,7 +22,7 @@ LONG = "word " * (120_000 * 46 // 50)
 
 def _two_pools(folder: Path, engines: list[str], **changes: Any) -> Path:
     """A replica with little room for KV caches, and one with much."""
-    pool = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1"}
+    pool = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15"}
     small, large = ({**pool, "name": name, "endpoints": [url]} for name, url in zip(("a", "b"), engines, strict=True))
     path = folder / "fleet.yaml"
     quiet = {"scrape_period_s": 3600.0}

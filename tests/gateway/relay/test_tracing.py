@@ -132,7 +132,7 @@ def test_a_trace_goes_from_the_client_through_attempts_to_the_engine(collector: 
 def test_holds_and_judgements_are_spans(collector: Collector, tmp_path: Path) -> None:
     small = serving.emulator("--confidence", "0.7")
     with serving.closing(small):
-        pool = {"gpu": "h100", "engine": "vllm-v1", "endpoints": [small.url]}
+        pool = {"gpu": "h100", "engine": "vllm-0.15", "endpoints": [small.url]}
         data = {
             "fleet": [{"name": "a", "model": MODEL, **pool}, {"name": "b", "model": "llama-3.1-8b", **pool}],
             "cascade": {

@@ -65,7 +65,7 @@ def engines() -> Iterator[tuple[serving.Process, serving.Process]]:
 
 def fleet(folder: Path, engines: tuple[serving.Process, ...], judge: dict[str, Any], threshold: float = 60.0) -> Path:
     pools = [
-        {"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "endpoints": [engine.url]}
+        {"name": name, "model": model, "gpu": "h100", "engine": "vllm-0.15", "endpoints": [engine.url]}
         for name, model, engine in zip(("small", "large"), (SMALL, LARGE), engines, strict=True)
     ]
     policy = {"name": "thresholds", "thresholds": threshold}
@@ -313,7 +313,7 @@ def test_stages_may_be_combos(judge: Judge, tmp_path: Path) -> None:
     ]
     combos = []
     for name, model, first, second in (("small", SMALL, *engines[:2]), ("large", LARGE, *engines[2:])):
-        side = {"model": model, "gpu": "h100", "engine": "vllm-v1"}
+        side = {"model": model, "gpu": "h100", "engine": "vllm-0.15"}
         parts = {"prefill": {**side, "endpoints": [first.url]}, "decode": {**side, "endpoints": [second.url]}}
         combos.append({"name": name, **parts})
     policy = {"name": "thresholds", "thresholds": 60.0}

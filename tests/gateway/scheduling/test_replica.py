@@ -25,7 +25,7 @@ from headway.sim.replica_resources import host_memory
 def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fresh() -> None:
     clock = Clock(asyncio.new_event_loop())
     clock._loop.close()
-    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
+    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"))
     replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, PascalOrdering(), Pacer(), clock, stale_s=60.0)
     thinking = Live(0, 0.0, 160, 10, tier=2)
     thinking.phase = Phase.REASONING
@@ -53,7 +53,7 @@ def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fre
 def test_the_prompts_placed_at_a_replica_are_guessed_to_be_cached_there() -> None:
     clock = Clock(asyncio.new_event_loop())
     clock._loop.close()
-    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
+    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15"))
     replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, PascalOrdering(), Pacer(), clock, stale_s=60.0)
     prefix = (Segment(1, 256), Segment(2, 256))
     first, second = Live(0, 0.0, 600, 10, prefix=prefix), Live(1, 0.0, 600, 10, prefix=(prefix[0], Segment(3, 256)))

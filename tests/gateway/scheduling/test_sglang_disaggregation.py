@@ -424,7 +424,7 @@ def test_a_broken_transfer_is_blamed_on_the_prefill_replica_that_reports_it_late
         ({"policies": {"routing": {"name": "cauchy", "between": "tokens"}}}, "expected another, or `within: strict`"),
         ({"policies": {**STRICT, "migration": "headway"}}, "so no request can move"),
         ({"roles": [{"at_s": 1, "replica": 0, "role": "decode"}]}, "started for one phase and cannot do the other"),
-        ({"combo": {"decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://x:1"]}}},
+        ({"combo": {"decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://x:1"]}}},
          "speaks vllm, and the other part sglang"),
     ],
 )  # fmt: skip

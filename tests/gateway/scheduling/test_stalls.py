@@ -23,7 +23,7 @@ from headway.gateway.upstream.outliers import OutlierDetector
 from headway.perf.engine_times import pool_times
 
 LIMITS = TimeLimits()
-PACE = pool_times(Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1")))
+PACE = pool_times(Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-0.15")))
 
 
 class Connection:

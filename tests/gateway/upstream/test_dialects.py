@@ -31,7 +31,7 @@ def test_invalid_samples_are_unknown(values: tuple[str, str, str], load: Load) -
 
 
 @pytest.mark.parametrize(
-    ("engine", "api"), [("vllm-v1", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama.cpp"), ("orca", "openai")]
+    ("engine", "api"), [("vllm-0.15", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama.cpp"), ("orca", "openai")]
 )
 def test_the_api_of_a_catalogs_engine(engine: str, api: str) -> None:
     assert api_of(engine) == api

@@ -209,7 +209,7 @@ def _cascade(folder: Path, *options: str, **replan: Any) -> Path:
             "command": [*command, "--confidence", sure, *options], "ports": [first + 4 * i, first + 4 * i + 3],
             "stop_s": 2.0, "keep_env": ["PYTHONPATH"], "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"},
         }  # fmt: skip
-        pools.append({"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "processes": how})
+        pools.append({"name": name, "model": model, "gpu": "h100", "engine": "vllm-0.15", "processes": how})
     spec = {"quality": 75, "every_s": 2, "audit_share": 0.5, "least_audited": 5, "num_gpus": 4, "interval_s": 0.2}
     cascade = {
         "name": "best", "models": [SMALL, LARGE], "policy": {"name": "thresholds", "thresholds": 60},

@@ -34,8 +34,8 @@ MIXED = """\
 # Served since May.
 name: assistant
 fleet:
-  - {name: fast, model: llama-3.1-8b, gpu: h100-80gb-sxm, engine: vllm-v1}
-  - {name: slow, model: llama-3.1-8b, gpu: l40s, engine: vllm-v1}  # takes as many with round-robin
+  - {name: fast, model: llama-3.1-8b, gpu: h100-80gb-sxm, engine: vllm-0.15}
+  - {name: slow, model: llama-3.1-8b, gpu: l40s, engine: vllm-0.15}  # takes as many with round-robin
 slo: {ttft_s: 1, tpot_s: 0.04}
 policies:
   routing: round-robin  # as it came
@@ -43,7 +43,7 @@ policies:
 BUSY = {"arrivals": 22, "num_requests": 400, "prompt_tokens": 900, "output_tokens": 60}
 FLEET = """\
 name: chat
-fleet: [{name: chat, model: llama-3.1-8b, gpu: h100-80gb-sxm, engine: vllm-v1, replicas: 3}]
+fleet: [{name: chat, model: llama-3.1-8b, gpu: h100-80gb-sxm, engine: vllm-0.15, replicas: 3}]
 slo: {ttft_s: 1, tpot_s: 0.05}
 policies: {routing: round-robin}
 """
@@ -123,10 +123,10 @@ def test_the_predicted_gain_covers_that_of_the_engines_as_they_are(
 
 def perturbed(folder: Path, memory: float, compute: float) -> Path:
     """A file of the catalog's step times with other efficiencies."""
-    used = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
+    used = catalog.coefficients("h100-80gb-sxm", "vllm-0.15")
     kernels = scaled(used.kernels, {"memory": memory, "compute": compute, "attention": memory})
     file = folder / f"other-{memory:.3f}.json"
-    calibrate.write(file, CoefficientFile(("h100-80gb-sxm",), kernels, {"vllm-v1": used.overhead}))
+    calibrate.write(file, CoefficientFile(("h100-80gb-sxm",), kernels, {"vllm-0.15": used.overhead}))
     return file
 
 

@@ -314,7 +314,7 @@ def test_the_command_writes_a_scenario_that_meets_the_targets(
 
 def test_a_scenario_file_gives_workload_model_and_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "chat.yaml"
-    engine = {"name": "vllm-v1", "max_num_seqs": 64}
+    engine = {"name": "vllm-0.15", "max_num_seqs": 64}
     pool = {"model": "llama-3.1-8b", "gpu": "h100", "engine": engine, "usd_per_gpu_hour": 1.5}
     policies = {"routing": ["round-robin", "least-loaded"], "ordering": ["fcfs"]}
     file.write_text(yaml.safe_dump({**document(fleet=[pool], policies=policies), "slo": {"ttft_s": 1.0}}))
@@ -344,8 +344,8 @@ def test_routers_are_compared_at_the_plans_cost(capsys: pytest.CaptureFixture[st
 
 
 def test_uncalibrated_options_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b --engine vllm-v1 "
-             "--gpus h100,l4 --tp 1 --ttft-p99 5 --no-cache --what-if").split()  # fmt: skip
+    small = ("--rate 2 --num-requests 60 --prompt-tokens 300 --output-tokens 60 --model llama-3.1-8b "
+             "--engine vllm-0.15 --gpus h100,l4 --tp 1 --ttft-p99 5 --no-cache --what-if").split()  # fmt: skip
     code, text, _ = run(capsys, *small, "")
     marked = [line for line in text.splitlines() if line.startswith(("h100", "l4"))]
     assert code == 0 and ["not calibrated: kernels of l40s" in line for line in marked] == [
@@ -481,7 +481,7 @@ DRAFTS = {"method": "eagle", "num_speculative_tokens": 3, "acceptance": 0.7, "mo
 
 def test_plans_with_and_without_speculative_decoding() -> None:
     """A TPOT of 6.2 ms is out of reach for one H100 without drafts."""
-    made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "speculative": DRAFTS}])
+    made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "engine": "simulated-0.15", "speculative": DRAFTS}])
     made["workload"].update(arrivals=1, num_requests=60)
     asked: dict[str, Any] = {"gpus": (), "tps": (1,), "targets": Targets(tpot_p99_s=0.0062)}
     both, rehearsal = planned(options_of(**asked, speculative="both"), made)

@@ -39,7 +39,7 @@ SCENARIO: dict[str, Any] = {
             "models": {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"},
         },
     },
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800", "engine": "vllm-v1", "replicas": 4}],
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800", "engine": "vllm-0.15", "replicas": 4}],
 }
 
 
@@ -108,7 +108,7 @@ def test_a_plan_with_combos_is_planned_again_with_all_of_its_gpus(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a fleet's combos the parts count, and how they hand over stays; the plan has none unless they are offered."""
-    side = {"model": "llama-3.1-8b", "engine": "vllm-v1"}
+    side = {"model": "llama-3.1-8b", "engine": "vllm-0.15"}
     combo = {"name": "c", "prefill": {**side, "gpu": "h800", "replicas": 2, "network_bytes_per_s": 5e9},
              "decode": {**side, "gpu": "h20", "tp": 2}, "replicas": 2,
              "handover": {"first_token": "decode"}}  # fmt: skip
@@ -138,7 +138,7 @@ def test_mixed_replicas_and_a_combo_of_one_model_are_written_side_by_side(folder
     assert [pool["replicas"] for pool in found["fleet"]] == [1]
     (combo,) = found["combos"]
     assert (combo["prefill"]["replicas"], combo["decode"]["replicas"]) == (1, 2)
-    assert "network_bytes_per_s" not in combo["prefill"] and combo["prefill"]["engine"] == "vllm-v1"
+    assert "network_bytes_per_s" not in combo["prefill"] and combo["prefill"]["engine"] == "vllm-0.15"
     fleet = scenario.assemble(found, Places(), folder).fleet
     assert sum(pool.replicas * pool.parallel.num_gpus for pool in fleet.all_pools) == 4
 
@@ -207,6 +207,6 @@ def test_a_plan_with_combos_can_be_served(folder: Path, served: dict[str, Any]) 
 @pytest.mark.ci
 def test_engines_that_hand_nothing_over_are_refused_with_the_reason(folder: Path, served: dict[str, Any]) -> None:
     path = folder / "refused.yaml"
-    path.write_text(yaml.safe_dump(served).replace("vllm-v1", "llama.cpp"))
+    path.write_text(yaml.safe_dump(served).replace("vllm-0.15", "llama.cpp"))
     with pytest.raises(HeadwayError, match=r"combos\[0\].*cannot transfer its KV cache; expected vLLM"):
         serving.load(path)

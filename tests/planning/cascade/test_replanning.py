@@ -319,6 +319,24 @@ def test_what_came_since_the_last_change_is_planned_for() -> None:
     assert all(tuple(row) in hard for row in asked[0].scores.tolist()) and 100 < len(asked[0]) < 200
 
 
+def test_plans_are_made_with_the_observed_corrections() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def make(found: Scores, rate_rps: float, *more: object) -> CascadePlan:
+        asked.append(more)
+        return HEAVY
+
+    corrections: dict[str, tuple[float, float]] = {}
+    planner = replanner(make, period(scores(), 10.0), audit_share=0.2)
+    planner.use_corrections(lambda: corrections)
+    for start_s, harder in ((0.0, 30.0), (620.0, 0.0)):
+        feed(planner, scores(3000, harder=harder, seed=int(start_s)), start_s)
+        planner.replicas(start_s + 320.0)
+        planner.replicas(start_s + 340.0)
+        corrections["small"] = (1.1, 1.0)
+    assert asked == [(), ({"small": (1.1, 1.0)},)]
+
+
 def test_audited_requests_stand_for_all_first_scores() -> None:
     """A sample that happens to be easy is planned for as what all requests are."""
     audited, every = scores(100, seed=5), scores(4000, harder=10.0, seed=6)

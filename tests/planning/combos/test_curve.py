@@ -20,7 +20,7 @@ SCENARIO = {
     "name": "day",
     "workload": {"prompt_tokens": 300, "output_tokens": 40, "arrivals": CURVE, "duration_s": 120},
     "slo": {"ttft_s": 2, "tpot_s": 0.05},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "a800-pcie", "engine": "vllm-v1"}],
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "a800-pcie", "engine": "vllm-0.15"}],
 }
 ASKED = ("--gpus", "a800-pcie:4", "--aggregated-only", "--sizes", "1", "--profile-requests", "150", "--curve")
 

@@ -24,7 +24,7 @@ SCENARIO = {
     "name": "chat",
     "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 20, "num_requests": 200},
     "slo": {"ttft_s": 2, "tpot_s": 0.05},
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1"}],
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-0.15"}],
 }
 GPUS = "h800:2:2.8,h20:3:1.5"
 
@@ -131,7 +131,7 @@ def test_a_profile_lasts_until_the_number_in_flight_is_that_of_the_long_term() -
         "name": "pages",
         "workload": {"prompt_tokens": 100, "output_tokens": 600, "arrivals": 5, "num_requests": 100},
         "slo": {"ttft_s": 1, "tpot_s": 0.03},
-        "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-v1"}],
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-0.15"}],
     }
     service = service_scenario(document, Places(), Path(), Simulator())
     combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
@@ -155,7 +155,7 @@ LONG = {
         "arrivals": 22.5,
         "num_requests": 200,
     },
-    "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-v1"}],
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-0.15"}],
 }
 """300 requests are 13 s: one H20 serves them in time, and falls behind over the next thousands."""
 SHORT_REQUESTS = 300

@@ -17,10 +17,10 @@ workload: {builtin: sharegpt, arrivals: 20, num_requests: 200}
 slo: {ttft_s: 2, tpot_s: 0.05}
 combos:
   - name: fast   # the first
-    prefill: {model: llama-3.1-8b, gpu: h800, engine: vllm-v1}
-    decode: {model: llama-3.1-8b, gpu: a800-pcie, engine: vllm-v1}
+    prefill: {model: llama-3.1-8b, gpu: h800, engine: vllm-0.15}
+    decode: {model: llama-3.1-8b, gpu: a800-pcie, engine: vllm-0.15}
     goodput_rps: 24      # as profiled
-  - {name: small, aggregated: {model: llama-3.1-8b, gpu: a800-pcie, engine: vllm-v1}}
+  - {name: small, aggregated: {model: llama-3.1-8b, gpu: a800-pcie, engine: vllm-0.15}}
 policies: {routing: cauchy}
 """
 

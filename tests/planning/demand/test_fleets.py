@@ -36,7 +36,7 @@ def planned(folder: Path, growth: float, **more: float) -> hw.Plan:
     demand = hw.forecast_demand(days, growth=growth, months=0.35, begins="2026-03-02")
     return hw.plan_fleet(
         None, HAVE, demand=demand, slo={"ttft_s": 1, "tpot_s": 0.1}, tps=[1], routings=["least-loaded"], split=False,
-        seeds=1, engine="vllm-v1", attainment=0.95, cache=folder / "cache", **more,
+        seeds=1, engine="vllm-0.15", attainment=0.95, cache=folder / "cache", **more,
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_the_command_agrees_and_says_what_does_not_go_together(
     forecast = "forecast demand day0.parquet day1.parquet --growth 2 --months 0.35 --begins 2026-03-02 -o d.parquet"
     assert main(forecast.split()) == 0
     line = "plan fleet --demand d.parquet --have l40s:12:1.86 --slo ttft=1,tpot=0.1 --tp 1 --routing least-loaded"
-    line += " --no-split --seeds 1 --engine vllm-v1 --attainment 0.95"
+    line += " --no-split --seeds 1 --engine vllm-0.15 --attainment 0.95"
     capsys.readouterr()
     assert main(f"{line} --cache cache --jobs 1 --json".split()) == 0
     printed = json.loads(capsys.readouterr().out)

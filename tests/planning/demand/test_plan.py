@@ -54,7 +54,7 @@ def planned(folder: Path, demand: DemandForecast, chance: float = 0.8, **prices:
         ),
         chance=chance, prices=DemandPrices(**prices),
     )  # fmt: skip
-    document = {"workload": {}, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-v1"}]}
+    document = {"workload": {}, "fleet": [{"model": "llama-3.1-8b", "engine": "vllm-0.15"}]}
     found, _ = plan(demand, document, Places(), Path(), options, Simulator(), folder / "requests", folder / "cache")
     return found
 
@@ -123,11 +123,11 @@ def test_the_command_the_front_door_and_the_written_scenario_agree(
     demand = "forecast demand day0.parquet day1.parquet --growth 30 --months 0.3 --begins 2026-03-02 -o d.parquet"
     assert main(demand.split()) == 0 and "assumed:" in capsys.readouterr().out
     asked = "--gpus l40s --tp 1 --ttft-p99 1 --tpot-p99 0.06 --max-replicas 12 --reserved-usd 0.9"
-    line = f"plan capacity --demand d.parquet --model llama-3.1-8b --engine vllm-v1 {asked}"
+    line = f"plan capacity --demand d.parquet --model llama-3.1-8b --engine vllm-0.15 {asked}"
     assert main([*line.split(), *"--jobs 1 --cache cache --json --out m.yaml --html m.html".split()]) == 0
     printed = json.loads(capsys.readouterr().out)
     found = hw.plan_capacity(
-        {"fleet": [{"model": "llama-3.1-8b", "engine": "vllm-v1"}]}, gpus=["l40s"], tps=[1], ttft_p99_s=1,
+        {"fleet": [{"model": "llama-3.1-8b", "engine": "vllm-0.15"}]}, gpus=["l40s"], tps=[1], ttft_p99_s=1,
         tpot_p99_s=0.06, max_replicas=12, reserved_usd=0.9, demand="d.parquet", cache="cache",
     )  # fmt: skip
     assert [*found.rows] == printed["weeks"] == msgspec.to_builtins([*found.answer.weeks])

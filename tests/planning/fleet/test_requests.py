@@ -85,12 +85,12 @@ def test_clients_that_react_are_refused() -> None:
 
 def test_a_trace_is_a_scenario_with_a_pool_for_each_model(tmp_path: Path) -> None:
     path = trace(tmp_path, models=("chat", "qwen3-8b", "meta-llama/Llama-3.1-8B-Instruct"))
-    document = of_trace(path, {"chat": "llama-3.1-70b"}, "vllm-v1", limit=90, rate_scale=2.0)
+    document = of_trace(path, {"chat": "llama-3.1-70b"}, "vllm-0.15", limit=90, rate_scale=2.0)
     assert {each["model"]: each.get("served_name") for each in document["fleet"]} == {
         "llama-3.1-70b": "chat", "qwen3-8b": None, "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
     }  # fmt: skip
     assert document["workload"]["trace"]["limit"] == 90 and document["workload"]["trace"]["rate_scale"] == 2.0
-    assert all(each["engine"] == "vllm-v1" for each in document["fleet"])
+    assert all(each["engine"] == "vllm-0.15" for each in document["fleet"])
     with pytest.raises(HeadwayError, match="--model chat=MODEL"):
         of_trace(path, {})
 

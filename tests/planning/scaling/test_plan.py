@@ -46,7 +46,7 @@ DOCUMENT: dict[str, Any] = {
         "prompt_tokens": 800, "output_tokens": 120, "duration_s": 960,
         "arrivals": {"kind": "curve", "step_s": 120, "rates": RATES},
     },
-    "fleet": [{"name": "main", "model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-v1",
+    "fleet": [{"name": "main", "model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-0.15",
                "kv_capacity_tokens": 12000, "max_replicas": 6}],
     "slo": {"ttft_s": 2},
     "policies": {"routing": "least-loaded"},

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from headway.catalog.coefficients import Coefficients
+from headway.catalog.coefficients import Coefficients, corrected
 from headway.core.errors import unknown
 from headway.core.fleet import Pool, Role, RoleChange
 from headway.core.policy import Ordering
@@ -70,6 +70,15 @@ class LiveFleet:
         """A pool with its step times; None: it is no more, or nothing is known of its GPU."""
         served = self.pools.get(pool)
         return (None, None) if served is None else (served.pool, served.coefficients)
+
+    def correct(self, id: int, prefill: float, decode: float) -> None:
+        """Expect a replica's engine to take so many times as long for prompts and for decoding as its pool's model."""
+        replica, served = self.replicas[id], self._served[id]
+        if served.coefficients is None or replica.times is None:
+            return
+        is_as_said = prefill == decode == 1.0
+        times = self.times[replica.pool] if is_as_said else None
+        replica.times = times or pool_times(served.pool, corrected(served.coefficients, prefill, decode))
 
     def create(self, served: ServedPool, url: str) -> LiveReplica:
         """Create a replica that neither the driver nor the health monitor knows."""

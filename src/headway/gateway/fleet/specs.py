@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -117,6 +117,9 @@ class ServedPool(Struct, frozen=True):
         return self.pool.replicas * (1 if self.combo is None else self.combo.replicas)
 
 
+Corrections = Callable[[], Mapping[str, tuple[float, float]]]
+
+
 class ServingPlan(Struct, frozen=True):
     """The parts of a fleet file that a gateway needs."""
 
@@ -147,6 +150,8 @@ class ServingPlan(Struct, frozen=True):
     """GPUs of this machine that the cascade's replicas share, if a planner chooses the replicas."""
     planner_messages: Callable[[], Sequence[str]] = tuple
     """Returns all messages of the planner so far, for the log."""
+    use_corrections: Callable[[Corrections], None] = lambda corrections: None
+    """Tells the planner where it finds, by pool, how many times as long as expected prompts and decoding take."""
     past_demand: PastDemand | None = None
     """Demand from before the start, for a scaler that remembers it."""
     stop_planners: Callable[[], None] = lambda: None

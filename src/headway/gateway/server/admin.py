@@ -38,7 +38,8 @@ def replica_state(gateway: Gateway, replica: LiveReplica) -> ReplicaState:
         role=replica.role, in_flight=replica.num_in_flight, empty=replica.num_in_flight == 0,
         engine=EngineLoad(running=load.running, waiting=load.waiting, kv_share=load.kv_share),
         why=gateway.ejections.get(replica.id) or gateway.health.why_down(replica) or None,
-        prediction=gateway.telemetry.drift.ratio(replica.id), prefix_cache=_prefix_cache(gateway, replica),
+        prediction=gateway.telemetry.drift.ratio(replica.id, gateway.clock.now),
+        prefix_cache=_prefix_cache(gateway, replica),
     )  # fmt: skip
 
 

@@ -103,6 +103,8 @@ def _slow_pools(rows: Sequence[ReplicaRow]) -> Iterator[Trouble]:
             if correction is not None and corrections.setdefault(row.pool, row.name) == row.name:
                 why += f". To correct the predictions of {row.pool}: {correction}"
             yield Trouble(row.name, "slow", False, why)
+        elif terms := [each.text for each in row.prediction.drift if each.factor > 1]:
+            yield Trouble(row.name, "slow", False, "; ".join(terms))
 
 
 def _replicas(num: int) -> str:

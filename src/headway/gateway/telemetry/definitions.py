@@ -108,6 +108,11 @@ DEFINITIONS = {
         *_REPLICA,
         "latency",
     ),
+    "headway_step_time_factor": _gauge(
+        "Observed over predicted seconds of a replica by what they are spent on: decode, prefill, request (outside the"
+        " engine's batch); above 1: slower than the profile",
+        *_REPLICA, "term",
+    ),
     "headway_replicas_failed": _gauge("Wanted replicas that fail to start", "pool"),
     "headway_requests_held": _gauge("Requests held in the gateway", "model"),
     "headway_tenant_requests_held": _gauge("Requests held in the gateway, by tenant", "tenant"),

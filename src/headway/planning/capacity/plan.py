@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from headway import catalog
+from headway.catalog.coefficients import versions_notes
 from headway.catalog.errors import prediction_errors
 from headway.config import strict_yaml
 from headway.config.fleet import own_of
@@ -114,6 +115,9 @@ def plan(
     )
     best = _lasting(problem, bounds, rehearsal, options, progress)
     notes += _caveats(best)
+    if best.choice is not None:
+        chosen = rehearsal.scenario(best.choice.candidate, best.choice.replicas or 1, Situation())
+        notes += versions_notes((each.engine.name, each.engine.version) for each in chosen.fleet.pools)
     if best.choice is not None and not (best.measured and best.measured.calibrated):
         what = f"step times of {best.choice.candidate.gpu} are not calibrated ({', '.join(best.choice.uncalibrated)})"
         notes.append(f"{what}: trust the order, not the numbers")

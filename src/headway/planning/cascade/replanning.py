@@ -9,7 +9,7 @@ other models are known of the audited requests only, which all models answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import ceil, inf, sqrt
@@ -256,6 +256,7 @@ class Replanner:
         self._followed = self._newest = self.first
         self._since_s, self._next_s = 0.0, self.config.every_s
         self._pending: _PendingPlan | None = None
+        self._corrections: Callable[[], Mapping[str, tuple[float, float]]] = dict
         self._random = Random(f"{self.seed}/replanning")
         self._prompts, self._first_scores = ThinnedSeries(MOST_KEPT), ThinnedSeries(MOST_KEPT)
         self._latest_s = 0.0
@@ -263,6 +264,11 @@ class Replanner:
 
     def __str__(self) -> str:
         return f"every {self.config.every_s:g} s"
+
+    def use_corrections(self, corrections: Callable[[], Mapping[str, tuple[float, float]]]) -> None:
+        """Plan with the observed seconds of prompts and of decoding as multiples of what the step times say, by pool,
+        which the function returns."""
+        self._corrections = corrections
 
     def arrived(self, request: RequestView, now: float) -> None:
         """Count a request, and draw whether it is audited."""
@@ -316,7 +322,8 @@ class Replanner:
             self.expected = structs.replace(self.expected, first_scores=observed.first_scores)
         if why is not None and self._pending is None:
             self._pending = _PendingPlan(now + self.planning_s, why, observed)
-            self.task.start(observed.reweighted_scores, observed.rate_rps)
+            corrections = self._corrections()
+            self.task.start(observed.reweighted_scores, observed.rate_rps, *((corrections,) if corrections else ()))
 
     def _take_plan(self, pending: _PendingPlan, now: float) -> None:
         """Take over the planner's answer. After a failure nothing changes until a later period has a shift."""

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
+from headway.catalog.coefficients import versions_notes
 from headway.config import strict_yaml
-from headway.config.fleet import model_of, own_of
+from headway.config.fleet import model_of, own_of, profile_of
 from headway.config.scenario import with_absolute_paths
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
@@ -386,6 +387,8 @@ def _planner(
     planner = FleetPlanner(template, requests, options, rates, counts, simulator, cache_dir, pool, progress)
     planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
     planner.notes += _left_out(document, planner.options)
+    profiles = [profile_of(each, own_of(spec, places)) for each in spec.fleet]
+    planner.notes += versions_notes((each.name, each.version) for each in profiles)
     planner.unservable = _unservable(rows, [each for each in models if each.name in rates], spec, options.attainment)
     if rows.prefix is not None and "prefix-affinity" not in options.routings:
         planner.options = structs.replace(options, routings=(*options.routings, "prefix-affinity"))

@@ -10,7 +10,7 @@ from headway.core.decision import Release
 from headway.core.record import Ended
 from headway.core.view import AdmissionView, ReplicaView, RequestView
 from headway.policies.arguments import require_above, require_at_least, require_between
-from headway.policies.engine_pace import EngineSpeed
+from headway.policies.engine_pace import EngineSpeed, EngineSpeeds
 from headway.policies.routing.work_left import MeanOutput, pending_tokens
 
 _FORGET = 0.999
@@ -48,8 +48,7 @@ class ByDeadlineAdmission:
         self._ttft_s, self._tpot_s = _DEFAULT_TTFT_S, _DEFAULT_TPOT_S
         """The tightest SLOs of late."""
         self._output = MeanOutput()
-        self._speeds: dict[str, EngineSpeed] = {}
-        """By pool."""
+        self._speeds = EngineSpeeds()
 
     def holds(self, request: RequestView) -> bool:
         has_slo = (request.slo_ttft_s, request.slo_tpot_s, request.slo_e2e_s) != (None, None, None)
@@ -84,9 +83,7 @@ class ByDeadlineAdmission:
         return max(deadline_s - self._margin_s, 0.5 * (request.arrival_s + deadline_s))
 
     def _room(self, replica: ReplicaView) -> _Room:
-        speed = self._speeds.get(replica.pool)
-        if speed is None or speed.times is not replica.times:
-            speed = self._speeds[replica.pool] = EngineSpeed(replica.times, replica.max_num_seqs)
+        speed = self._speeds.of(replica.pool, replica.times, replica.max_num_seqs)
         limits = self._share * min(self._ttft_s, 60.0), self._share * min(self._tpot_s, 60.0), self._kv_share
         return _Room(replica, speed, self._output.tokens, limits)
 

@@ -47,7 +47,7 @@ def scenario(ordering: Any, num_requests: int) -> dict[str, Any]:
                 "model": "llama-3.1-8b",
                 "gpu": "a100-80gb",
                 "replicas": 4,
-                "engine": {"name": "simulated", "max_num_seqs": 48},
+                "engine": {"name": "simulated-0.15", "max_num_seqs": 48},
             }
         ],
         "policies": {

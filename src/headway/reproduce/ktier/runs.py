@@ -91,7 +91,7 @@ def scenario(
                 "model": "llama-2-7b",
                 "gpu": "a100-80gb",
                 "replicas": 4 // half,
-                "engine": {"name": "simulated", "max_num_seqs": SEATS, **engine},
+                "engine": {"name": "simulated-0.15", "max_num_seqs": SEATS, **engine},
                 **pool,
             }
         ],

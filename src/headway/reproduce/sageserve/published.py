@@ -143,6 +143,7 @@ def _fleet(day: Day, strategy: str) -> list[Document]:
         {
             "name": f"{region}-{model}{suffix}", "model": model, "gpu": day.gpu, "tp": day.num_gpus, "region": region,
             "replicas": num, "min_replicas": LEAST, "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
+            "engine": "simulated-0.15",
         }
         for model in day.models for region in REGIONS for suffix, num in POOLS.get(strategy, {"": START}).items()
     ]  # fmt: skip

@@ -99,6 +99,7 @@ def pool(gpu: str, model: str, region: str, suffix: str, num: int) -> Document:
     return {
         "name": f"{region}-{model}{suffix}", "model": model, "gpu": gpu, "tp": GPUS[model], "region": region,
         "replicas": num, "min_replicas": LEAST, "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
+        "engine": "simulated-0.15",
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ ALIKE = 0.02
 """Smallest difference between two guesses by which one is better."""
 TPS = (1, 2, 4, 8)
 """Tensor parallelism that is tried where engines do not say it."""
-PROFILES = {"vllm": "vllm-v1", "sglang": "sglang", "llama.cpp": "llama.cpp"}
+PROFILES = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama.cpp"}
 
 
 class FoundPool(Struct, frozen=True):
@@ -85,7 +85,7 @@ def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, floa
             notes["name"] = f"without a gpu, served and not simulated: {guess.why}"
     entry |= {name: num for name, num in (("tp", tp), ("pp", one.pp or 1)) if num > 1}
     if engine is not None:
-        entry["engine"] = _engine_entry(engine, one)
+        entry["engine"] = _engine_entry(engine, one, entry.get("gpu"))
     else:
         entry["api"] = one.api
     if kv_tokens and model is not None:
@@ -122,9 +122,9 @@ def profile(engine: FoundEngine) -> Engine | None:
     return None if name is None else catalog.engine(name)
 
 
-def _engine_entry(engine: Engine, found: FoundEngine) -> str | dict[str, Any]:
-    """The profile's name, and what differs from it."""
-    known = catalog.engine(engine.name)
+def _engine_entry(engine: Engine, found: FoundEngine, gpu: str | None) -> str | dict[str, Any]:
+    """The profile's name, and what differs from it on this GPU."""
+    known = catalog.engine_on(catalog.engine(engine.name), None if gpu is None else catalog.gpu(gpu))
     changed = {name: value for name, value in found.settings.items() if getattr(known, name) != value}
     if found.version and found.version != known.version:
         changed["version"] = found.version
@@ -162,12 +162,12 @@ def _guess(
         token_s = None
     if engine is None or (kv_tokens is None and token_s is None):
         return _Guess("", known, "neither the engines' KV cache nor their speed is known")
-    changed = replace(engine, **found.settings)
     ranked = []
     for each in (catalog.gpu(gpu),) if gpu else catalog.gpus():
         unmeasured = 0.0 if has_measured_kernels(each.name) else UNMEASURED
         for tp in (found.tp,) if found.tp else TPS:
             try:
+                changed = replace(catalog.engine_on(engine, each), **found.settings)
                 far, shown = _distance(each, model, changed, Parallel(tp, found.pp or 1), kv_tokens, token_s)
             except HeadwayError:
                 continue  # the model does not fit, or its shape is impossible

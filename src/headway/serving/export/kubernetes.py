@@ -81,7 +81,7 @@ class ExportOptions(Struct, frozen=True):
     """The autoscaler's target: waiting requests of an engine, on average."""
 
 
-DEPLOYED_ENGINE = "vllm-v1"
+DEPLOYED_ENGINE = "vllm"
 """The engine of pools without one: the catalog's default is for simulations alone."""
 
 
@@ -190,7 +190,7 @@ def _check(each: DeclaredPool) -> None:
     """HeadwayError for an unknown engine or model, a replica larger than a node, or an invalid name."""
     pool, name = each.pool, each.pool.name
     if api_of(pool.engine.name) not in CONTAINERS:
-        what = "there are manifests for vLLM and SGLang only; expected engine: vllm-v1, or sglang"
+        what = "there are manifests for vLLM and SGLang only; expected engine: vllm, or sglang"
         raise HeadwayError(f"engine {pool.engine.name}: {what}")
     if not pool.model.hf_id:
         what = "`hf_id` is missing; expected what engines load, a Hugging Face repository or a path in the image"
