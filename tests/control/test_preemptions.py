@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from control_fakes import fleet
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -75,3 +76,12 @@ def test_no_more_give_way_than_there_is_need_for() -> None:
 def test_what_would_pause_nothing_is_refused(policies: dict[str, Any], message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
         ran(**policies)
+
+
+def test_a_pause_that_other_policies_overtake_ends_as_others_do() -> None:
+    """When the replica has ended it, the service has no pauses any more."""
+    run = fleet("mixed", window=1, ordering_at="gateway")
+    live = run.arrive(0)
+    run.effects.replicas[0].num_in_flight -= 1
+    run.control.on_paused(live, 1.0)
+    assert live.preemptions == 1 and run.effects.started == [(0, 0), (0, 0)]

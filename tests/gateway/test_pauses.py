@@ -70,6 +70,25 @@ def test_a_paused_stream_resumes_with_the_same_tokens(tmp_path: Path, body: dict
     assert gap_s > short[-1][0] - short[0][0]
 
 
+def test_a_reload_begins_and_ends_pauses(tmp_path: Path) -> None:
+    """No answer is lost, within a pause neither."""
+    asked = [(0.5, {**chat(128, "long"), "priority": 1}), (0.9, {**chat(20, "short"), "priority": 0})]
+    with_pauses, without = fleet("priority", preempt_every_s=0.05), fleet("priority")
+    whole = [text_of(parts) for parts in streams(without, tmp_path, asked)[0]]
+
+    def num_paused(before: dict[str, Any], at_s: float, after: dict[str, Any]) -> int:
+        found, ran = streams(before, tmp_path, asked, reloaded=(at_s, after))
+        assert [text_of(parts) for parts in found] == whole
+        return int(ran.requests["preemptions"].sum())
+
+    assert num_paused(without, 0.7, with_pauses) == 1
+    assert num_paused(with_pauses, 0.7, without) == 0
+    (paused, _), _ = streams(with_pauses, tmp_path, asked)
+    times_s = [at for at, text in texts(paused) if text]
+    pause_s = max(range(1, len(times_s)), key=lambda i: times_s[i] - times_s[i - 1])
+    assert num_paused(with_pauses, times_s[pause_s] - 1e-4, without) == 1
+
+
 def test_reasoning_goes_before_answers(tmp_path: Path) -> None:
     """Once a model has reasoned, what comes for it is taken to reason: it does not wait for an answer's quantum."""
     asked = [(0.5, chat(50, "first")), (1.5, chat(128, "long")), (2.0, chat(40, "short"))]

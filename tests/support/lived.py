@@ -266,14 +266,21 @@ def _rows(ran: Records) -> Iterator[tuple[float, int, int, int, str, str, list[t
 
 
 def streams(
-    data: dict[str, Any], folder: Path, asked: Sequence[tuple[float, dict[str, Any]]], reasoning_tokens: int = 0
-) -> tuple[list[list[tuple[float, bytes]]], Records]:
-    """What the clients of these requests were sent, and when; and the gateway's records."""
+    data: dict[str, Any], folder: Path, asked: Sequence[tuple[float, dict[str, Any]]], reasoning_tokens: int = 0,
+    reloaded: tuple[float, dict[str, Any]] | None = None,
+) -> tuple[list[list[tuple[float, bytes]]], Records]:  # fmt: skip
+    """What the clients of these requests were sent, and when; and the gateway's records. `reloaded`: a time, and the
+    fleet file from then on."""
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump(data))
 
     async def story() -> tuple[list[list[tuple[float, bytes]]], Records]:
         async with _served(serving.load(path)[1], [], reasoning_tokens) as (app, gateway):
+            if reloaded is not None:
+                at_s, later = reloaded
+                path.write_text(yaml.safe_dump(later))
+                plan = serving.load(path)[1]
+                asyncio.get_running_loop().call_at(at_s, lambda: gateway().reconfigure(plan))
             found = await asyncio.gather(*(_read(app, at_s, body) for at_s, body in asked))
         return found, gateway().telemetry.records()
 

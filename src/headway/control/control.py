@@ -311,7 +311,8 @@ class Control:
         live.preemptions += 1
         service = self.service_of(live)
         service.hold(live, now)
-        service.preemptions.paused(live)
+        if service.preemptions is not None:
+            service.preemptions.paused(live)
         self.release_held(service, now)
 
     def on_cancelled(self, live: Live, now: float) -> None:

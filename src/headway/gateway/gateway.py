@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _FINISHED, _REJECTED = Outcome.FINISHED, Outcome.REJECTED
 _RELOADED_POLICIES = (
     "router", "ordering", "ordering_at", "window", "prompt_window", "migration", "admission", "fallback",
-    "max_hold_s", "shed_ttft_share", "slo_ttft_s", "slo_tpot_s", "slo_e2e_s",
+    "max_hold_s", "preempt_every_s", "shed_ttft_share", "slo_ttft_s", "slo_tpot_s", "slo_e2e_s",
 )  # fmt: skip
 _DRAIN_POLL_S = 0.05
 

@@ -260,10 +260,8 @@ def test_a_reload_that_changes_slos_alone_takes_effect(tmp_path: Path) -> None:
 
 
 def test_policies_are_compared_at_a_reload_unless_only_a_restart_changes_them() -> None:
-    """`scaling` reconfigures what it follows by itself; pauses end only with the process."""
-    assert set(Policies.__struct_fields__) - set(_RELOADED_POLICIES) == {
-        "cascade", "scaler", "least", "began_s", "preempt_every_s",
-    }  # fmt: skip
+    """`scaling` reconfigures what it follows by itself."""
+    assert set(Policies.__struct_fields__) - set(_RELOADED_POLICIES) == {"cascade", "scaler", "least", "began_s"}
 
 
 def test_a_worker_hands_its_answers_over_once() -> None:
