@@ -121,7 +121,7 @@ def test_a_pipeline_splits_layers() -> None:
 
 def test_memory_error_suggests_a_shape_that_fits() -> None:
     engine, a100 = catalog.engine("simulated"), catalog.gpu("a100-80gb")
-    expected = r"needs 13\d\.\d GiB a GPU, 71\.2 of 79\.\d available on a100-80gb; smallest tp that fits: 2"
+    expected = r"needs 13\d\.\d GiB a GPU, 72\.8 of 79\.\d available on a100-80gb; smallest tp that fits: 2"
     with pytest.raises(HeadwayError, match=expected):
         plan(catalog.model("llama-2-70b"), a100, engine, Parallel())
     with pytest.raises(HeadwayError, match="no tp up to 8 fits"):
