@@ -162,7 +162,7 @@ def _spec(rehearsal: CapacityRehearsal) -> scenario.Spec:
 @pytest.mark.ci
 def test_a_plan_survives_a_longer_run() -> None:
     """500 requests are four seconds, in which two replicas too few build up no queue that matters."""
-    made = document()
+    made = document(fleet=[{"model": "llama-3.1-8b", "engine": "simulated-0.15"}])
     made["workload"].update(arrivals=120, num_requests=500)
     asked: dict[str, Any] = {"gpus": ("h100",), "tps": (1,), "targets": Targets(ttft_p99_s=0.5), "max_replicas": 12}
     short, rehearsal = planned(options_of(**asked), made)
