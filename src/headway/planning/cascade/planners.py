@@ -51,15 +51,10 @@ def uniform_parallelism(
 ) -> Search:
     """Cascadia with tensor parallelism within servers and replicas across them, for every model (4.3)."""
     problem = replace(problem, use_all=False)
-    return Search(problem, latencies, bounds, effort, sets_of=_uniform_sets(problem))
-
-
-def _uniform_sets(problem: CascadeProblem) -> StageSets:
-    """The uniform sets of every stage."""
     every = all_sets(replace(problem, combo_kinds={}))
     sets = [every(i, ()) for i in range(len(problem.models))]
     uniform = [_uniform(problem, each) if each.shapes else each for each in sets]
-    return lambda stage, used: uniform[stage]
+    return Search(problem, latencies, bounds, effort, sets_of=lambda stage, used: uniform[stage])
 
 
 def _uniform(problem: CascadeProblem, sets: ReplicaSets) -> ReplicaSets:
@@ -81,9 +76,9 @@ def uniform_allocation(
     return Search(problem, latencies, bounds, effort, sets_of=_within_shares(problem))
 
 
-def _within_shares(problem: CascadeProblem, uniform: bool = False) -> StageSets:
-    """The sets of every stage that fit in its equal share of the GPUs; `uniform`: of its uniform sets."""
-    every = _uniform_sets(problem) if uniform else all_sets(replace(problem, combo_kinds={}))
+def _within_shares(problem: CascadeProblem) -> StageSets:
+    """The sets of every stage that fit in its equal share of the GPUs."""
+    every = all_sets(replace(problem, combo_kinds={}))
 
     def within_share(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
         sets = every(stage, used)
@@ -109,14 +104,14 @@ def equal_shares(num_gpus: int, used: tuple[bool, ...]) -> tuple[int, ...]:
 
 def cascade_serve(
     problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None, effort: Effort | None = None,
-    equal: bool = False, uniform: bool = False,
+    equal: bool = False,
 ) -> CascadePlan:  # fmt: skip
     """CascadeServe as the paper describes it (2, 4.1, 4.2): it plans by load alone.
 
     Thresholds are those that reach the quality with the least work. The deployment is tuned for each model's requests
     per second, but every request has the lengths of the average request of the average model. The replicas of a model
     are alike. The latencies of the plan are those of the real requests. `equal`: every model that is used has as many
-    GPUs; `uniform`: with uniform parallelism, too.
+    GPUs.
     """
     scores = problem.scores
     outputs = np.full_like(scores.output_tokens, max(1, round(float(scores.output_tokens.mean()))))
@@ -125,7 +120,7 @@ def cascade_serve(
     average = replace(problem, scores=replace(scores, output_tokens=outputs, prompt_tokens=prompts), max_kinds=1)
     if equal:
         average = replace(average, use_all=False)
-    tuned = Search(average, latencies, bounds, effort, sets_of=_within_shares(average, uniform) if equal else None)
+    tuned = Search(average, latencies, bounds, effort, sets_of=_within_shares(average) if equal else None)
     real = Search(problem, latencies, bounds, effort, tuned.routings)
     return _least_work_plan(tuned, real, "cascade-serve")
 
