@@ -70,7 +70,7 @@ def assert_sound(replica: Replica) -> None:
     in_batch = replica.batch.chunk_tokens + (len(decoding) if replica.timeline.advances else 0)
     whole_and_alone = len(replica.batch.chunks) == 1 and engine.batching != "chunked"
     assert in_batch <= max(engine.max_num_batched_tokens, len(decoding)) or whole_and_alone
-    waiting = replica.waiting_requests()
+    waiting = replica.batch.queue.requests()
     coming = list(replica.transit.expected.values())
     staying = [live for live in replica.transit.leaving.values() if live.move is None or not live.move.is_sent]
     assert replica.num_waiting - len(coming) == len({live.id for live in waiting}) == len(waiting)
@@ -102,5 +102,5 @@ def assert_empty(replica: Replica) -> None:
     assert (replica.batch.resident, replica.transit.leaving, replica.transit.expected) == ({}, {}, {})
     assert (replica.transit.reserved_blocks, replica.num_arriving) == (0, 0)
     assert not any(replica.num_by_tier.values()) and not any(replica.queue_lengths)
-    assert (replica._inbox, replica._cancelling, replica.batch.chunks) == ([], [], [])
+    assert (replica.batch.queue.inbox, replica._cancelling, replica.batch.chunks) == ([], [], [])
     assert replica.batch.host.used_tokens == 0

@@ -1,19 +1,19 @@
-"""The batch of one replica: the requests that wait, prefill and decode, the memory that they hold, and preemption.
+"""The batch of one replica: the requests that prefill and decode, and the memory that they and those waiting hold.
 
-No time passes here. `replica` says when things happen and `batching` what runs next; both work through these methods.
+No time passes here. `replica` says when things happen, `batching` what runs next and `preemption` who gives way; all
+work through these methods.
 A decoding request has gained `tick - joined_tick` tokens since it joined, so a sum over all of them is an offset plus
 their number times the tick, and needs no update as ticks pass.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from headway.control.live import DECODING, NEVER, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
 from headway.core.fleet import Engine, Pool
-from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
-from headway.core.record import Cause, MoveOutcome
+from headway.core.record import Cause
 from headway.sim.adapter_slots import AdapterSlots
 from headway.sim.host_memory import HostMemory
 from headway.sim.kv_store import StoreClient
@@ -21,6 +21,7 @@ from headway.sim.kvcache import KvCache
 from headway.sim.prefixcache import Keeping, PrefixCache
 from headway.sim.speculation import Speculation
 from headway.sim.stall_tracker import StallTracker
+from headway.sim.waiting_queue import WaitingQueue
 
 
 class Batch:
@@ -28,19 +29,15 @@ class Batch:
 
     __slots__ = (
         "_drafts", "_pack_segment", "_put_segment", "_window_ends", "adapters", "cache_changes", "checks",
-        "chunk_shapes", "chunk_tokens", "chunks",
-        "context_offset", "decoding", "draft_slots", "engine",
-        "expected_cached_tokens", "generated_offset", "growing", "host", "is_changed",
-        "keeping", "kv", "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering",
-        "must_recheck", "num_growing",
-        "num_waiting", "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued_ordering",
-        "rank", "replica", "resident", "set_aside", "speculation", "stall_s", "stalls", "stepped_ordering", "store",
-        "tick",
-        "ticks_are_plain", "waiting", "window", "window_tokens",
+        "chunk_shapes", "chunk_tokens", "chunks", "context_offset", "decoding", "draft_slots", "engine",
+        "expected_cached_tokens", "generated_offset", "growing", "host", "is_changed", "keeping", "kv",
+        "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "must_recheck", "num_growing", "num_waiting",
+        "prefill_tokens_left", "prefilling", "prefixes", "queue", "replica", "resident", "speculation", "stall_s",
+        "stalls", "store", "tick", "ticks_are_plain", "window", "window_tokens",
     )  # fmt: skip
 
     def __init__(
-        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, ordering: Ordering, recorder: Recorder,
+        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, queue: WaitingQueue, recorder: Recorder,
         seed: int = 0, adapters: AdapterSlots | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
@@ -59,16 +56,7 @@ class Batch:
         self.host = host
         self.adapters = adapters
         """None: no LoRA adapters."""
-        self.set_aside: list[tuple[object, int, Live]] = []
-        """Entries of the queue that wait for a slot of their adapter, while those behind them are admitted."""
-        self.rank = ordering.rank
-        self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
-        # Checks of protocols take 30 us in all, and few orderings have these attributes.
-        moves, steps = hasattr(ordering, "next_change"), hasattr(ordering, "next_change_tokens")
-        self.moving_ordering = ordering if moves and isinstance(ordering, MovingOrdering) else None
-        self.stepped_ordering = ordering if steps and isinstance(ordering, SteppedOrdering) else None
-        has_queues = hasattr(ordering, "num_queues")
-        self.queued_ordering = ordering if has_queues and isinstance(ordering, QueuedOrdering) else None
+        self.queue = queue
         self.stalls: StallTracker | None = None
         self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
         self._drafts = recorder.drafts
@@ -97,8 +85,7 @@ class Batch:
             self.prefixes = PrefixCache(
                 self.kv, self.host.prefix_tier(self.kv.block), self.cache_changes, self.store, self.keeping
             )
-        self.waiting: list[tuple[object, int, Live]] = []
-        """Heap of (rank, id, request). May contain requests that no longer wait."""
+        self.queue.clear()
         self.prefilling: dict[int, Live] = {}
         self.decoding: dict[int, Live] = {}
         self.resident: dict[int, Live] = {}
@@ -135,7 +122,7 @@ class Batch:
         self.cache_changes = set()
         self.clear()
 
-    # The queue.
+    # Requests that wait: counts and KV.
 
     def count_waiting(self, live: Live) -> None:
         """Count a request as waiting: to prefill what it has (again), or to be swapped back in."""
@@ -148,51 +135,8 @@ class Batch:
             self.prefill_tokens_left += tokens
         self.num_waiting += 1
 
-    def push_waiting(self, live: Live, now: float) -> None:
-        """Put a request that is counted as waiting into the queue."""
-        live.rank = rank = self.rank(live, now)
-        heappush(self.waiting, (rank, live.id, live))
-
-    def first_waiting(self) -> Live | None:
-        """The waiting request that ranks first."""
-        waiting = self.waiting
-        while waiting:
-            live = waiting[0][2]
-            if live.stage is WAITING:
-                return live
-            heappop(waiting)
-        return None
-
-    def waiting_requests(self) -> list[Live]:
-        """The requests in the queue, in no order."""
-        return [entry[2] for entry in self.waiting if entry[2].stage is WAITING]
-
-    def skip_first(self) -> None:
-        """Set the first entry of the queue aside until `take_back_skipped`."""
-        self.set_aside.append(heappop(self.waiting))
-
-    def take_back_skipped(self) -> None:
-        """Put the entries that were set aside back into the queue."""
-        for entry in self.set_aside:
-            heappush(self.waiting, entry)
-        self.set_aside.clear()
-
-    def rerank(self, now: float) -> None:
-        self.waiting = [(self.rank(live, now), live.id, live) for live in self.waiting_requests()]
-        for rank, _, live in self.waiting:
-            live.rank = rank
-        heapify(self.waiting)
-
-    def renew_quanta(self, quantum: int) -> None:
-        """Send requests that have used up their quantum to the end of the queue's order."""
-        for live in self.decoding.values():
-            turns = (self.tick - live.quantum_tick) // quantum
-            if turns:
-                live.quantum_tick += turns * quantum
-                live.turn = live.quantum_tick
-
     def uncount_waiting(self, live: Live) -> None:
-        """Stop counting a request as waiting, and discard its KV. Its entry in the heap is skipped later."""
+        """Stop counting a request as waiting, and discard its KV."""
         if not live.swapped_tokens:
             self.prefill_tokens_left -= live.target_tokens
         self.num_waiting -= 1
@@ -204,11 +148,31 @@ class Batch:
         self.expected_cached_tokens -= live.expected_cached_tokens
         live.expected_cached_tokens = 0
 
+    def hold_blocks(self, live: Live, blocks: int) -> None:
+        """Let a waiting request hold blocks on the GPU, which are pinned already."""
+        live.resident_blocks = blocks
+        self.resident[live.id] = live
+
+    def release_blocks(self, live: Live) -> None:
+        """Unpin the blocks that a waiting request holds."""
+        self.kv.pinned -= live.resident_blocks
+        live.swapped_tokens = live.resident_blocks = 0
+        del self.resident[live.id]
+
+    def discard_kv(self, live: Live, returns: bool = False) -> None:
+        """Discard the KV of a waiting request, on the GPU or in host memory. `returns`: see `PrefixCache.release`."""
+        if live.id in self.resident:
+            if self.prefixes is not None:
+                self.prefixes.release(live, live.resident_blocks, self.tick, live.swapped_tokens, returns)
+            self.release_blocks(live)
+        else:
+            self.host.drop(live)
+
     # Prefill and decode.
 
     def admit(self, live: Live, hit_blocks: int, loaded_blocks: int, now: float) -> None:
         """Take the first waiting request into the batch, with its blocks in the prefix cache and its host tier."""
-        heappop(self.waiting)
+        self.queue.pop()
         self.num_waiting -= 1
         if live.expected_cached_tokens:
             self.forget_expected(live)
@@ -356,8 +320,9 @@ class Batch:
             ahead = 1
         else:
             ahead = live.output_tokens - generated
-        if self.stepped_ordering is not None:
-            step = self.stepped_ordering.next_change_tokens(live)
+        ordering = self.queue.stepped_ordering
+        if ordering is not None:
+            step = ordering.next_change_tokens(live)
             live.turn_ends_at = 0 if step is None else generated + step
             ahead = ahead if step is None else min(ahead, step)
         if self.speculation is not None:
@@ -428,109 +393,13 @@ class Batch:
             speculation.rejoin(live, self.tick)
             self.set_check(live)
 
-    # KV of requests that wait.
-
-    def hold_blocks(self, live: Live, blocks: int) -> None:
-        """Let a waiting request hold blocks on the GPU, which are pinned already."""
-        live.resident_blocks = blocks
-        self.resident[live.id] = live
-
-    def release_blocks(self, live: Live) -> None:
-        """Unpin the blocks that a waiting request holds."""
-        self.kv.pinned -= live.resident_blocks
-        live.swapped_tokens = live.resident_blocks = 0
-        del self.resident[live.id]
-
-    def discard_kv(self, live: Live, returns: bool = False) -> None:
-        """Discard the KV of a waiting request, on the GPU or in host memory. `returns`: see `PrefixCache.release`."""
-        if live.id in self.resident:
-            if self.prefixes is not None:
-                self.prefixes.release(live, live.resident_blocks, self.tick, live.swapped_tokens, returns)
-            self.release_blocks(live)
-        else:
-            self.host.drop(live)
-
-    # Preemption.
-
-    def make_room(self, now: float) -> None:
-        """Preempt from the end of the ranking until the blocks of the next tick are free."""
-        kv = self.kv
-        while not kv.can_tick(self.tick):
-            self.preempt(self.last_ranked(now), now)
-            self.must_recheck = True
-
-    def last_ranked(self, now: float) -> Live:
-        """The request that ranks last of those that hold blocks."""
-        return max(self._ranked(now))[2]
-
-    def displace(self, live: Live, blocks: int, now: float) -> bool:
-        """Preempt the last request that ranks behind `live`, if all of those together would make room for it."""
-        behind = [entry for entry in self._ranked(now) if entry[:2] > (live.rank, live.id)]
-        if not behind:
-            return False
-        kv = self.kv
-        sizes = [(self._kv_tokens(other), other) for _, _, other in behind]
-        gain = sum(kv.blocks(tokens) - other.shared_blocks for tokens, other in sizes)
-        if self.speculation is None:
-            growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is DECODING)
-        else:
-            growing = sum(kv.needed(tokens) for tokens, other in sizes if other.stage is DECODING)
-        if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick) - growing:
-            return False
-        self.preempt(max(behind)[2], now)
-        return True
-
-    def evict_for(self, live: Live, now: float) -> bool:
-        """While no request runs: evict the last-ranked waiting request that holds blocks, unless it is `live`."""
-        last = self.last_ranked(now)
-        if last is not live:
-            self.preempt(last, now)
-        return last is not live
-
-    def preempt(self, live: Live, now: float) -> None:
-        """Send a request back to the queue, with its KV dropped or swapped out."""
-        live.preemptions += 1
-        if live.stage is WAITING:
-            self._evict(live)
-            return
-        if live.move is not None:
-            live.move.abandon(now, MoveOutcome.PREEMPTED)
-        cause = Cause.PREEMPTED
-        if live.stage is DECODING:
-            self.stop_decode(live, returns=True)
-            if self._swap_out(live, live.computed_tokens):
-                cause = Cause.SWAPPED
-        else:
-            self.stop_prefill(live, returns=True)
-        self.write_segment(live, now, cause)
-        self.count_waiting(live)
-        self.push_waiting(live, now)
-
-    def _evict(self, live: Live) -> None:
-        """Take the blocks of a waiting request: its KV is swapped out, or computed again later."""
-        tokens = live.swapped_tokens
-        self.discard_kv(live, returns=True)
-        if not self._swap_out(live, tokens):
-            live.target_tokens = live.prompt_tokens + live.generated_tokens
-            self.prefill_tokens_left += live.target_tokens
-            live.computed_tokens = 0
-
-    def _swap_out(self, live: Live, tokens: int) -> bool:
-        copy_s = self.host.swap_out(live, tokens) if self.engine.preemption == "swap" else None
-        self.stall_s += copy_s or 0.0
-        return copy_s is not None
-
-    def _ranked(self, now: float) -> list[tuple[object, int, Live]]:
+    def renew_quanta(self, quantum: int) -> None:
+        """Send requests that have used up their quantum to the end of the queue's order."""
         for live in self.decoding.values():
-            self.sync(live)
-        lives = [*self.decoding.values(), *self.prefilling.values(), *self.resident.values()]
-        return [(self.rank(live, now), live.id, live) for live in lives]
-
-    def _kv_tokens(self, live: Live) -> int:
-        if live.stage is WAITING:
-            return live.swapped_tokens
-        grown = self.tick - live.joined_tick if live.stage is DECODING else 0
-        return live.computed_tokens + grown
+            turns = (self.tick - live.quantum_tick) // quantum
+            if turns:
+                live.quantum_tick += turns * quantum
+                live.turn = live.quantum_tick
 
     # The record.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.sim.batch import Batch
+from headway.sim.preemption import displace, evict_for, last_ranked, make_room, preempt
 
 
 def chunked(batch: Batch, now: float) -> bool:
     """vLLM V1 and Sarathi: decodes first, then prefill chunks, within one token budget."""
     if not batch.kv.can_tick(batch.tick):
-        batch.make_room(now)
+        make_room(batch, now)
     budget = batch.max_num_batched_tokens - len(batch.decoding)
     if batch.speculation is not None:
         budget -= batch.speculation.drafted_tokens(len(batch.decoding))
@@ -27,7 +28,7 @@ def chunked(batch: Batch, now: float) -> bool:
 
 def whole_prompt(batch: Batch, now: float) -> bool:
     """Orca: prompts join the decoding batch unsplit; a prompt over the budget is the iteration's only one."""
-    batch.make_room(now)
+    make_room(batch, now)
     if batch.num_waiting and not batch.must_recheck:
         budget = batch.max_num_batched_tokens - len(batch.decoding)
         if batch.speculation is not None:
@@ -42,14 +43,14 @@ def prefill_first(batch: Batch, now: float) -> bool:
         _admit(batch, batch.max_num_batched_tokens, now, whole=True, reserve=False)
     if batch.chunks:
         return False
-    batch.make_room(now)
+    make_room(batch, now)
     return bool(batch.decoding)
 
 
 def request_level(batch: Batch, now: float) -> bool:
     """FasterTransformer: a batch runs to its end before the next is formed."""
     if batch.decoding:
-        batch.make_room(now)
+        make_room(batch, now)
     elif batch.num_waiting:
         _admit(batch, batch.max_num_batched_tokens, now, whole=True)
     return bool(batch.decoding)
@@ -74,8 +75,8 @@ def _continue_prefills(batch: Batch, budget: int, now: float) -> int:
         chunk = min(live.target_tokens - live.computed_tokens, budget)
         need = kv.blocks(live.computed_tokens + chunk) - kv.blocks(live.computed_tokens)
         while not kv.can_tick(batch.tick, need):
-            victim = batch.last_ranked(now)
-            batch.preempt(victim, now)
+            victim = last_ranked(batch, now)
+            preempt(batch, victim, now)
             batch.must_recheck = True
             if victim is live:
                 break
@@ -91,12 +92,12 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
     A request whose LoRA adapter finds no slot is passed over, as in vLLM. With `reserve`, the blocks that decoding
     requests need in this iteration are left to them.
     """
-    kv, tick, prefixes, adapters = batch.kv, batch.tick, batch.prefixes, batch.adapters
-    while batch.waiting and (live := batch.first_waiting()) is not None:
+    kv, tick, queue, prefixes, adapters = batch.kv, batch.tick, batch.queue, batch.prefixes, batch.adapters
+    while (live := queue.first()) is not None:
         if budget <= 0:
             return
         if adapters is not None and live.lora and not adapters.has_room_for(live.lora):
-            batch.skip_first()
+            queue.pass_over()
             continue
         hit = loaded = 0
         if live.swapped_tokens:
@@ -120,14 +121,14 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
         if num_running >= batch.max_num_seqs or not (
             kv.can_tick(tick, with_watermark) if reserve else kv.has_free(with_watermark, tick)
         ):
-            if batch.preemptive and batch.displace(live, with_watermark, now):
+            if queue.preemptive and displace(batch, live, with_watermark, now):
                 continue
-            if batch.resident and not num_running and batch.evict_for(live, now):
+            if batch.resident and not num_running and evict_for(batch, live, now):
                 continue
             # Cached blocks may be evicted as other requests grow, and the request then needs fewer; not so if it alone
             # has them and its whole prompt is scheduled: then it needs a free block more for each one evicted.
             shrinks = hit + loaded and (live.prefix or chunk == budget)
-            if shrinks and num_running and (batch.preemptive or num_running < batch.max_num_seqs):
+            if shrinks and num_running and (queue.preemptive or num_running < batch.max_num_seqs):
                 batch.must_recheck = True
             return
         batch.admit(live, hit, loaded, now)

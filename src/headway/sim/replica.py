@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from heapq import heapify, heappop
+from heapq import heappop
 from math import inf
 from operator import attrgetter
 from typing import Protocol, cast
@@ -37,9 +37,11 @@ from headway.sim.host_memory import HostMemory
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import BEFORE, COMMAND, Kernel
 from headway.sim.kv_store import StoreClient
+from headway.sim.preemption import make_room
 from headway.sim.prefixcache import Keeping, PrefixCache
 from headway.sim.stall_tracker import StallTracker
 from headway.sim.timeline import Line, Timeline, completed, first_boundary_at
+from headway.sim.waiting_queue import WaitingQueue
 
 
 class Listener(Protocol):
@@ -70,13 +72,13 @@ class Replica:
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_batching_rule", "_cancelling", "_changes", "_events", "_exact", "_has_frontend", "_has_moving_ranks",
-        "_inbox", "_kernel", "_kv_transfer_s", "_lag", "_latency_s", "_listener", "_makes_first_token",
-        "_matched_cached", "_matched_loadable", "_matched_request", "_output_tokens", "_pacer", "_paused", "_pausing",
-        "_queue_lengths", "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu",
-        "holds_until_s", "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting",
-        "max_request_tokens", "model", "num_by_tier", "num_in_flight", "num_received", "pool", "recent_loras", "region",
-        "request_s", "response_s", "role", "timeline", "times", "tokenize_s", "transit",
+        "_batching_rule", "_cancelling", "_changes", "_events", "_exact", "_has_frontend", "_kernel", "_kv_transfer_s",
+        "_lag", "_latency_s", "_listener", "_makes_first_token", "_matched_cached", "_matched_loadable",
+        "_matched_request", "_output_tokens", "_pacer", "_paused", "_pausing", "_queue", "_queue_lengths",
+        "_sends_first_token", "_undecided", "batch", "cache_index", "combo", "goodput_rps", "gpu", "holds_until_s",
+        "id", "is_draining", "is_up", "kv_blocks_total", "max_num_seqs", "max_num_waiting", "max_request_tokens",
+        "model", "num_by_tier", "num_in_flight", "num_received", "pool", "recent_loras", "region", "request_s",
+        "response_s", "role", "timeline", "times", "tokenize_s", "transit",
     )  # fmt: skip
 
     def __init__(
@@ -101,7 +103,8 @@ class Replica:
     ) -> None:
         self.id = id
         self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
-        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder, seed, adapters)
+        self._queue = WaitingQueue(ordering)
+        self.batch = Batch(id, pool, kv_blocks, host, self._queue, recorder, seed, adapters)
         self.timeline = Timeline(self, self.batch, line, kernel, recorder.stretches)
         self.transit = InTransit(self.batch, self.timeline)
         self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
@@ -111,7 +114,6 @@ class Replica:
         self._listener, self._exact, self._pacer = listener, exact, pacer
         engine, kv = pool.engine, self.batch.kv
         self._batching_rule = BATCHING_RULES[engine.batching]
-        self._has_moving_ranks = ordering.quantum is not None or self.batch.moving_ordering is not None
         self._lag = engine.schedule_lag
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         self.response_s = engine.response_overhead_s
@@ -138,8 +140,6 @@ class Replica:
         self._clear_requests()
 
     def _clear_requests(self) -> None:
-        self._inbox: list[Live] = []
-        """Requests on their way to the scheduler."""
         self._cancelling: list[Live] = []
         """Running requests that leave at the next boundary."""
         self._pausing: list[Live] = []
@@ -147,14 +147,14 @@ class Replica:
         self._paused = PausedRequests(self.id)
         self.num_in_flight = self._output_tokens = self.num_received = 0
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
-        queued = self.batch.queued_ordering
+        queued = self._queue.queued_ordering
         self._queue_lengths = [0] * (0 if queued is None else queued.num_queues)
 
     # Events from outside.
 
     def enqueue(self, live: Live, now: float, tokenized: bool = False, delay_s: float = 0.0) -> None:
         """Add a request that was placed here; `delay_s` is the latency to its client, each way."""
-        batch, timeline = self.batch, self.timeline
+        batch, queue, timeline = self.batch, self._queue, self.timeline
         self.count(live)
         live.enqueued_s, live.num_before = now, self.num_received
         self.num_received += 1
@@ -163,7 +163,7 @@ class Replica:
             live.expected_cached_tokens = self._matched_cached + self._matched_loadable
             batch.expected_cached_tokens += live.expected_cached_tokens
             self._matched_request = -1
-        if batch.quantum is not None or batch.stepped_ordering is not None:
+        if queue.quantum is not None or queue.stepped_ordering is not None:
             live.turn = timeline.ticks_ahead(now) + batch.tick
         response_s = self.response_s + delay_s
         # Tokens of a request that moved must not overtake those that are still on their way to the client.
@@ -173,17 +173,17 @@ class Replica:
             live.ready_s = now + self.request_s + delay_s
             if not tokenized:
                 live.ready_s += self.tokenize_s * live.prompt_tokens
-            self._inbox.append(live)
+            queue.inbox.append(live)
             if batch.decoding or batch.prefilling:
                 timeline.wake_by(live.ready_s, self._lag)
             else:
                 self._kernel.at(live.ready_s, COMMAND, live.id, self._on_ready)
             return
-        batch.push_waiting(live, now)
-        if batch.num_waiting > 1 and batch.first_waiting() is not live and batch.adapters is None:
+        queue.push(live, now)
+        if batch.num_waiting > 1 and queue.first() is not live and batch.adapters is None:
             return
         num_running = len(batch.decoding) + len(batch.prefilling)
-        if batch.preemptive or num_running < batch.max_num_seqs or timeline.k == timeline.k_end:
+        if queue.preemptive or num_running < batch.max_num_seqs or timeline.k == timeline.k_end:
             timeline.wake_by(now)
 
     def _on_ready(self, now: float, _: object) -> None:
@@ -220,16 +220,14 @@ class Replica:
     def remove_waiting(self, live: Live, now: float) -> None:
         """Remove a waiting request and its KV."""
         self.timeline.catch_up(now)
-        self._inbox = [other for other in self._inbox if other is not live]
+        self._queue.leave_inbox(live)
         self.batch.uncount_waiting(live)
         self.uncount(live)
         self.timeline.wake_by(now)
 
     def unqueue(self, live: Live) -> None:
         """Delete a request's entry in the queue, so that the request may enter the queue again."""
-        self._inbox = [other for other in self._inbox if other is not live]
-        self.batch.waiting = [entry for entry in self.batch.waiting if entry[2] is not live]
-        heapify(self.batch.waiting)
+        self._queue.delete(live)
         self.timeline.note_change()
 
     def halt(self, now: float, cause: Cause) -> list[Live]:
@@ -244,7 +242,7 @@ class Replica:
         running = [*batch.prefilling.values(), *batch.decoding.values()]
         for live in running:
             batch.write_segment(live, now, cause)
-        return sorted([*self.waiting_requests(), *running, *self.transit.leaving.values()], key=attrgetter("id"))
+        return sorted([*self._queue.requests(), *running, *self.transit.leaving.values()], key=attrgetter("id"))
 
     def crash(self, now: float) -> list[Live]:
         """Lose everything at once. Returns the requests that were here, without their KV."""
@@ -371,8 +369,8 @@ class Replica:
             self.recent_loras.note(live.lora)
         if self.cache_index is not None:
             self.cache_index.placed(live)
-        if batch.queued_ordering is not None:
-            live.queue = batch.queued_ordering.queue(live)
+        if self._queue.queued_ordering is not None:
+            live.queue = self._queue.queued_ordering.queue(live)
             self._queue_lengths[live.queue] += 1
 
     def uncount(self, live: Live) -> None:
@@ -384,7 +382,7 @@ class Replica:
         batch.generated_offset -= live.generated_tokens
         self._output_tokens -= live.output_tokens
         self.num_by_tier[live.tier] -= 1
-        if batch.queued_ordering is not None:
+        if self._queue.queued_ordering is not None:
             self._queue_lengths[live.queue] -= 1
         if batch.stalls is not None:
             batch.stalls.forget(live)
@@ -496,7 +494,7 @@ class Replica:
             self._end_reasoning(live, now)
             if live.stage is not DECODING:
                 return
-        elif batch.queued_ordering is not None:
+        elif self._queue.queued_ordering is not None:
             self._requeue(live)
         batch.set_check(live)
 
@@ -512,9 +510,9 @@ class Replica:
     def _requeue(self, live: Live) -> None:
         """Move a request to another of the ordering's queues if it belongs there: its quantum begins anew."""
         batch = self.batch
-        if batch.queued_ordering is None:
+        if self._queue.queued_ordering is None:
             return
-        queue = batch.queued_ordering.queue(live)
+        queue = self._queue.queued_ordering.queue(live)
         if queue != live.queue:
             self.timeline.note_change()
             self._queue_lengths[live.queue] -= 1
@@ -553,25 +551,25 @@ class Replica:
 
     def _schedule(self, now: float) -> None:
         """Decide the next iteration, and sleep for as long as it repeats."""
-        batch, timeline = self.batch, self.timeline
+        batch, queue, timeline = self.batch, self._queue, self.timeline
         batch.must_recheck = False
         if self._changes.is_read:
             self._changes.ids.append(self.id)
-        if self._inbox:
+        if queue.inbox:
             self._open_inbox(now)
-        if batch.waiting or batch.prefilling:
-            if self._has_moving_ranks and batch.waiting:
-                if batch.quantum is not None:
-                    batch.renew_quanta(batch.quantum)
-                if batch.moving_ordering is not None:
-                    batch.rerank(now)
+        if queue.entries or batch.prefilling:
+            if queue.has_moving_ranks and queue.entries:
+                if queue.quantum is not None:
+                    batch.renew_quanta(queue.quantum)
+                if queue.moving_ordering is not None:
+                    queue.rerank(now)
             timeline.advances = self._batching_rule(batch, now)
-            if batch.set_aside:
-                batch.take_back_skipped()
+            if queue.set_aside:
+                queue.take_back()
         else:
             timeline.advances = True
             if not batch.kv.can_tick(batch.tick):
-                batch.make_room(now)
+                make_room(batch, now)
         if not batch.decoding and not batch.chunk_tokens:
             self._rest(now)
             return
@@ -590,14 +588,14 @@ class Replica:
         batch.is_changed = False
         if batch.must_recheck:
             timeline.wake_by(now)
-        elif batch.first_waiting() is not None and not (transit.num_arriving or transit.expected or transit.leaving):
+        elif self._queue.first() is not None and not (transit.num_arriving or transit.expected or transit.leaving):
             raise AssertionError(f"replica {self.id} is stuck with {batch.num_waiting} requests waiting")
-        for live in self._inbox:
+        for live in self._queue.inbox:
             self._kernel.at(live.ready_s, COMMAND, live.id, self._on_ready)
 
     def _horizon(self, now: float) -> int:
         """Number of iterations that the present batch of decoding requests repeats, at least one."""
-        batch, timeline = self.batch, self.timeline
+        batch, queue, timeline = self.batch, self._queue, self.timeline
         checks = batch.checks
         while (live := checks[0][2]).check_tick != checks[0][0] or live.replica != self.id:
             heappop(checks)
@@ -606,9 +604,9 @@ class Replica:
             n = batch.ticks_in_window(n)
         if timeline.valid is not None:
             n = min(n, timeline.valid - timeline.k)
-        if self._inbox:
+        if queue.inbox:
             n = self._until_ready(n)
-        if self._has_moving_ranks and batch.waiting:
+        if queue.has_moving_ranks and queue.entries:
             n = self._until_ranks_move(n, now)
         if batch.speculation is not None:
             return batch.kv.iterations_left(batch.tick, n, batch.speculation.setting.most_tokens)
@@ -617,19 +615,19 @@ class Replica:
     def _until_ready(self, n: int) -> int:
         """Iterations until the scheduler sees another request, at most `n`."""
         t = self.timeline
-        ready_s = min([live.ready_s for live in self._inbox])
+        ready_s = min([live.ready_s for live in self._queue.inbox])
         k = first_boundary_at(t.start_s, t.a_s, t.b_s, ready_s, t.k, t.k + n) + self._lag - t.k
         return n if k > n else k if k > 1 else 1
 
     def _until_ranks_move(self, n: int, now: float) -> int:
         """Iterations until a rank changes while a request waits, at most `n`."""
-        batch, t = self.batch, self.timeline
-        if batch.quantum is not None and batch.preemptive:
+        batch, queue, t = self.batch, self._queue, self.timeline
+        if queue.quantum is not None and queue.preemptive:
             first = min(live.quantum_tick for live in batch.decoding.values())
-            n = min(n, first + batch.quantum - batch.tick)
-        ordering = batch.moving_ordering
+            n = min(n, first + queue.quantum - batch.tick)
+        ordering = queue.moving_ordering
         if ordering is not None:
-            lives = [*batch.decoding.values(), *batch.waiting_requests()]
+            lives = [*batch.decoding.values(), *queue.queued_requests()]
             changes = [time_s for live in lives if (time_s := ordering.next_change(live, now)) is not None]
             if changes:
                 n = first_boundary_at(t.start_s, t.a_s, t.b_s, min(changes), t.k + 1, t.k + n) - t.k
@@ -644,13 +642,7 @@ class Replica:
             seen_s = timeline.opened_s
             if k > 0:
                 seen_s = boundary_s(timeline.start_s, timeline.a_s, timeline.b_s, k)
-        hidden = []
-        for live in self._inbox:
-            if live.ready_s > seen_s:
-                hidden.append(live)
-            else:
-                batch.push_waiting(live, now)
-        self._inbox = hidden
+        self._queue.take_ready(seen_s, now)
 
     # What views read, as of the last complete iteration.
 
@@ -695,7 +687,7 @@ class Replica:
 
     @property
     def loras_waiting(self) -> Collection[str]:
-        return {live.lora for live in self.waiting_requests() if live.lora}
+        return {live.lora for live in self._queue.requests() if live.lora}
 
     def cached_tokens(self, request: RequestView, /) -> int:
         index, prefixes = self.cache_index, self.batch.prefixes
@@ -783,7 +775,7 @@ class Replica:
 
     @property
     def head_demand_blocks(self) -> int:
-        live = self.batch.first_waiting()
+        live = self._queue.first()
         if live is None:
             return 0
         return self.batch.kv.blocks(live.swapped_tokens or live.target_tokens) - live.resident_blocks
@@ -832,13 +824,9 @@ class Replica:
         for live in batch.decoding.values():
             live.generated_tokens = live.joined_generated + tick - live.joined_tick
         return [
-            *self.waiting_requests(),
+            *self._queue.requests(),
             *batch.prefilling.values(),
             *batch.decoding.values(),
             *transit.expected.values(),
             *(live for live in transit.leaving.values() if not live.move.is_sent),
         ]
-
-    def waiting_requests(self) -> list[Live]:
-        """The requests in the queue and those on their way to the scheduler, in no order."""
-        return [*self.batch.waiting_requests(), *self._inbox]
