@@ -141,6 +141,9 @@ def test_an_instance_serves_more_flat_out_than_in_time() -> None:
     assert runs.theta(served, 0.5)[LLAMA_2] == pytest.approx(0.5 * served["most"][LLAMA_2])
 
 
+TAUS = ("fcfs", *(f"{tau_s:g} s" for tau_s in scenes.TAUS_S))
+
+
 def model(hours: float, **more: Any) -> dict[str, Any]:
     base = {"instance_hours": hours, "spot_hours": 10.0, "wasted_hours": 1.0, "starts": 5, "kv_use": 0.4, "late": 0.1}
     tails = {f"ttft_p{q}_s": 1.0 for q in (75, 90, 95, 99)} | {"e2e_p95_s": 20.0}
@@ -194,6 +197,8 @@ def made(kind: str = "", name: str = "", **more: Any) -> dict[tuple[Any, ...], M
         for i, each in enumerate(("fcfs", "edf", "dpa", "pf")):
             violations = {"0": 0.4 - 0.05 * i, "1": 0.2 + 0.1 * i}
             found[runs.ORDER, each, seed] = {"violations": violations, "q3_s": {"0": 4.0 - i, "1": 4.0 + i}}
+        for i, each in enumerate(TAUS):
+            found[runs.TAU, each, seed] = {"violations": {"0": 0.4 - 0.05 * i, "1": 0.2 + 0.1 * i}}
     return found
 
 
@@ -261,6 +266,8 @@ def test_equal_systems_meet_no_claim_of_a_difference() -> None:
     for seed in SEEDS:
         for each in scenes.ORDERINGS:
             found[runs.ORDER, each, seed] = {"violations": {"0": 0.4, "1": 0.2}, "q3_s": {"0": 4.0, "1": 4.0}}
+        for each in TAUS:
+            found[runs.TAU, each, seed] = {"violations": {"0": 0.4, "1": 0.2}}
     values = judged(found)
     met = {claim.id for claim in sageserve.CLAIMS if claim.rule.judge(values[claim.id]).holds}
     assert met == PARITY | OF_ONE
@@ -396,6 +403,8 @@ def test_orderings_trade_the_tiers_as_the_paper_has_it() -> None:
     assert values["pf-normal"] == pytest.approx([0.3, 0.3])
     assert values["pf-fast-q3"] == pytest.approx([0.75, 0.75]) == values["pf-normal-q3"]
     assert values["order-fast"] == values["order-normal"] == [True, True]
+    assert [values[f"dpa-fast-tau{tau}"][0] for tau in (0, 1)] == pytest.approx([0.05, 0.1])
+    assert [values[f"dpa-normal-tau{tau}"][0] for tau in (0, 1)] == pytest.approx([0.1, 0.2])
 
 
 def test_fewer_in_every_region_means_every_region() -> None:

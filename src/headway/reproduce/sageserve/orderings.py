@@ -38,11 +38,13 @@ SEARCHED = (1.0, 3.0)
 MOST_TRIALS = 7
 
 
-def document(ordering: str, factor: float) -> Document:
-    """`factor` times the load of an afternoon, for half an hour."""
+def document(ordering: str, factor: float, tau_n_s: float | None = None) -> Document:
+    """`factor` times the load of an afternoon, for half an hour. `tau_n_s`: of DPA; None: the default."""
     scene = Scene(models=(LLAMA_2,), from_hour=THURSDAY + 13, hours=1.0)
     fleet = [pool(A100, LLAMA_2, region, "", num) for region, num in zip(REGIONS, INSTANCES, strict=True)]
-    policies = {"routing": "sageserve", "admission": "queue-manager", "ordering": ORDERINGS[ordering]}
+    policies: Document = {"routing": "sageserve", "admission": "queue-manager", "ordering": ORDERINGS[ordering]}
+    if tau_n_s is not None:
+        policies["ordering"] = {"name": ORDERINGS[ordering], "tau_n_s": tau_n_s}
     contents = whole_document(scene, fleet, policies)
     contents["simulation"]["warmup_s"] = 0.0
     contents["workload"] |= {

@@ -66,6 +66,8 @@ def outcomes(results: SageServeRuns) -> FindingsById:
         findings |= _week(results)
     if results.includes(runs.ORDER):
         findings |= _order(results)
+    if results.includes(runs.TAU):
+        findings |= _taus(results)
     if results.includes(SPEED, "arima"):
         findings |= _speed(results)
     return findings
@@ -402,6 +404,18 @@ def _order(results: SageServeRuns) -> FindingsById:
         findings[f"order-{label}"] = Finding(
             [all(sign * a < sign * b for a, b in pairwise(column)) for column in columns], f"Violations: {why}."
         )
+    return findings
+
+
+def _taus(results: SageServeRuns) -> FindingsById:
+    """DPA's violations by tau_n."""
+    findings: FindingsById = {}
+    for label, tier, sign in (("fast", "0", -1), ("normal", "1", 1)):
+        shares = {name: results.values((runs.TAU, name), "violations", tier) for name in results.names(runs.TAU)}
+        why = ", ".join(f"{100 * fmean(values):.1f}% ({name})" for name, values in shares.items())
+        for tau in ("0", "1"):
+            pairs = zip(shares[f"{tau} s"], shares["fcfs"], strict=True)
+            findings[f"dpa-{label}-tau{tau}"] = Finding([sign * (a - b) for a, b in pairs], f"Violations: {why}.")
     return findings
 
 

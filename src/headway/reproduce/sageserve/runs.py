@@ -33,6 +33,7 @@ LONG_TERM = (LT_I, LT_U, LT_UA)
 BOTH = (REACTIVE, LT_UA)
 PEAK, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = "peak", "november", "h100", "mix 9:1", "mix 1:1", "scout"
 BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
+TAU = "tau_n"
 FLEET = "fleet"
 LACKING = "a region without the model"
 LACKING_HOURS = 5.0
@@ -104,13 +105,20 @@ def _trials(runner: Runner, wanted: Sequence[RunGroup]) -> dict[str, Task]:
 
 
 def _orders(runner: Runner) -> dict[tuple[Any, ...], Task]:
-    if not runner.wants(*_GROUPS["order"]):
+    wanted = [name for name in ("order", "tau") if runner.wants(*_GROUPS[name])]
+    if not wanted:
         return {}
     factors = runner.run({seed: Call(orderings.overload, {"seed": seed}) for seed in runner.seeds})
-    return {
-        (ORDER, name, seed): RecordsTask(orderings.document(name, each["factor"]), seed, orderings.measure)
-        for name in scenes.ORDERINGS for seed, each in factors.items()
-    }  # fmt: skip
+    documents: dict[tuple[str, str, int], scenes.Document] = {}
+    for seed, factor in ((seed, each["factor"]) for seed, each in factors.items()):
+        if "order" in wanted:
+            documents |= {(ORDER, name, seed): orderings.document(name, factor) for name in scenes.ORDERINGS}
+        if "tau" in wanted:
+            documents[TAU, "fcfs", seed] = orderings.document("fcfs", factor)
+            documents |= {
+                (TAU, f"{tau_s:g} s", seed): orderings.document("dpa", factor, tau_s) for tau_s in scenes.TAUS_S
+            }
+    return {key: RecordsTask(document, key[-1], orderings.measure) for key, document in documents.items()}
 
 
 def _speed(runner: Runner) -> dict[tuple[Any, ...], Task]:

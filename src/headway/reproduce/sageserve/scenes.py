@@ -50,6 +50,8 @@ ORDERINGS: Mapping[str, Any] = {
     "dpa": "deadline-priority",
 }
 """6.5. FCFS keeps batch work behind both interactive tiers (6.1)."""
+TAUS_S = (0.0, 1.0, 10.0)
+"""DPA's tau_n, after which an expired request goes first again: the paper gives none, 10 s is the policy's default."""
 SILOS = {"interactive_suffix": "-interactive", "batch_suffix": "-batch"}
 POOLS: Mapping[str, Mapping[str, int]] = {
     SILOED: {"-interactive": 16, "-batch": 4},
