@@ -167,6 +167,8 @@ def test_cover_leaves_alone_what_it_knows_nothing_of() -> None:
         ({"epsilon": 0}, "epsilon: 0"),
         ({"step_s": 7}, "step_s: 7.0; expected seconds that fill the period of 3600"),
         ({"peak_s": 7}, "peak_s: 7.0; expected seconds that fill the step of 300"),
+        ({"lead_s": 400}, "lead_s: 400.0; expected whole steps of 300"),
+        ({"lead_s": 3600}, "lead_s: 3600.0; expected whole steps of 300, below the period"),
         ({"miss_to_idle": -1}, "miss_to_idle: -1"),
         ({"buffers": 1}, "unknown field buffers"),
     ],
@@ -278,6 +280,19 @@ def test_the_forecast_is_of_an_hour_s_maximum() -> None:
     assert world.num == 3
     world.until(2 * HOUR_S)
     assert forecaster.shown[1] == pytest.approx([700.0, 200.0])
+
+
+@pytest.mark.parametrize(("lead_s", "number"), [(0.0, 7), (1200.0, 4), (2400.0, 2)])
+def test_a_plan_is_for_the_time_after_its_lead(lead_s: float, number: int) -> None:
+    class Falling(Knows):
+        def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
+            assert steps == 3
+            return np.tile([650.0, 350.0, 150.0], (len(quantiles), 1))
+
+    plan = Planning(tps={"m": 100.0}, step_s=1200.0, lead_s=lead_s)
+    world = World(LongTermImmediateScaler(plan, forecaster=Falling(0.0)), interactive_tps=1.0)
+    world.until(1200.0)
+    assert world.num == number
 
 
 def test_the_quantile_follows_what_missing_costs() -> None:

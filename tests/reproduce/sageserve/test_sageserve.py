@@ -20,7 +20,7 @@ from headway.reproduce import sageserve
 from headway.reproduce.claims import Between, Claim, EverySeed
 from headway.reproduce.findings import PaperTable
 from headway.reproduce.runner import Runner
-from headway.reproduce.sageserve import bounds, measures, orderings, published, runs, scenes, speed, weights
+from headway.reproduce.sageserve import bounds, measures, orderings, published, runs, scenes, smoothed, speed, weights
 from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes
 from headway.reproduce.sageserve.published import Day
@@ -28,6 +28,7 @@ from headway.reproduce.sageserve.scenes import LLAMA_2, LT_I, LT_U, LT_UA, MODEL
 from headway.reproduce.sageserve.table import SageServeRuns
 from headway.reproduce.tasks import Measurement, RecordsTask
 from headway.workload.generate import generate
+from headway.workload.series import DemandSeries, read_series
 
 SEEDS = (0, 1)
 SERVED = {"tps": dict.fromkeys((*MODELS, SCOUT), 500.0), "most": dict.fromkeys((*MODELS, SCOUT), 1000.0)}
@@ -164,7 +165,8 @@ def day(**more: Any) -> Measurement:
 def days() -> dict[tuple[str, str], Any]:
     """The whole days."""
     documents = runs.thursdays(SERVED, True) | runs.other_days({gpu: SERVED for gpu in GPUS}, True)
-    return documents | runs.scouts(SERVED) | runs.fleets(SERVED, True)
+    documents |= runs.scouts(SERVED) | runs.fleets(SERVED, True) | runs.fleets_without_bloom(SERVED, True)
+    return documents | runs.with_artifacts_constants(SERVED, True)
 
 
 def steps() -> Measurement:
@@ -189,6 +191,7 @@ def made(kind: str = "", name: str = "", **more: Any) -> dict[tuple[Any, ...], M
         found[runs.BOUND, runs.DAY, seed] = {"instance_hours": 50.0}
         found[runs.KNOWS, runs.DAY, seed] = day()
         for each in (REACTIVE, LT_I):
+            found[runs.SMOOTH, each, seed] = day(**(more if (runs.SMOOTH, each) == (kind, name) else {}))
             found[runs.LACKING, each, seed] = {"sources": {"new": 1, "reclaimed": 2}, "first_s": [7200.0, 155.0]}
         for each in runs.LONG_TERM:
             found[runs.BURST, each, seed] = {"ttft_p95_s": 8.0, "recovered_s": 60.0, "instances": [], "minutes": []}
@@ -239,6 +242,14 @@ def test_a_value_for_every_claim_and_seed() -> None:
         (runs.FLEET, LT_I, {"all_instance_hours": 300.0}, "fleet-hours-all", 0.25),
         (runs.FLEET, scenes.GUARDED, {"all_instance_hours": 500.0}, "fleet-guarded", 0.2),
         (runs.FLEET, LT_I, {"wasted": {"new": 0.0, "reclaimed": 0.0, "redeployed": 0.15}}, "fleet-redeploys", 0.5),
+        (runs.SMOOTH, LT_I, {"instance_hours": 80.0}, "fleet-hours-smooth", 0.2),
+        (runs.SMOOTH, LT_I, {"all_instance_hours": 300.0}, "fleet-hours-all-smooth", 0.25),
+        (runs.NO_BLOOM, LT_I, {"instance_hours": 80.0}, "fleet-hours-no-bloom", 0.2),
+        (runs.NO_BLOOM, LT_I, {"all_instance_hours": 300.0}, "fleet-hours-all-no-bloom", 0.25),
+        (runs.ARTIFACT, LT_I, {"wasted_hours": 0.2}, "lt-i-waste-artifact", 0.8),
+        (runs.ARTIFACT, LT_UA, {"starts": 1}, "cold-starts-artifact-both", 0.8),
+        (runs.ARTIFACT, REACTIVE, {"wasted_hours": 10.0}, "lt-ua-waste-artifact", 0.9),
+        (runs.ARTIFACT, scenes.REACTIVE_50, {"wasted_hours": 2.0}, "lt-ua-waste-artifact-both", 0.5),
         (runs.DAY, scenes.LEAK, {"instance_hours": 90.0}, "leak-hours", -0.1),
         (runs.DAY, LT_U, {"instance_hours": 75.0}, "lt-u-hours", 0.25),
         (runs.DAY, LT_UA, {"wasted_hours": 0.2}, "lt-ua-waste", 0.8),
@@ -259,6 +270,28 @@ PARITY |= {"batch-wait", "chiron-tail"}
 """Claims that two equal systems meet."""
 OF_ONE = {"batch-done", "step-prefill", "step-decode", "step-error", "ilp-time", "ilp-time-large", "arima-time"}
 """Claims on one system."""
+
+
+def test_a_smoothed_series_has_the_mean_of_its_hours_and_of_its_week(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).exponential(1.0, 7 * 24 * 60)
+    smooth = smoothed.weekly_profile(values)
+    assert smooth.sum() == pytest.approx(values.sum())
+    hours, weekdays = smooth.reshape(7, 24, 60), values.reshape(7, 24, 60)[:5]
+    assert hours[3, 20] == pytest.approx(weekdays[:, 20].mean()) and hours[5, 20, 0] != hours[4, 20, 0]
+    known = [DemandSeries("A prod", 0.0, 60.0, values), DemandSeries("B prod", 0.0, 60.0, values)]
+    smoothed.write(tmp_path / "series.csv.gz", "B prod", known)
+    kept, changed = read_series(tmp_path / "series.csv.gz")
+    assert (kept.name, changed.name, kept.step_s) == ("A prod", "B prod", 60.0)
+    assert kept.values == pytest.approx(values) and changed.values == pytest.approx(smooth)
+
+
+def test_the_artifacts_plans_leave_out_the_next_twenty_minutes() -> None:
+    documents = runs.with_artifacts_constants(SERVED, False)
+    scaling = {name: contents["policies"]["scaling"] for (_, name), contents in documents.items()}
+    assert scaling[LT_I]["plan"]["lead_s"] == scaling[LT_UA]["plan"]["step_s"] == 1200.0
+    assert "out_above" not in scaling[LT_I] and scaling[LT_UA]["out_above"] == 0.5
+    assert scaling[scenes.REACTIVE_50]["out_above"] == 0.5 and "out_above" not in scaling[REACTIVE]
+    assert not scaling[scenes.REACTIVE_50]["pending_guard"]
 
 
 def test_equal_systems_meet_no_claim_of_a_difference() -> None:

@@ -41,6 +41,9 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
     peak_s: float | None = None
     """A step's demand is the largest mean over this time within it, since the paper plans for the maximum of an hour
     (6.3), in windows of "15 mins" (5). None: the mean of the step. A step is a whole number of these times."""
+    lead_s: float = 0.0
+    """The plan is for the demand from this time after the period's begin, and not for the time until then: 1,200 in
+    SageServe's artifact, whose plans are for 20 to 60 minutes ahead. A whole number of steps, below the period."""
     period_s: float = HOUR_S
     """The period of a plan: the paper's hour, or less where a day is rehearsed in an hour."""
     recent_s: float = 60.0
@@ -67,6 +70,8 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
         peak_s = self.window_s
         if not (isfinite(peak_s) and peak_s > 0 and self.step_s / peak_s % 1 == 0):
             raise ValueError(f"peak_s: {peak_s}; expected seconds that fill the step of {self.step_s:g}")
+        if not (0 <= self.lead_s < self.period_s and self.lead_s / self.step_s % 1 == 0):
+            raise ValueError(f"lead_s: {self.lead_s}; expected whole steps of {self.step_s:g}, below the period")
 
     @property
     def quantile(self) -> float:
@@ -105,6 +110,7 @@ class HourlyPlanner:
                 forecaster or SameTimeYesterday(round(DAY_S / config.step_s)).of,
                 planner or GreedyCover(config.tps, config.epsilon, config.startup_s),
                 round(config.period_s / config.step_s),
+                round(config.lead_s / config.step_s),
                 config.quantile,
             )
         )
@@ -233,9 +239,11 @@ class _HourlyPlan:
 class _Forecasting:
     """Forecasts and plans. It holds no state of the scaler, so that it can run in another process."""
 
-    def __init__(self, make_forecaster: MakeForecaster, planner: InstancePlanner, steps: int, quantile: float) -> None:
+    def __init__(
+        self, make_forecaster: MakeForecaster, planner: InstancePlanner, steps: int, first_step: int, quantile: float
+    ) -> None:
         self._make_forecaster, self._planner = make_forecaster, planner
-        self._steps, self._quantile = steps, quantile
+        self._steps, self._first_step, self._quantile = steps, first_step, quantile
         self._forecasters: dict[Cell, Forecaster] = {}
 
     def __call__(self, histories: Mapping[Cell, _History], pools: Sequence[PoolCounts]) -> _HourlyPlan:
@@ -246,7 +254,7 @@ class _Forecasting:
                 self._forecasters[cell] = self._make_forecaster(*cell)
             forecast = self._forecasters[cell].forecast(history.interactive_tps, self._steps, (0.5, self._quantile))
             expected[cell] = [float(tps) for tps in forecast[0]]
-            demand[cell] = [float(tps) + history.beta_tps for tps in forecast[1]]
+            demand[cell] = [float(tps) + history.beta_tps for tps in forecast[1][self._first_step :]]
         targets = self._planner.instances(demand, pools)
         _check(targets, pools, type(self._planner).__name__)
         return _HourlyPlan(targets, expected, {cell: history.until_s for cell, history in histories.items()})

@@ -20,7 +20,7 @@ class LongTermImmediateScaler:
     for each model and region, and adds beta for batch work to the chosen quantile. A planner turns this demand into
     replicas by pool. `plan` has the settings: `tps` (what a replica serves, by pool or model; a pool without it is not
     scaled), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `peak_s` (forecast the largest mean over
-    this time in each step), `recent_s` and `batch_tier`.
+    this time in each step), `lead_s` (plan for the demand from this time on), `recent_s` and `batch_tier`.
 
     A program may pass `forecaster(model, region)`, which makes the forecaster of one series, a `planner` with
     `instances(demand_tps, pools)`, and `tasks` to run both outside of the event loop. Without them, demand is expected

@@ -12,6 +12,7 @@ from headway.reproduce.runner import Runner
 from headway.reproduce.sageserve import runs
 from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes
+from headway.reproduce.sageserve.published import SERIES
 from headway.reproduce.sageserve.runs import CLAIMS
 from headway.reproduce.sageserve.table import SageServeRuns
 
@@ -26,9 +27,10 @@ def run(runner: Runner) -> Findings:
     measured, served = runs.measure_all(runner)
     results = SageServeRuns(measured, runner.seeds)
     findings = outcomes(results)
-    for claim in runs.FULL_ONLY_CLAIMS if runner.quick else ():
+    lacking = "A quick run is too short to decide this." if runner.quick else f"Needs {SERIES} in the folder of --data."
+    for claim in runs.FULL_ONLY_CLAIMS:
         if runner.wants(claim) and claim.id not in findings:
-            findings[claim.id] = Finding([None] * len(runner.seeds), "A quick run is too short to decide this.")
+            findings[claim.id] = Finding([None] * len(runner.seeds), lacking)
     if runner.quick and (first := findings.get("burst-first")) is not None:  # with a third of the load, it is chance
         findings["burst-first"] = first.undecided("A quick run has too little load to decide this.")
     return Findings(findings, exhibits(results, served))

@@ -53,6 +53,11 @@ def outcomes(results: SageServeRuns) -> FindingsById:
         findings |= _use(results) | _batch(results) | _chiron(results) | _beyond(results)
     if results.includes(FLEET):
         findings |= _fleet(results)
+    for kind, suffix in ((runs.SMOOTH, "smooth"), (runs.NO_BLOOM, "no-bloom")):
+        if results.includes(kind):
+            findings |= _other_fleet(results, kind, suffix)
+    if results.includes(runs.ARTIFACT):
+        findings |= _artifact(results)
     if results.includes(runs.NOVEMBER):
         for name in LONG_TERM:
             findings[f"nov-{name}-hours"] = _saved(results, runs.NOVEMBER, name)
@@ -256,6 +261,16 @@ def _fleet(results: SageServeRuns) -> FindingsById:
     }
 
 
+def _other_fleet(results: SageServeRuns, kind: str, suffix: str) -> FindingsById:
+    """The fleet where Bloom's demand is another one."""
+    hours = {name: results.of_all(kind, name, "instance_hours") for name in (REACTIVE, LT_I)}
+    why = f"Instance-hours of all models: {listed_means(hours)}; of Llama-2, {_late(results, kind, REACTIVE, LT_I)}."
+    return {
+        f"fleet-hours-{suffix}": _saved(results, kind, LT_I),
+        f"fleet-hours-all-{suffix}": Finding(reductions(hours[LT_I], hours[REACTIVE]), why),
+    }
+
+
 def _sources(results: SageServeRuns) -> str:
     """Instance-hours of all models in which instances start, by source."""
     texts = []
@@ -283,20 +298,31 @@ def _without_weights(results: SageServeRuns) -> str:
     return f"In five hours of a region that begins without Llama-2, {'; '.join(texts)}."
 
 
-def _waste(results: SageServeRuns) -> FindingsById:
+def _waste(results: SageServeRuns, kind: str = DAY, than: str = REACTIVE, suffix: str = "") -> FindingsById:
+    """What starts take with long-term scaling, against the scaler `than`."""
+
     def fewer(name: str, key: str) -> list[float | None]:
-        return reductions(results.of_model(DAY, name, key), results.of_model(DAY, REACTIVE, key))
+        return reductions(results.of_model(kind, name, key), results.of_model(kind, than, key))
 
     findings = {}
     for name in (LT_I, LT_UA):
-        both = (REACTIVE, name)
+        both = (than, name)
         why = (
-            f"Instance-hours in which instances start: {results.means(DAY, both, 'wasted_hours')}; starts:"
-            f" {results.means(DAY, both, 'starts')}."
+            f"Instance-hours in which instances start: {results.means(kind, both, 'wasted_hours')}; starts:"
+            f" {results.means(kind, both, 'starts')}."
         )
-        findings[f"{name}-waste"] = Finding(fewer(name, "wasted_hours"), why)
-    starts = f"Starts: {results.means(DAY, (REACTIVE, LT_UA), 'starts')}."
-    return findings | {"cold-starts": Finding(fewer(LT_UA, "starts"), starts)}
+        findings[f"{name}-waste{suffix}"] = Finding(fewer(name, "wasted_hours"), why)
+    starts = f"Starts: {results.means(kind, (than, LT_UA), 'starts')}."
+    return findings | {f"cold-starts{suffix}": Finding(fewer(LT_UA, "starts"), starts)}
+
+
+def _artifact(results: SageServeRuns) -> FindingsById:
+    """Starts with the artifact's constants in the plans alone, and in the baseline, too."""
+    plans, both = (
+        _waste(results, runs.ARTIFACT, than, suffix)
+        for than, suffix in ((REACTIVE, "-artifact"), (scenes.REACTIVE_50, "-artifact-both"))
+    )
+    return plans | both
 
 
 def _tails(results: SageServeRuns) -> FindingsById:

@@ -27,9 +27,11 @@ from headway.reproduce.sageserve.scenes import (
     LLAMA_31,
     LLAMA_32,
     LOAD,
+    LT_I,
     MODELS,
     POOLS,
     REACTIVE,
+    REACTIVE_50,
     REGIONS,
     SCOUT,
     START,
@@ -73,6 +75,11 @@ SPIN_UP_S = 155.0
 DELAYS_S = (60.0, SPIN_UP_S, 600.0)
 """Rows: the paper's median to reclaim a spot instance, the artifact's `spin_up`, and the paper's redeployment."""
 REDEPLOY_S, REMOTE_S = 600.0, 7200.0
+ARTIFACT_PLAN: Mapping[str, float] = {"step_s": 1200.0, "lead_s": 1200.0}
+"""The artifact plans for the largest forecast of 20 to 60 minutes ahead."""
+ARTIFACT_MEMORY: Mapping[str, float] = {"out_above": 0.5, "in_below": 0.25, "cooldown_s": SPIN_UP_S}
+"""The artifact grows above 50% of memory in use, shrinks below 25%, and takes no step while an instance starts. The
+paper has 70 and 30%, and 15 s."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,22 @@ def document(day: Day, strategy: str) -> Document:
         },
         "simulation": {"until_s": day.hours * 3600, "warmup_s": WARMUP_S},
     }  # fmt: skip
+
+
+def with_artifacts_constants(day: Day, strategy: str) -> Document:
+    """A day with the artifact's constants for plans and memory. Forecasts are of the means of 20 minutes."""
+    contents = document(day, REACTIVE if strategy == REACTIVE_50 else strategy)
+    scaling = contents["policies"]["scaling"]
+    if "plan" in scaling:
+        del scaling["plan"]["peak_s"]
+        scaling["plan"] |= ARTIFACT_PLAN
+    if strategy != LT_I:  # which asks no memory
+        scaling |= ARTIFACT_MEMORY
+    return contents
+
+
+def without_bloom(day: Day) -> Day:
+    return replace(day, models=tuple(model for model in day.models if model != BLOOM))
 
 
 def _fleet(day: Day, strategy: str) -> list[Document]:

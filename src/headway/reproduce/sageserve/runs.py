@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.reproduce.claims import Claim, read_claims
 from headway.reproduce.runner import Runner
-from headway.reproduce.sageserve import bounds, measures, orderings, published, scenes, speed, weights
+from headway.reproduce.sageserve import bounds, measures, orderings, published, scenes, smoothed, speed, weights
 from headway.reproduce.sageserve.published import DELAYS_S, Day
 from headway.reproduce.sageserve.scenes import (
     CHIRON,
@@ -20,6 +20,7 @@ from headway.reproduce.sageserve.scenes import (
     LT_U,
     LT_UA,
     REACTIVE,
+    REACTIVE_50,
     SILOED,
     Scene,
 )
@@ -35,6 +36,8 @@ PEAK, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = "peak", "november", "h100", "mix 9:1
 BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
 TAU = "tau_n"
 FLEET = "fleet"
+SMOOTH, NO_BLOOM = "fleet, Bloom smoothed", "fleet without Bloom"
+ARTIFACT = "thursday, the artifact's constants"
 LACKING = "a region without the model"
 LACKING_HOURS = 5.0
 """Enough for the two hours until the weights are there, and for later starts."""
@@ -46,7 +49,7 @@ half of what its profile says."""
 EQUAL_LATE_SHARES = (0.7, 0.9)
 """Further shares that LT strategies plan with, to find their instance-hours where as many are late as with another
 scaler."""
-FULL_ONLY = ("thursday", "fleet", "chiron", "beyond", "november", "ablations", "scouts")
+FULL_ONLY = ("thursday", "fleet", "chiron", "beyond", "november", "ablations", "scouts", "artifact", "bloom")
 """Groups of whole days, which need a full run."""
 FULL_ONLY_CLAIMS = frozenset(claim for name in FULL_ONLY for claim in _GROUPS[name])
 
@@ -99,7 +102,7 @@ def _trials(runner: Runner, wanted: Sequence[RunGroup]) -> dict[str, Task]:
         trials[scenes.A100] = _theta(scenes.A100)
     if not runner.quick and runner.wants(*_GROUPS["ablations"]):
         trials[scenes.H100] = _theta(scenes.H100)
-    if not runner.quick and runner.wants(*_GROUPS["fleet"], *_GROUPS["scouts"]):
+    if not runner.quick and runner.wants(*_GROUPS["fleet"], *_GROUPS["scouts"], *_GROUPS["bloom"]):
         trials[FLEET] = Call(measures.theta, {"document": published.fleet_trial()})
     return trials
 
@@ -148,12 +151,18 @@ def _days(runner: Runner, served: Mapping[str, Measurement]) -> dict[tuple[Any, 
         documents |= scouts(served[FLEET])
     if runner.wants(*_GROUPS["fleet"]):
         documents |= fleets(served[FLEET], has_series)
+    if runner.wants(*_GROUPS["artifact"]):
+        documents |= with_artifacts_constants(served[scenes.A100], has_series)
+    if runner.wants(*_GROUPS["bloom"]):
+        documents |= fleets_without_bloom(served[FLEET], has_series)
     tasks: dict[tuple[Any, ...], Task] = {
         (*key, seed): RecordsTask(document, seed, measures.measure)
         for key, document in documents.items() for seed in runner.seeds
     }  # fmt: skip
     if runner.wants(*_GROUPS["fleet"]):
         tasks |= _without_weights(runner, served[scenes.A100], has_series)
+    if runner.wants(*_GROUPS["bloom"]) and has_series:
+        tasks |= _smoothed(runner, served[FLEET])
     if runner.claims is None:
         first = {"document": documents[DAY, REACTIVE], "seed": runner.seeds[0], "data": str(runner.data or "")}
         tasks[BOUND, DAY, runner.seeds[0]] = Call(bounds.bound, first)
@@ -210,9 +219,41 @@ def scouts(served: Measurement) -> dict[tuple[str, str], scenes.Document]:
 
 def fleets(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
     """Four models on equal GPUs."""
-    half = theta(served, THETA_SHARE)
-    day = replace(published.FLEET_DAY, theta=half, half=half, has_series=has_series)
+    day = _fleet_day(served, has_series)
     return {(FLEET, name): published.document(day, name) for name in (REACTIVE, GUARDED, LT_I)}
+
+
+def _fleet_day(served: Measurement, has_series: bool) -> Day:
+    half = theta(served, THETA_SHARE)
+    return replace(published.FLEET_DAY, theta=half, half=half, has_series=has_series)
+
+
+def with_artifacts_constants(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
+    """Reactive scaling as the paper has it, and all with the artifact's constants."""
+    half = theta(served, THETA_SHARE)
+    day = Day(theta=half, half=half, has_series=has_series)
+    names = (REACTIVE_50, LT_I, LT_UA)
+    return {(ARTIFACT, REACTIVE): published.document(day, REACTIVE)} | {
+        (ARTIFACT, name): published.with_artifacts_constants(day, name) for name in names
+    }
+
+
+def fleets_without_bloom(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
+    """Three models on equal GPUs."""
+    day = published.without_bloom(_fleet_day(served, has_series))
+    return {(NO_BLOOM, name): published.document(day, name) for name in (REACTIVE, LT_I)}
+
+
+def _smoothed(runner: Runner, served: Measurement) -> dict[tuple[str, str, int], Call]:
+    """Four models on equal GPUs, Bloom's interactive demand with the profile of its week."""
+    day, series = _fleet_day(served, has_series=True), f"{published.NAMES[scenes.BLOOM]} prod"
+    return {
+        (SMOOTH, name, seed): Call(
+            smoothed.measure_smoothed,
+            {"document": published.document(day, name), "name": series, "seed": seed, "data": str(runner.data)},
+        )
+        for name in (REACTIVE, LT_I) for seed in runner.seeds
+    }  # fmt: skip
 
 
 def planned_at(name: str, share: float) -> str:

@@ -37,6 +37,7 @@ WARMUP_S = 3600.0
 """In which the initial fleet shrinks to what is needed."""
 
 SILOED, REACTIVE, GUARDED, CHIRON = "siloed", "reactive", "reactive (guarded)", "chiron"
+REACTIVE_50 = "reactive (50%)"
 EACH_REQUEST = "reactive (each request)"
 EACH_REQUEST_S = 0.2
 """About the time between two requests of a busy hour: memory is looked at as often as requests come (7.1)."""
