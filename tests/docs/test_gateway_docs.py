@@ -252,13 +252,14 @@ def test_the_decision_that_is_shown_is_one() -> None:
 
 
 def test_the_metrics_that_are_listed_are_those_that_there_are(tmp_path: Path) -> None:
-    """Those of KV events and of several gateways are on the pages of gateways that have these alone."""
+    """Those of KV events, several gateways, shadow and autopilot are on the pages of gateways that have these alone."""
     named = set(re.findall(r"`(headway_\w+)`", (DOCS / "observe.md").read_text(encoding="utf-8")))
     assert named <= set(DEFINITIONS)
     files = {"cascade.yaml": _block("yaml", "# cascade.yaml")}
     script = PAGE[PAGE.index("# cascade.yaml") :].split("```bash\n")[1].split("```")[0]
     script += "curl -s http://127.0.0.1:8080/metrics | grep TYPE; echo over\n"
     written = _run(tmp_path, files, script, "over\n")
-    of_parts = {name for name in DEFINITIONS if name.startswith(("headway_kv_events_", "headway_peer"))}
+    parts = ("headway_kv_events_", "headway_peer", "headway_shadow_", "headway_autopilot_")
+    of_parts = {name for name in DEFINITIONS if name.startswith(parts)}
     found = {line.split()[2]: line.split()[3] for line in written if line.startswith("# TYPE")}
     assert found == {name: each.kind for name, each in DEFINITIONS.items() if name not in of_parts}

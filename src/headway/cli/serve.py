@@ -41,6 +41,7 @@ class ServeOptions(LiveOptions, frozen=True):
 
     workers: int
     access_log: Path | None
+    shadow: Path | None = None
 
 
 @click.command()
@@ -53,6 +54,10 @@ class ServeOptions(LiveOptions, frozen=True):
     help="Worker processes that relay requests and answers. With several, one more process schedules for all of them.",
 )  # fmt: skip
 @live_options
+@click.option(
+    "--shadow", type=PATH, metavar="CANDIDATE",
+    help="Have the policies of this fleet file decide beside the real ones, without effect, and compare.",
+)  # fmt: skip
 @click.option("--access-log", type=PATH, help="Write one line of JSON for each request to this file; - for stdout.")
 def command(
     fleet: Path | None, preset: str | None, variant: str | None, is_emulated: bool, emulate_with: str, **flags: Any
@@ -74,6 +79,9 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
     host, port, workers, tls = options.host, options.port, options.workers, options.tls()
     plan = file.plan
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
+    if options.shadow is not None:
+        shadow, notes = file.candidate(options.shadow)
+        plan = replace(plan, shadow=shadow)
     options.log.apply()
     exit_at_sigterm()
     allow_clients(plan, _num_clients(plan), 2)
@@ -85,6 +93,10 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
     if workers > 1:
         click.echo(f"  {workers} workers, and a scheduler for all of them")
     show_fleet(file.scenario, plan)
+    if plan.shadow is not None:
+        click.echo(f"  beside, without effect: {', '.join(plan.shadow.kinds)} of {plan.shadow.name}")
+        for note in notes:
+            click.echo(f"  {note}")
     if plan.settings.has_dashboard:
         click.echo(f"  dashboard {where}/dashboard")
 

@@ -30,6 +30,7 @@ from headway.control.roles import Roles, memberships
 from headway.control.scaling import Scaling
 from headway.control.sent_prompts import SentPrompts
 from headway.control.service import Member, Service
+from headway.control.shadow import Shadow
 from headway.control.shedding import Shedding
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fallbacks, Role
@@ -69,6 +70,8 @@ class Control:
         """Requests whose answers are being judged."""
         self._slo: Policies | None = None
         """The policies whose SLOs requests without their own get; None: they get none."""
+        self.new_shadow: Callable[[str], Shadow] | None = None
+        """The candidate's policies of a model, which decide beside its service's own; None: there is no candidate."""
 
     # The loop.
 
@@ -129,6 +132,8 @@ class Control:
         while (live := queue.first(now)) is not None:
             replica = service.choose(live, now)
             if replica is not None:
+                if service.shadow is not None:
+                    service.compare_order(live, now)
                 queue.pop(now)
                 service.started(live, replica, now)
                 self.effects.start(live, replica, now)
@@ -214,7 +219,10 @@ class Control:
         service = self.service_of(live)
         self._count_demand(service, live)
         admissions, shedding = self.admissions.get(service), self.shedding.get(service)
-        if admissions is not None and admissions.hold(live):
+        is_held = admissions is not None and admissions.hold(live)
+        if service.shadow is not None and service.shadow.compares_admission:
+            service.compare_admission(live, is_held, now)
+        if is_held:
             return True
         return shedding is not None and (why := shedding.why(live, now)) != "" and self._refuse(live, now, why)
 
@@ -444,7 +452,10 @@ class Control:
         fallbacks = {name for names in self.fallbacks.of_fleet.models.values() for name in names}
         asked = [service for service in self.services if service.model not in fallbacks]
         self._only = asked[0] if len(asked) == 1 else None
-        self._has_entry_steps = bool(self.cascade or self.admissions or self.shedding or self.scaling)
+        compares_admission = any(each.shadow and each.shadow.compares_admission for each in self.services)
+        self._has_entry_steps = bool(
+            self.cascade or self.admissions or self.shedding or self.scaling or compares_admission
+        )
 
     def add_service(
         self,
@@ -457,6 +468,8 @@ class Control:
     ) -> None:
         """Create the service of one more model, with its own policies."""
         service = assembly.new_service(policies, model, members, self.fallbacks.of_fleet, seed, observer)
+        if self.new_shadow is not None:
+            service.follow(self.new_shadow(model))
         self.services.append(service)
         for name in names:
             self.by_model.setdefault(name, service)

@@ -43,10 +43,13 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
 
     time_s: float
     """Since the start of the run; at a gateway, since 1970."""
-    what: Literal["placed", "moved", "refused", "ejected", "returned", "reloaded", "fallback", "cache"]
+    what: Literal[
+        "placed", "moved", "refused", "ejected", "returned", "reloaded", "fallback", "cache", "shadow", "autopilot"
+    ]
     """`ejected`, `returned`, `reloaded` and `cache` are a gateway's: about a replica (`choice`), that its fleet file
     has changed (`why`), and how well a replica's prefix cache is known. `fallback`: from now on, `model` is to answer
-    in place of the one that `why` names."""
+    in place of the one that `why` names. `shadow`: what a candidate's ordering or admission would have done (`why`)
+    where it differs, or how its rehearsal compares. `autopilot`: a step of a change that is tried."""
     request: str
     model: str
     tier: int
@@ -69,6 +72,8 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
     """The policy's scores, as (replica, score)."""
     replicas: tuple[OfferedReplica, ...] = ()
     """The replicas that could be chosen."""
+    shadow: int | None = None
+    """The replica that the candidate's router chose, where a candidate decides beside."""
 
 
 class DecisionObserver:
@@ -82,7 +87,8 @@ class DecisionObserver:
         self.listeners: list[Callable[[Decision], None]] = []
         self.start_s = start_s
         """Added to every time."""
-        self._name = name or (lambda live: str(live.id))
+        self.name = name or (lambda live: str(live.id))
+        """The name of a request in the log."""
         self._held: dict[int, tuple[float, str]] = {}
         """By request: when its hold began, and why."""
 
@@ -95,9 +101,11 @@ class DecisionObserver:
         self._held.pop(live.id, None)
 
     def record_placement(
-        self, live: Live, placement: Placement, offered: Sequence[ReplicaView], leaves_draining: bool, now: float
-    ) -> None:
-        """Record a router's choice. `leaves_draining`: the request is at a replica that drains, and moves."""
+        self, live: Live, placement: Placement, offered: Sequence[ReplicaView], leaves_draining: bool, now: float,
+        shadow: int | None = None,
+    ) -> None:  # fmt: skip
+        """Record a router's choice, and that of a candidate's router. `leaves_draining`: the request is at a replica
+        that drains, and moves."""
         if not self.listeners:
             if not leaves_draining:
                 self._held.pop(live.id, None)
@@ -107,6 +115,7 @@ class DecisionObserver:
             "decode": None if live.decode_replica < 0 else live.decode_replica,
             "scores": placement.scores,
             "replicas": _snapshots(offered, now, self._is_live),
+            "shadow": shadow,
         }
         if leaves_draining:
             self._record("moved", live, now, source=live.replica, why="its replica is drained", **chosen)
@@ -120,6 +129,11 @@ class DecisionObserver:
                 "moved", live, now, source=live.replica, choice=move.target, scores=move.scores,
                 why="asked for by the migration policy", replicas=_snapshots(offered, now, self._is_live),
             )  # fmt: skip
+
+    def record_shadow(self, live: Live, why: str, now: float) -> None:
+        """Record that a candidate's policy would have decided otherwise about a request."""
+        if self.listeners:
+            self._record("shadow", live, now, why=why)
 
     def record_refusal(self, live: Live, now: float, why: str) -> None:
         """Record that a request is rejected on placement."""
@@ -148,11 +162,11 @@ class DecisionObserver:
             listener(Decision(self.start_s + now, "cache", "", model, 0, "", choice=replica, why=reason))
 
     def _record(
-        self, what: Literal["placed", "moved", "refused", "fallback"], live: Live, now: float, **fields: Any
+        self, what: Literal["placed", "moved", "refused", "fallback", "shadow"], live: Live, now: float, **fields: Any
     ) -> None:
         since_s, why = self._held.pop(live.id, (now, "")) if what in ("placed", "refused") else (now, "")
         if self.listeners:
-            name = fields.pop("request", "") or self._name(live)
+            name = fields.pop("request", "") or self.name(live)
             decision = Decision(
                 time_s=self.start_s + now, what=what, request=name, tier=live.tier,
                 phase=live.phase.name.lower(), attempt=live.attempt, moves=live.moves,

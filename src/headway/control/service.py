@@ -12,6 +12,7 @@ from headway.control.hold_queue import hold_queue
 from headway.control.live import HELD, Live
 from headway.control.observe import MutableFleetView
 from headway.control.sent_prompts import SentPrompts
+from headway.control.shadow import Shadow
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Role
 from headway.core.policy import Learner, Ordering, Router, SharingOrdering
@@ -139,6 +140,8 @@ class Service:
         self.longest_tokens = self._shortest_tokens = sys.maxsize
         """Prompt plus output tokens of the longest request that a member can hold, or that the last member could.
         Unlimited until a replica exists or is announced: no length is known to be too long."""
+        self.shadow: Shadow | None = None
+        """A candidate's policies, which decide beside the service's own without effect."""
         self.use(router, hold_ordering, window, prompt_window)
 
     def use(self, router: Router, hold_ordering: Ordering, window: int | None, prompt_window: int | None) -> None:
@@ -162,7 +165,15 @@ class Service:
         """`control.preemptions` or `control.kv_pressure`, where requests that run are paused for others."""
         self.window = window
         self.hold_queue = hold_queue(hold_ordering)
+        if self.shadow is not None:
+            self.follow(self.shadow)
         self.refresh()
+
+    def follow(self, shadow: Shadow) -> None:
+        """Have a candidate's policies decide beside the service's own."""
+        self.shadow = shadow
+        if shadow.learners:
+            self.learners.append(shadow)
 
     def add_learner(self, policy: object) -> None:
         """Report ended requests to a policy if it is a `Learner`."""
@@ -268,6 +279,7 @@ class Service:
             name = type(self.router).__name__
             chosen = replica if replica not in ids else decode
             raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")
+        beside = None if self.shadow is None else self.shadow.route(live, candidates, replica, now)
         if live.placed_s != live.placed_s:
             live.placed_s = now
         live.decode_replica = -1
@@ -276,8 +288,24 @@ class Service:
         if self._observer is not None:
             source = None if live.stage is HELD else self.member(live.replica)
             leaves = source is not None and source.is_draining
-            self._observer.record_placement(live, placement, candidates, leaves, now)
+            self._observer.record_placement(live, placement, candidates, leaves, now, beside)
         return replica
+
+    def compare_order(self, live: Live, now: float) -> None:
+        """Compare the held request that goes first with the one that the candidate's ordering ranks first."""
+        if self.shadow is None:
+            return
+        first = self.shadow.first(live, self.hold_queue, now)
+        if first is not None and first is not live and self._observer is not None:
+            self._observer.record_shadow(live, f"ordering: request {self._observer.name(first)} goes first", now)
+
+    def compare_admission(self, live: Live, is_held: bool, now: float) -> None:
+        """Compare whether an arriving request is held with what the candidate's admission policy says."""
+        if self.shadow is None:
+            return
+        held = self.shadow.holds(live, is_held)
+        if held is not None and held != is_held and self._observer is not None:
+            self._observer.record_shadow(live, f"admission: the request is {'held' if held else 'not held'}", now)
 
     def start_slowly(self, replica: int, now: float, duration_s: float) -> None:
         """Offer a replica for a share of the placements that grows from a tenth to all in this time."""

@@ -30,6 +30,7 @@ from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.scorer import AnswerScorer
+from headway.gateway.scheduling.shadows import Shadows
 from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.scheduling.stream_copy import StreamCopies, StreamKey
 from headway.gateway.served_models import ServedModels
@@ -74,6 +75,7 @@ class Gateway:
         self.telemetry = RunTelemetry(self.clock, plan, self.fleet, recording, decision_log, self._request_id)
         self.scaling = LiveScaling(self, self.fleet, plan)
         self._scorer = None if plan.judge is None else AnswerScorer(plan.judge)
+        self.shadows = None if plan.shadow is None else Shadows(plan.shadow, plan.seed)
         self.driver = self._make_driver(recording)
         self.models = ServedModels(self.driver, self.fleet, plan)
         self.health = HealthMonitor(
@@ -129,6 +131,7 @@ class Gateway:
             on_role=self.fleet.record_role,
             fallbacks=plan.fallbacks,
             view=None if self.peers is None else self.peers.view,
+            new_shadow=None if self.shadows is None else self.shadows.new,
         )
         driver.control.fallbacks.max_held = settings.max_held
         return driver
@@ -146,6 +149,7 @@ class Gateway:
             batches=self.batches,
             cache_feeds=self.cache_feeds,
             peers=self.peers,
+            shadows=self.shadows,
         )
 
     def _make_relays(self) -> tuple[Tracing | None, Callable[..., Relay]]:

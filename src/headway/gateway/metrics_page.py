@@ -11,6 +11,7 @@ from headway.gateway.auth.keys import ApiKeys
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.replica import LiveReplica
+from headway.gateway.scheduling.shadows import Shadows
 from headway.gateway.telemetry.drift import PredictionDrift
 from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
 from headway.gateway.telemetry.process import build_info, process_metrics
@@ -40,11 +41,13 @@ class MetricsPage:
         batches: BatchService | None,
         cache_feeds: CacheFeeds | None,
         peers: Peers | None,
+        shadows: Shadows | None,
     ) -> None:
         """`ended` counts the requests that have ended."""
         self._ended, self._fleet, self._health, self._drift, self._driver = ended, fleet, health, drift, driver
         self._keys, self._reloads, self._charges, self._batches = keys, reloads, charges, batches
         self._cache_feeds, self._peers, self._build_info = cache_feeds, peers, build_info()
+        self._shadows = shadows
 
     def lines(self, is_open: bool = False) -> Iterator[str]:
         """The page line by line, in Prometheus' text format; `is_open`: in OpenMetrics, with exemplars."""
@@ -56,6 +59,8 @@ class MetricsPage:
             metrics += self._cache_feeds.metrics(self._fleet.present())
         if self._peers is not None:
             metrics += self._peers.metrics()
+        if self._shadows is not None:
+            metrics += self._shadows.metrics()
         metrics += [self._build_info, *process_metrics()]
         return self._ended.lines(metrics, time() - self._driver.now if is_open else None)
 

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from headway.config.scenario import Scenario
 from headway.config.spec import ComboSpec, PoolSpec, Spec
 from headway.control.policies import Policies
+from headway.core.errors import HeadwayError
 from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.scheduling.shadows import ShadowPlan, comparable
 from headway.policies.resolve import PolicyChoice
 from headway.serving.gateway import plan, read
 
@@ -87,7 +89,22 @@ class FleetFile:
             planned_gpus=present.planned_gpus,
             planner_messages=present.planner_messages,
             past_demand=present.past_demand,
+            shadow=present.shadow,
         )
+
+    def candidate(self, path: Path) -> tuple[ShadowPlan, list[str]]:
+        """The policies of a candidate for this fleet, and what of it cannot be compared live. HeadwayError if it could
+        not be served, or none of its policies can be compared."""
+        candidate = plan(self._change(read(path)))
+        candidate.stop_planners()
+        if set(candidate.names) != set(self.plan.names):
+            expected, found = (", ".join(sorted(each.names)) for each in (self.plan, candidate))
+            raise HeadwayError(f"{path}: serves {found}; expected the models of {self.path.name}: {expected}")
+        kinds, notes = comparable(self.plan.policies, candidate.policies)
+        if not kinds:
+            why = "; ".join(notes) or "its routing, ordering and admission are those of the fleet"
+            raise HeadwayError(f"{path}: nothing to compare: {why}")
+        return ShadowPlan(path.name, candidate.policies, kinds), notes
 
     def _check_pools(self, before: Spec, after: Spec, check: Callable[..., None]) -> None:
         """HeadwayError if pools change whose replicas the gateway starts."""

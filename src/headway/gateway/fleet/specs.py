@@ -14,6 +14,7 @@ from headway.core.fleet import Combo, Fallbacks, Network, Pool, RoleChange
 from headway.core.pacer import Pacer
 from headway.core.past_demand import PastDemand
 from headway.gateway.kv_events.address import KvEvents
+from headway.gateway.scheduling.shadows import ShadowPlan
 from headway.gateway.settings import Api, Judge, Settings
 from headway.limits.budgets import TokenPrices
 
@@ -154,5 +155,7 @@ class ServingPlan(Struct, frozen=True):
     """Tells the planner where it finds, by pool, how many times as long as expected prompts and decoding take."""
     past_demand: PastDemand | None = None
     """Demand from before the start, for a scaler that remembers it."""
+    shadow: ShadowPlan | None = None
+    """A candidate that decides beside the policies, without effect."""
     stop_planners: Callable[[], None] = lambda: None
     """Ends the processes that compute plans."""

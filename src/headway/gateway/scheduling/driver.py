@@ -12,6 +12,7 @@ from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.service import Service
+from headway.control.shadow import Shadow
 from headway.core.fleet import Fallbacks, Role
 from headway.core.record import Cause, Outcome
 from headway.core.request import Phase
@@ -59,10 +60,11 @@ class Driver:
         on_role: Callable[[int, Role, float], None],
         fallbacks: Fallbacks | None = None,
         view: Callable[[LiveReplica], ReplicaView] | None = None,
+        new_shadow: Callable[[str], Shadow] | None = None,
     ) -> None:
         """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
         `on_role(replica, role, now)` are called after the event. `view` gives a replica as policies see it;
-        None: as it is."""
+        None: as it is. `new_shadow` makes the policies of a model that decide beside, without effect."""
         self._clock, self._scorer, self._seed, self._decisions = clock, scorer, seed, decisions
         self._recorder, self._metrics = recorder, metrics
         self._on_ended, self._on_role = on_ended, on_role
@@ -75,6 +77,7 @@ class Driver:
         """Models that have reasoned before an answer: their new requests count as reasoning until they answer."""
         self._deadlines = Deadlines(clock, self.requests)
         self.control = control = LiveControl(self, recorder, notify=True)
+        control.new_shadow = new_shadow
         self.services = control.by_model
         self.holds = HoldTimeouts(clock, control, self.requests, self.replicas, hold_s)
         self.roster = Roster(clock, control, self.replicas, self.holds, view, policies.prompt_window is not None)

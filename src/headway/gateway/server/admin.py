@@ -40,6 +40,7 @@ def replica_state(gateway: Gateway, replica: LiveReplica) -> ReplicaState:
         why=gateway.ejections.get(replica.id) or gateway.health.why_down(replica) or None,
         prediction=gateway.telemetry.drift.ratio(replica.id, gateway.clock.now),
         prefix_cache=_prefix_cache(gateway, replica),
+        shadow=None if gateway.shadows is None else gateway.shadows.placements(replica.model, replica.id),
     )  # fmt: skip
 
 

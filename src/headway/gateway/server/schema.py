@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
 from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER
+from headway.gateway.scheduling.shadows import ShadowedDecisions, ShadowPlacements
 from headway.gateway.telemetry.drift import PredictionRatio
 from headway.gateway.telemetry.reloads import Reload
 from headway.gateway.telemetry.rolling_stats import (
@@ -247,6 +248,8 @@ class ReplicaState(Struct, forbid_unknown_fields=True):
     """Null: its GPU is not known, or too few requests have ended."""
     prefix_cache: PrefixCacheState | None
     """Null: its engine has none, by the pool's profile."""
+    shadow: ShadowPlacements | None
+    """Null: no candidate routes beside."""
 
 
 class FailedPool(Struct, forbid_unknown_fields=True):
@@ -346,6 +349,8 @@ class DashboardData(Struct, forbid_unknown_fields=True):
     decisions: list[Decision] = []
     reload: Reload | None = None
     """The last reload of the fleet file."""
+    shadow: list[ShadowedDecisions] = []
+    """Of the candidate of `--shadow`."""
 
 
 PUBLISHED_NAMES = {

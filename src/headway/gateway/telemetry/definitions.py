@@ -132,6 +132,19 @@ DEFINITIONS = {
     # The fleet file.
     "headway_reloads_total": _counter("Reloads of the fleet file", "outcome"),
     "headway_reload_failed": _gauge("Whether the fleet file could not be reloaded the last time"),
+    # A candidate that decides beside, without effect.
+    "headway_shadow_decisions_total": _counter(
+        "Decisions of the candidate of --shadow: agreed with the real ones, differed, or failed", "model", "kind",
+        "result",
+    ),
+    "headway_shadow_agreement": _gauge(
+        "Share of the decisions of the candidate of --shadow that are the same as the real ones", "model", "kind"
+    ),
+    "headway_shadow_gain": _gauge(
+        "What the candidate of --shadow gains over the fleet in the last rehearsal of both: SLO attainment, or dollars"
+        " an hour that it saves; mean, low and high",
+        "quantity", "bound",
+    ),
     # Several gateways.
     "headway_peers": _gauge("Other gateways whose state counts"),
     "headway_peer_leads": _gauge("Whether this gateway is the one that scales"),

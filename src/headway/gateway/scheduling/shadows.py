@@ -1,0 +1,136 @@
+"""A candidate's policies beside those of a gateway: what they decide is counted, and nothing else follows from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from random import Random
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from headway.control.assembly import held_ordering
+from headway.control.policies import Policies
+from headway.control.shadow import Kind, Shadow
+from headway.core.policy import SharingOrdering
+from headway.gateway.telemetry.metrics import Metric, Sample
+
+log = logging.getLogger("headway.gateway")
+_Num = Annotated[int, Meta(ge=0)]
+NAMES: dict[Kind, str] = {"routing": "router", "ordering": "ordering", "admission": "admission"}
+"""The kinds that can be compared, with their names in `Policies`."""
+
+
+class ShadowPlan(Struct, frozen=True):
+    """A candidate's policies that decide beside the fleet's."""
+
+    name: str
+    """Of the candidate's file."""
+    policies: Policies
+    kinds: tuple[Kind, ...]
+    """The kinds that decide."""
+
+
+class ShadowedDecisions(Struct, forbid_unknown_fields=True):
+    """Decisions of one kind for one model by the candidate of `--shadow`."""
+
+    model: str
+    kind: str
+    agreed: _Num
+    """The same as the real ones."""
+    differed: _Num
+    failed: _Num
+    """The candidate raised an error, or chose what it was not offered."""
+    agreement: float | None
+    """Share that is the same; null: none yet."""
+
+
+class ShadowPlacements(Struct, forbid_unknown_fields=True):
+    """Requests that a replica got since the start, and those that the candidate of `--shadow` would have sent there."""
+
+    placed: _Num
+    candidate: _Num
+
+
+def comparable(real: Policies, candidate: Policies) -> tuple[tuple[Kind, ...], list[str]]:
+    """The kinds of which both decide, and differently; and why others that differ cannot be compared live."""
+    kinds, notes = list[Kind](), list[str]()
+    for kind, name in NAMES.items():
+        if getattr(real, name) == getattr(candidate, name) and kind != "ordering":
+            continue
+        if kind == "ordering":
+            if held_ordering(real) == held_ordering(candidate) and real.ordering == candidate.ordering:
+                continue
+            if why := _why_no_order(real, candidate):
+                notes.append(f"ordering: not compared live: {why}")
+                continue
+        kinds.append(kind)
+    if real.migration != candidate.migration:
+        notes.append("migration: not compared live: its moves would change what later decisions see")
+    if str(real.scaler) != str(candidate.scaler):
+        notes.append("scaling: not compared live: its replicas would change what later decisions see")
+    return tuple(kinds), notes
+
+
+def _why_no_order(real: Policies, candidate: Policies) -> str:
+    if "replica" in (real.ordering_at, candidate.ordering_at):
+        return "it acts in the engines' queues"
+    if isinstance(held_ordering(candidate)(), SharingOrdering) or isinstance(held_ordering(real)(), SharingOrdering):
+        return "an ordering that shares service counts what it was followed in"
+    return ""
+
+
+class Shadows:
+    """The candidate's policies of all models."""
+
+    def __init__(self, plan: ShadowPlan, seed: int) -> None:
+        self.plan, self._seed = plan, seed
+        self.of: dict[str, Shadow] = {}
+        """By model."""
+        self._told = set[tuple[str, Kind]]()
+
+    def new(self, model: str) -> Shadow:
+        """The candidate's policies of one more model."""
+        policies, kinds = self.plan.policies, self.plan.kinds
+        admission = policies.admission
+
+        def failed(kind: Kind, what: str, error: Exception | None) -> None:
+            if (model, kind) not in self._told:
+                self._told.add((model, kind))
+                where = f"{self.plan.name}: {kind} for {model}"
+                log.warning("the candidate's decision failed: %s: %s", where, what or repr(error), exc_info=error)
+
+        self.of[model] = shadow = Shadow(
+            policies.router() if "routing" in kinds else None,
+            held_ordering(policies)() if "ordering" in kinds else None,
+            admission() if admission is not None and "admission" in kinds else None,
+            "admission" in kinds,
+            Random(f"{self._seed}/shadow/{model}"),
+            failed,
+        )
+        return shadow
+
+    def decisions(self) -> list[ShadowedDecisions]:
+        return [
+            ShadowedDecisions(model, kind, each.agreed, each.differed, each.failed, each.agreement)
+            for model, shadow in self.of.items() for kind, each in shadow.counts.items()
+        ]  # fmt: skip
+
+    def placements(self, model: str, replica: int) -> ShadowPlacements | None:
+        """Of a replica; None: routing is not compared."""
+        shadow = self.of.get(model)
+        if shadow is None or "routing" not in shadow.counts:
+            return None
+        return ShadowPlacements(shadow.placed.get(replica, 0), shadow.chosen.get(replica, 0))
+
+    def metrics(self) -> Iterator[Metric]:
+        results: list[Sample] = [
+            ({"model": each.model, "kind": each.kind, "result": result}, float(getattr(each, result)))
+            for each in self.decisions() for result in ("agreed", "differed", "failed")
+        ]  # fmt: skip
+        yield "headway_shadow_decisions_total", results
+        agreement: list[Sample] = [
+            ({"model": each.model, "kind": each.kind}, each.agreement)
+            for each in self.decisions() if each.agreement is not None
+        ]  # fmt: skip
+        yield "headway_shadow_agreement", agreement
