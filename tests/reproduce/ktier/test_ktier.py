@@ -266,6 +266,7 @@ def test_tables_hold_the_papers_numbers_beside_ours() -> None:
 
 PART_OF = {
     "parity-p99": {"parity"}, "headroom-tier0": {"load"}, "headroom-tier0-rare": {"rare"},
+    "tick-shorter": {"tick"},
     "seats-same-prefill-mean": {"part", "seats"},
 }  # fmt: skip
 

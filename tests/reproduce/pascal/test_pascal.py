@@ -23,7 +23,7 @@ from headway.reproduce import pascal
 from headway.reproduce.claims import AtLeast, Value
 from headway.reproduce.pascal import load, runs
 from headway.reproduce.pascal.bench import FILE, MEASURED, Bench, replay_errors
-from headway.reproduce.pascal.runs import FCFS, PASCAL, POLICIES, READINGS, RR, measure, measure_phase, served
+from headway.reproduce.pascal.runs import BY_PACE, FCFS, PASCAL, POLICIES, READINGS, RR, measure, measure_phase, served
 from headway.reproduce.pascal.tails import Tails
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement, SimulationTask
@@ -187,7 +187,7 @@ def test_every_system_is_a_scenario_on_the_papers_fleet(system: str) -> None:
     (pool,) = chosen.fleet.pools
     assert (pool.replicas, pool.gpu.name, pool.network_bytes_per_s) == (8, "h100-96gb-sxm", 12.5e9)
     assert (pool.engine.batching, pool.engine.max_num_seqs, pool.engine.preemption) == ("prefill-first", 256, "swap")
-    assert chosen.spec.pacer == Pacer(0.25, 0.1)
+    assert chosen.spec.pacer == Pacer(None if system == BY_PACE else 0.25, 0.1)
 
 
 # What is kept of a run.

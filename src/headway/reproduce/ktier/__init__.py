@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from headway.reproduce.abstract import read_abstract
-from headway.reproduce.findings import Exhibit, Findings
+from headway.reproduce.findings import Exhibit, Finding, Findings
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
 from headway.reproduce.ktier import phases, sustained, sweep
 from headway.reproduce.ktier import seats as ktier_seats
+from headway.reproduce.ktier import tick as ktier_tick
 from headway.reproduce.ktier.claims import CLAIMS, MIXES
 from headway.reproduce.runner import Runner
 
@@ -27,9 +28,12 @@ SUSTAINED = ("sustained-tier0", "headroom-tier0")
 SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
 RARE = "headroom-tier0-rare"
 SEATS = tuple(claim.id for claim in CLAIMS if claim.id.startswith("seats-"))
-OF_FULL_RUNS = frozenset((*SWEEP, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
+TICK = tuple(claim.id for claim in CLAIMS if claim.id.startswith("tick-"))
+SEEDS_OF_TICK = 3
+"""Each run takes ten times as long as with one queue in front of the fleet, and longer with more migrations."""
+OF_FULL_RUNS = frozenset((*SWEEP, *TICK, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
 """Claims whose values vary with the seed or the length of a burst by as much as the rules allow."""
-BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS))
+BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS, *TICK))
 
 
 def run(runner: Runner) -> Findings:
@@ -42,6 +46,8 @@ def run(runner: Runner) -> Findings:
         tasks |= ktier_burst.tasks(seeds, quick)
     if runner.wants(*SEATS):
         tasks |= ktier_seats.tasks(seeds, quick)
+    if runner.wants(*TICK) and not quick:
+        tasks |= ktier_tick.tasks(seeds[:SEEDS_OF_TICK])
     if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
     if runner.wants(RARE):
@@ -65,6 +71,10 @@ def run(runner: Runner) -> Findings:
     findings += Findings({}, after)
     if runner.wants(*SEATS):
         findings += Findings(ktier_seats.SeatRuns(results, seeds).outcomes())
+    if runner.wants(*TICK):
+        none = Finding([None] * len(seeds), "A quick run leaves this out.")
+        ticks = dict.fromkeys(TICK, none) if quick else ktier_tick.TickRuns(results, seeds[:SEEDS_OF_TICK]).outcomes()
+        findings += Findings(ticks)
     if runner.wants(RARE):
         findings += Findings({RARE: sustained.SustainedRuns(results, seeds).rare()})
     if runner.wants(*SUSTAINED):

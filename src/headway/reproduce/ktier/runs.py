@@ -50,9 +50,13 @@ def ktier_policies(num_tiers: int, seats: int = SEATS, **arguments: Any) -> dict
     }
 
 
-def at_once(num_tiers: int) -> dict[str, Any]:
-    """The same, but every request goes to a replica as it comes, and waits there: section 3.4 read literally."""
-    return ktier_policies(num_tiers) | {"ordering_at": "replica", "window": None}
+def at_once(num_tiers: int, interval_s: float = 0.05) -> dict[str, Any]:
+    """The same, but every request goes to a replica as it comes, and waits there: section 3.4 read literally.
+
+    `interval_s`: between two migrations.
+    """
+    policies = ktier_policies(num_tiers) | {"ordering_at": "replica", "window": None}
+    return policies | {"migration": policies["migration"] | {"interval_s": interval_s}}
 
 
 def queue_only(num_tiers: int) -> dict[str, Any]:

@@ -21,12 +21,12 @@ ABSTRACT = read_abstract(__package__)
 _GROUPS = read_claims(__package__)
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
 OF_FULL_RUNS = frozenset(
-    claim.id for claim in CLAIMS if re.search(r"-(tail-rr|worse|slo-high)|-pair$|^trace-", claim.id)
+    claim.id for claim in CLAIMS if re.search(r"-(tail-rr|worse|slo-high)|-pair$|-by-pace$|^trace-", claim.id)
 )
 """Claims that half of the requests do not decide as all do: on the bin in which the other seeds gain or lose most, as
 two other seeds choose another bin than nine; on what is late at high rates, where memory is short for longer in a whole
-run; at the rate for the paper's pair of violations, which takes a search; and on production requests, of which each
-seed has another part of the day."""
+run; at the rate for the paper's pair of violations, which takes a search; with other schedulers' pacers; and on
+production requests, of which each seed has another part of the day."""
 
 __all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
@@ -46,10 +46,10 @@ def run(runner: Runner) -> Findings:
     )
     wanted = [part for part in parts if runner.wants(*part[0])]
     findings = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
-    if runner.wants(*_GROUPS["pair"]):
-        none = [None] * len(runner.seeds)
-        of_quick = {claim.id: Finding(none, "") for claim in _GROUPS["pair"]}
-        findings |= of_quick if runner.quick else outcomes.pair(bench)
+    for group, values in ((_GROUPS["pair"], outcomes.pair), (_GROUPS["pace"], outcomes.by_pace)):
+        if runner.wants(*group):
+            of_quick = {claim.id: Finding([None] * len(runner.seeds), "") for claim in group}
+            findings |= of_quick if runner.quick else values(bench)
     if runner.quick:
         why = "A quick run has too few seeds and requests to decide this; a full run does."
         findings |= {name: findings[name].undecided(why) for name in OF_FULL_RUNS & findings.keys()}

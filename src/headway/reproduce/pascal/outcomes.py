@@ -8,7 +8,7 @@ from statistics import fmean
 from headway.reproduce.claims import Value
 from headway.reproduce.findings import Finding
 from headway.reproduce.pascal.bench import ALPACA, HEAVY, LEVELS, MEASURED, PAIR, TRACE, Bench
-from headway.reproduce.pascal.runs import FCFS, NO_MIGRATION, NON_ADAPTIVE, PASCAL, RR, SOONEST
+from headway.reproduce.pascal.runs import BY_PACE, FCFS, NO_MIGRATION, NON_ADAPTIVE, PASCAL, RR, SOONEST
 from headway.reproduce.pascal.tails import Tails
 from headway.reproduce.results import differences, increases
 from headway.reproduce.tasks import Measurement
@@ -191,6 +191,23 @@ def migration(bench: Bench) -> Outcomes:
         "non-adaptive-e2e-median": Finding(_changes(pascal, moved, "e2e_p50_s"), medians),
         "non-adaptive-e2e-tail": Finding(
             _changes(pascal, moved, "e2e_p99_s"), f"{ends} The longest requests set P99; they migrate once, late."
+        ),
+    }
+
+
+def by_pace(bench: Bench) -> Outcomes:
+    """V-D where the schedulers' pacer has no target for an answer's first token."""
+    fcfs, rr, pascal = bench.runs(ALPACA, "high", FCFS, RR, BY_PACE)
+    missed = [_values(runs, "violations") for runs in (fcfs, rr, pascal)]
+    shares = ", ".join(f"{fmean(each):.2%} with {name}" for each, name in zip(missed, (FCFS, RR, PASCAL), strict=True))
+    rate = f"{bench.rate(ALPACA, 'high'):.3g} requests/s"
+    return {
+        "blocking-by-pace": Finding(
+            _values(pascal, "blocking_p99_s"),
+            f"{rate}; by seed: {_listed(pascal, 'blocking_p99_s')} s. Who waits to begin an answer is behind no pace.",
+        ),
+        "alpaca-slo-high-by-pace": Finding(
+            [p - min(a, b) for a, b, p in zip(*missed, strict=True)], f"{rate}; missed: {shares}."
         ),
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from headway.core.pacer import Pacer
 from headway.core.record import Columns
@@ -31,6 +32,7 @@ Document = dict[str, Any]
 
 FCFS, RR, PASCAL = "FCFS", "RR", "PASCAL"
 NO_MIGRATION, NON_ADAPTIVE = "PASCAL (no migration)", "PASCAL (non-adaptive)"
+BY_PACE = "PASCAL (schedulers that go by the pace alone)"
 SHORTEST, SOONEST = "shortest-remaining (oracle)", "shortest-to-answer (oracle)"
 
 _TURNS = {"name": "pascal", "by_quanta": True}
@@ -41,6 +43,7 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     PASCAL: {"routing": "pascal", "ordering": _TURNS, "migration": _MOVES},
     NO_MIGRATION: {"routing": "pascal", "ordering": _TURNS},
     NON_ADAPTIVE: {"routing": "pascal", "ordering": _TURNS, "migration": {**_MOVES, "adaptive": False}},
+    BY_PACE: {"routing": "pascal", "ordering": _TURNS, "migration": _MOVES},
     SHORTEST: {"routing": "least-footprint", "ordering": "shortest-remaining"},
     SOONEST: {"routing": "least-footprint", "ordering": "shortest-to-answer"},
 }
@@ -75,7 +78,8 @@ BIN_TOKENS = 256
 TPOT_ONLY = Pacer(ttfat_s=None, tpot_s=0.1)
 """V-A: QoE from the pace alone, from the first answering token on."""
 WITH_TTFAT = Pacer(ttfat_s=0.25, tpot_s=0.1)
-"""III-A. The scheduler's own pacer goes by it, too: readers wait for an answer once its reasoning is over."""
+"""III-A. The scheduler's own pacer goes by it, too: readers wait for an answer once its reasoning is over. Those of
+`BY_PACE` do not: there t_i, the answers behind their pace, has those alone that have begun."""
 LENGTHS = (128, 256, 512, 1024, 2048)
 """Of Fig. 4 and 5."""
 
@@ -92,7 +96,8 @@ def served(workload: Document, system: str, *, replicas: int = 8, kv_capacity_to
     if kv_capacity_tokens is not None:
         pool["kv_capacity_tokens"] = kv_capacity_tokens
     policies = POLICIES[system] if system in POLICIES else READINGS[system]
-    return {"workload": workload, "fleet": [pool], "policies": policies, "pacer": {"ttfat_s": 0.25, "tpot_s": 0.1}}
+    pacer = TPOT_ONLY if system == BY_PACE else WITH_TTFAT
+    return {"workload": workload, "fleet": [pool], "policies": policies, "pacer": structs.asdict(pacer)}
 
 
 def measure(run: Run) -> Measurement:
