@@ -35,7 +35,7 @@ def test_own_counts_of_all_schedulers_are_the_replicas(monkeypatch: pytest.Monke
 
     def check(self: Schedulers, scheduler: int, state: SchedulerState, now: float) -> None:
         for number, own in self._own[0].items():
-            replica, total = own._replica, Load()
+            replica, total = own._replica.view, Load()
             for each in self._own:
                 total.add(load_of(each[number]))
             assert (total.num_in_flight, total.prefill_tokens_left) == (

@@ -28,9 +28,10 @@ def watched(cluster: Cluster, look: Callable[[Replica], None]) -> Cluster:
 
     add = cluster._views.add
 
-    def add_watched(replica: Any) -> Any:
+    def add_watched(view: Any) -> Any:
+        replica = cluster._replicas[view.id]
         replica.timeline._line = wrapped(replica, replica.timeline._line)
-        return add(replica)
+        return add(view)
 
     cluster._views.add = add_watched  # type: ignore[method-assign]
     for replica in cluster._replicas:
@@ -52,7 +53,7 @@ def shared_blocks(replica: Replica) -> int:
 
 def assert_sound(replica: Replica) -> None:
     """The replica's sums are those of its requests, counted one at a time, and no limit is exceeded."""
-    kv, tick, engine = replica.batch.kv, replica.batch.tick, replica.batch.engine
+    view, kv, tick, engine = replica.view, replica.batch.kv, replica.batch.tick, replica.batch.engine
     decoding, prefilling = list(replica.batch.decoding.values()), list(replica.batch.prefilling.values())
     own = [own_tokens(replica, live) for live in decoding]
     pinned = sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in prefilling)
@@ -65,7 +66,7 @@ def assert_sound(replica: Replica) -> None:
     growing = sum(tokens % kv.block == 0 for tokens in own)
     assert kv.needed_next(tick) == growing
     assert kv.used(tick) + (growing if replica.timeline.advances else 0) <= kv.total
-    assert len(decoding) + len(prefilling) == replica.num_running <= engine.max_num_seqs
+    assert len(decoding) + len(prefilling) == view.num_running <= engine.max_num_seqs
     assert replica.batch.chunk_tokens == sum(tokens for _, tokens in replica.batch.chunks)
     in_batch = replica.batch.chunk_tokens + (len(decoding) if replica.timeline.advances else 0)
     whole_and_alone = len(replica.batch.chunks) == 1 and engine.batching != "chunked"
@@ -73,34 +74,34 @@ def assert_sound(replica: Replica) -> None:
     waiting = replica.batch.queue.requests()
     coming = list(replica.transit.expected.values())
     staying = [live for live in replica.transit.leaving.values() if live.move is None or not live.move.is_sent]
-    assert replica.num_waiting - len(coming) == len({live.id for live in waiting}) == len(waiting)
+    assert view.num_waiting - len(coming) == len({live.id for live in waiting}) == len(waiting)
     assert all(live.stage is Stage.WAITING for live in waiting)
-    assert replica.num_in_flight == replica.num_running + len(waiting) + len(coming) + len(staying)
+    assert view.num_in_flight == view.num_running + len(waiting) + len(coming) + len(staying)
     left = replica.batch.chunk_tokens + sum(live.target_tokens - live.computed_tokens for live in prefilling)
     queued = sum(live.target_tokens for live in waiting if not live.swapped_tokens)
-    assert replica.prefill_tokens_left == left + queued
+    assert view.prefill_tokens_left == left + queued
     swapped = [live for live in (*waiting, *replica.transit.leaving.values()) if live.id not in replica.batch.resident]
     host = replica.batch.host
     assert sum(live.swapped_tokens for live in swapped) <= host.used_tokens <= host.capacity_tokens
     grown = sum(live.joined_generated + tick - live.joined_tick for live in decoding)
     standing = (*waiting, *prefilling, *coming, *staying)
     generated = grown + sum(live.generated_tokens for live in standing)
-    assert replica.tokens_generated == generated
+    assert view.tokens_generated == generated
     everybody = (*standing, *decoding)
-    assert sum(replica.num_by_tier.values()) == sum(replica.queue_lengths) == len(everybody)
-    assert replica.output_tokens_left == sum(live.output_tokens for live in everybody) - generated
+    assert sum(view.num_by_tier.values()) == sum(view.queue_lengths) == len(everybody)
+    assert view.output_tokens_left == sum(live.output_tokens for live in everybody) - generated
 
 
 def assert_empty(replica: Replica) -> None:
     """Nobody is here, and nothing is held for anybody."""
-    kv = replica.batch.kv
-    assert (replica.num_in_flight, replica.num_waiting, replica.num_running) == (0, 0, 0)
-    assert (replica.prefill_tokens_left, replica.tokens_generated, replica.output_tokens_left) == (0, 0, 0)
+    kv, view = replica.batch.kv, replica.view
+    assert (view.num_in_flight, view.num_waiting, view.num_running) == (0, 0, 0)
+    assert (view.prefill_tokens_left, view.tokens_generated, view.output_tokens_left) == (0, 0, 0)
     assert (kv.used(replica.batch.tick), kv.pinned, kv.count, kv.free(replica.batch.tick)) == (0, 0, 0, kv.total)
     assert shared_blocks(replica) == 0
     assert (replica.batch.window_tokens, replica.batch.num_growing) == (0, 0)
     assert (replica.batch.resident, replica.transit.leaving, replica.transit.expected) == ({}, {}, {})
-    assert (replica.transit.reserved_blocks, replica.num_arriving) == (0, 0)
-    assert not any(replica.num_by_tier.values()) and not any(replica.queue_lengths)
+    assert (replica.transit.reserved_blocks, view.num_arriving) == (0, 0)
+    assert not any(view.num_by_tier.values()) and not any(view.queue_lengths)
     assert (replica.batch.queue.inbox, replica._cancelling, replica.batch.chunks) == ([], [], [])
     assert replica.batch.host.used_tokens == 0

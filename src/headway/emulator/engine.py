@@ -17,7 +17,7 @@ from headway.control import token_blocks
 from headway.control.live import ENDED, Live
 from headway.control.recorder import Recorder
 from headway.core.errors import HeadwayError
-from headway.core.fleet import LoraAdapter, Pool
+from headway.core.fleet import LoraAdapter, Network, Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.request import Phase, Segment
@@ -25,8 +25,8 @@ from headway.emulator.kv_events import KvEventPublisher, KvEventsConfig
 from headway.emulator.kv_exchange import KvExchange, KvGoneError, KvLink, KvSource
 from headway.gateway.upstream.dialects import api_of
 from headway.sim.kernel import Kernel
-from headway.sim.replica import Replica
-from headway.sim.replica_resources import adapter_slots, adapter_times, calibrated_line, host_memory, kv_blocks
+from headway.sim.replica import Replica, Run
+from headway.sim.replica_resources import PoolResources, adapter_times, calibrated_line
 from headway.sim.speculation import DraftCounts
 from headway.sim.timeline import Line
 
@@ -85,9 +85,8 @@ class EmulatedEngine:
         self._answers: dict[int, GeneratedTokens] = {}
         self._ids = count()
         self._replica = Replica(
-            0, pool, line or calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
-            _discarding_recorder(), True, Pacer(), 0, None,
-            adapters=adapter_slots(pool),
+            0, PoolResources(pool, line or calibrated_line(pool)), ordering,
+            Run(self._kernel, self, _discarding_recorder(), True, Pacer(), Network(), 0), 0, None,
         )  # fmt: skip
         if (speculation := self._replica.batch.speculation) is not None:
             speculation.counts = DraftCounts([0] * speculation.setting.num_speculative_tokens)
@@ -122,20 +121,20 @@ class EmulatedEngine:
     def load(self) -> tuple[int, int, float]:
         """Running requests, waiting requests, and the share of the KV cache in use."""
         self._run()
-        replica = self._replica
-        waiting = replica.num_waiting + self.kv.num_fetching
-        return replica.num_running, waiting, replica.kv_blocks_used / replica.kv_blocks_total
+        view = self._replica.view
+        return view.num_running, view.num_waiting + self.kv.num_fetching, view.kv_blocks_used / view.kv_blocks_total
 
     def blocks(self) -> tuple[int, int, int]:
         """KV blocks that requests hold, all of them, and those that the first waiting request needs."""
         self._run()
-        replica = self._replica
-        return replica.kv_blocks_used, replica.kv_blocks_total, replica.head_demand_blocks
+        view = self._replica.view
+        return view.kv_blocks_used, view.kv_blocks_total, view.head_demand_blocks
 
     def lora_load(self) -> tuple[Collection[str], Collection[str], int]:
         """LoRA adapters of running and of waiting requests, and the number of slots."""
         self._run()
-        return self._replica.loras_running, self._replica.loras_waiting, self._replica.max_loras
+        view = self._replica.view
+        return view.loras_running, view.loras_waiting, view.max_loras
 
     def load_adapter(self, adapter: LoraAdapter) -> None:
         """Let requests name another LoRA adapter. HeadwayError if the engine has no slots, or has the adapter."""
@@ -172,7 +171,7 @@ class EmulatedEngine:
             live.phase = Phase.REASONING
         answer = self._answers[live.id] = GeneratedTokens(live, kv_name)
         if blocks is None:
-            self._replica.enqueue(live, min(max(received_s, now - self._replica.request_s), now))
+            self._replica.enqueue(live, min(max(received_s, now - self._replica.scheduler.request_s), now))
         elif has_token and output_tokens == 1:
             del self._answers[live.id]
             self.kv.release(blocks, now)
@@ -201,7 +200,7 @@ class EmulatedEngine:
 
         `received_s`: when the request's head arrived. Raises KvGoneError if the KV is gone and requests fail then.
         """
-        tokenized_s = received_s + self._replica.tokenize_s * prompt_tokens
+        tokenized_s = received_s + self._replica.scheduler.tokenize_s * prompt_tokens
         await asyncio.sleep((tokenized_s - self.now) / self._speed)
         try:
             return await self.kv.fetch(source, prompt_tokens)
@@ -238,7 +237,7 @@ class EmulatedEngine:
         if self._run_timer is not None:
             self._run_timer.cancel()
             self._run_timer = None
-        if self.events is not None and (changes := self._replica.cache_changes()):
+        if self.events is not None and (changes := self._replica.view.cache_changes()):
             self.events.publish(changes)
         if kernel.heap:
             wait_s = kernel.heap[0][0] / self._speed - (monotonic() - self._start_s)

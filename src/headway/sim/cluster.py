@@ -29,19 +29,16 @@ from headway.core.view import ReplicaView
 from headway.limits.tenants import TenantLimits
 from headway.perf import memory
 from headway.perf.copies import NETWORK
-from headway.perf.engine_times import PoolTimes
-from headway.perf.power import replica_power
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.sim.fabric import Fabric
-from headway.sim.host_memory import HostMemory
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.kv_store import KvStore, StoreClient
 from headway.sim.lifetime import Lifetime
 from headway.sim.limits import SimulatedLimits
 from headway.sim.provisioning import InstanceSources
-from headway.sim.replica import OrderReceived, Replica
-from headway.sim.replica_resources import adapter_slots, calibrated_line, host_memories, kv_blocks
+from headway.sim.replica import OrderReceived, Replica, Run
+from headway.sim.replica_resources import PoolResources, calibrated_line
 from headway.sim.row_order import RowOrder
 from headway.sim.schedulers import Schedulers, SharedControl
 from headway.sim.spill import SpillFile
@@ -125,12 +122,7 @@ class Cluster:
         """Time of the last arrival, or of the last request for a replica."""
         self._until_s: float | None = None
         self._ordering = _replicas_ordering(policies)
-        self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
-        self._times = {pool.name: PoolTimes(pool, self._lines[pool.name]) for pool in fleet.all_pools}
-        self._powers = {pool.name: replica_power(pool) for pool in fleet.all_pools}
-        self._memories: dict[str, tuple[int, Callable[[], HostMemory]]] = {}
-        """KV blocks and host memory of the replicas, by pool; not of pools that have none, whose model may not fit."""
-        self._pacer, self._exact = pacer, step == "exact"
+        self._resources = {pool.name: PoolResources(pool, line(pool)) for pool in fleet.all_pools}
         notify = source.reactive or limits is not None
         config = scrape.schedulers
         self._schedulers: Schedulers | None = None
@@ -141,6 +133,7 @@ class Cluster:
             self._schedulers = Schedulers(config, shared, fleet, policies, seed)
         else:
             self._control = Control(self, self._recorder, notify)
+        self._run_parts = Run(self._kernel, self._control, self._recorder, step == "exact", pacer, fleet.network, seed)
         self._pools: list[Pool] = []
         self._replicas: list[Replica] = []
         self._lifetimes: list[Lifetime] = []
@@ -161,7 +154,7 @@ class Cluster:
                 self._add_unit(deployment, 0.0)
         if not self._replicas:
             raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
-        self._views = ReplicaViews(self._replicas, scrape, Random(f"{seed}/scrape"))
+        self._views = ReplicaViews([replica.view for replica in self._replicas], scrape, Random(f"{seed}/scrape"))
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
         self._transfers = KvTransfers(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
         self._incidents = Incidents(self._kernel, self._replicas, self._lifetimes, self._transfers, self._control)
@@ -175,14 +168,8 @@ class Cluster:
 
     def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
         """Add a replica, paid for from now on."""
-        if pool.name not in self._memories:
-            self._memories[pool.name] = kv_blocks(pool), host_memories(pool)
-        num_blocks, host = self._memories[pool.name]
-        replica = Replica(
-            len(self._replicas), pool, self._lines[pool.name], num_blocks, host(), self._ordering(),
-            self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
-            self._seed, adapter_slots(pool), self._times[pool.name], self._network,
-        )  # fmt: skip
+        resources, ordering = self._resources[pool.name], self._ordering()
+        replica = Replica(len(self._replicas), resources, ordering, self._run_parts, self._num_units, goodput_rps)
         replica.use_store(self._store_client(pool))
         self._index_cache(replica)
         self._replicas.append(replica)
@@ -209,20 +196,16 @@ class Cluster:
         source = config.source
         if source == "exact":
             return
-        num = 1 if self._schedulers is None else self._schedulers.config.num
-        indexes = [
-            CacheIndex(
-                replica.block_size_tokens, replica.kv_blocks_total, source == "placements", adds_placed=config.placed
-            )
-            for _ in range(num)
-        ]
-        replica.cache_index = index = indexes[0]
+        num, view = 1 if self._schedulers is None else self._schedulers.config.num, replica.view
+        block, total = view.block_size_tokens, view.kv_blocks_total
+        indexes = [CacheIndex(block, total, source == "placements", adds_placed=config.placed) for _ in range(num)]
+        replica.placed.cache_index = index = indexes[0]
         if self._schedulers is not None:
-            replica.cache_index = index = shared = SchedulersIndex(indexes)
+            replica.placed.cache_index = index = shared = SchedulersIndex(indexes)
             self._schedulers.follow(shared)
         if source == "events":
             replica.batch.report_cache_changes()
-            self._cache_events.add(index, replica)
+            self._cache_events.add(index, view)
 
     def _configure(self, policies: Policies, seed: int) -> None:
         """Hand the replicas to control, model by model."""
@@ -241,7 +224,8 @@ class Cluster:
         deployments = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
         members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
         for replica in self._replicas:
-            members[replica.model].append(self._member(replica, deployments[replica.pool], scheduler))
+            pool = self._pools[replica.id]
+            members[pool.model.name].append(self._member(replica, deployments[pool.name], scheduler))
         return members
 
     def _scaling(self, policies: Policies, seed: int, services: dict[str, Service]) -> Scaling | None:
@@ -256,7 +240,8 @@ class Cluster:
         view: ReplicaView = self._views.views[replica.id]
         if self._schedulers is not None:
             view = self._schedulers.view(scheduler, replica, view)
-        loras, hosted = self._loras[replica.pool], self._pools[replica.id].hosted
+        pool = self._pools[replica.id]
+        loras, hosted = self._loras[pool.name], pool.hosted
         member = Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment, loras)
         member.window = None if hosted is None else hosted.max_concurrent
         return member
@@ -276,7 +261,7 @@ class Cluster:
     def start(self, live: Live, replica: int, now: float) -> None:
         if self._is_wide:
             there = self._replicas[replica]
-            there.enqueue(live, now, delay_s=self._latency_s(live, there.region))
+            there.enqueue(live, now, delay_s=self._latency_s(live, there.view.region))
         else:
             self._replicas[replica].enqueue(live, now)
 
@@ -301,7 +286,7 @@ class Cluster:
         self._transfers.hand_over(live, target, pool.handover, pool.model.num_layers, now)
 
     def set_role(self, replica: int, role: Role) -> None:
-        self._replicas[replica].role = role
+        self._replicas[replica].view.role = role
         self._replicas[replica].timeline.note_change()
         self._lifetimes[replica].set_role(role, self._kernel.now)
 
@@ -326,7 +311,7 @@ class Cluster:
         for replica in unit:
             replica.is_up = False
             self._lifetimes[replica.id].start_down(now, now + start_s)
-            self._views.add(replica)
+            self._views.add(replica.view)
         self._num_starting += 1
         self._kernel.at(now + start_s, COMMAND, unit[0].id - BEFORE, self._on_started, (deployment, unit))
 
@@ -338,7 +323,7 @@ class Cluster:
         self._control.on_unit_started(deployment, [self._member(replica, deployment) for replica in unit], now)
 
     def drain(self, replica: int, on: bool) -> None:
-        self._replicas[replica].is_draining = on
+        self._replicas[replica].view.is_draining = on
         self._replicas[replica].timeline.note_change()
 
     def stop_replica(self, replica: int, now: float) -> None:
@@ -430,7 +415,7 @@ class Cluster:
         """Whether anything besides ticks is still to happen."""
         if self._awaits_replicas() or self._source.peek_s() is not None or self._control.has_placeable_waiter(now):
             return True
-        return any(replica.num_in_flight for replica in self._replicas)
+        return any(replica.placed.num_in_flight for replica in self._replicas)
 
     def _awaits_replicas(self) -> bool:
         """Whether replicas will start, stop or change. Without `until_s`, a start matters only to held requests."""
@@ -510,14 +495,14 @@ class Cluster:
         num_gpus, is_hosted = pool.num_gpus, pool.hosted is not None
         return ReplicaRecord(
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
-            pool.gpu.watts * num_gpus, 0 if is_hosted else replica.kv_blocks_total * pool.engine.block_size_tokens,
-            replica.max_num_seqs,
+            pool.gpu.watts * num_gpus, 0 if is_hosted else replica.view.kv_blocks_total * pool.engine.block_size_tokens,
+            replica.view.max_num_seqs,
             lifetime.up(end_s), lifetime.down(end_s), *self._instance_sources.origin(replica.id),
             lifetime.with_role("prefill", end_s), lifetime.with_role("decode", end_s),
             pool.usd_per_million_input_tokens if is_hosted else 0.0,
             pool.usd_per_million_output_tokens if is_hosted else 0.0,
             pool.usd_per_million_cached_tokens if is_hosted else None,
-            power=self._powers[pool.name],
+            power=self._resources[pool.name].power,
         )  # fmt: skip
 
 

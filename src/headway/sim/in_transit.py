@@ -1,4 +1,4 @@
-"""KV caches on their way to a replica or away from it, and the blocks that they take meanwhile.
+"""Requests and KV caches on their way to a replica or away from it, and the blocks that they take meanwhile.
 
 At the target, blocks are reserved before anything is copied. At the source, a request that leaves its batch keeps its
 blocks until the copy has ended. Both happen at any time; what they change takes effect at the next boundary.
@@ -11,16 +11,17 @@ from typing import Any
 from headway.control.live import PAUSED, Live
 from headway.core.record import Cause
 from headway.sim.batch import Batch
+from headway.sim.placed import PlacedRequests
 from headway.sim.timeline import Timeline
 
 
 class InTransit:
     """The KV caches in transit of one replica."""
 
-    __slots__ = ("_batch", "_timeline", "expected", "leaving", "num_arriving", "pausing", "reserved_blocks")
+    __slots__ = ("_timeline", "batch", "expected", "leaving", "num_arriving", "pausing", "placed", "reserved_blocks")
 
-    def __init__(self, batch: Batch, timeline: Timeline) -> None:
-        self._batch, self._timeline = batch, timeline
+    def __init__(self, batch: Batch, timeline: Timeline, placed: PlacedRequests) -> None:
+        self.batch, self._timeline, self.placed = batch, timeline, placed
         self.clear()
 
     def clear(self) -> None:
@@ -38,7 +39,7 @@ class InTransit:
 
     def reserve(self, blocks: int, now: float) -> bool:
         """Reserve blocks if that many are free besides those that the running iteration takes."""
-        batch, timeline = self._batch, self._timeline
+        batch, timeline = self.batch, self._timeline
         timeline.catch_up(now)
         if not batch.kv.can_tick(batch.tick, blocks + batch.kv.watermark):
             return False
@@ -48,12 +49,12 @@ class InTransit:
 
     def pin(self, blocks: int) -> None:
         """Reserve blocks that are known to be free."""
-        self._batch.kv.pinned += blocks
+        self.batch.kv.pinned += blocks
         self.reserved_blocks += blocks
         self._timeline.note_change()
 
     def unreserve(self, blocks: int, now: float) -> None:
-        batch = self._batch
+        batch = self.batch
         self._timeline.catch_up(now)
         if batch.prefixes is not None:
             batch.prefixes.free(blocks, batch.tick)
@@ -62,12 +63,32 @@ class InTransit:
         self._timeline.note_change()
         self._timeline.wake_by(now)
 
+    def expect(self, live: Live) -> None:
+        """Count a request as waiting here, no longer as arriving: it is sent before its KV."""
+        self.num_arriving -= 1
+        self.batch.num_waiting += 1
+        self.expected[live.id] = live
+        self.placed.count(live)
+
+    def unexpect(self, live: Live) -> None:
+        """Count an expected request as arriving again: its KV is here, or will not come."""
+        self.placed.uncount(live)
+        del self.expected[live.id]
+        self.batch.num_waiting -= 1
+        self.num_arriving += 1
+
+    def hold(self, live: Live, blocks: int, now: float) -> None:
+        """Let a request that has arrived hold these reserved blocks, in which its `swapped_tokens` of KV are."""
+        self.reserved_blocks -= blocks
+        self.batch.hold_blocks(live, blocks)
+        self._timeline.wake_by(now)
+
     # At the source.
 
     def kv_tokens(self, live: Live, now: float) -> int:
         """KV tokens of a decoding request, as of the last complete iteration."""
         ahead = self._timeline.ticks_ahead(now)
-        return live.computed_tokens + self._batch.tick + ahead - live.joined_tick
+        return live.computed_tokens + self.batch.tick + ahead - live.joined_tick
 
     def pause(self, live: Live, now: float) -> None:
         """Take a decoding request out of the batch at the next boundary, then call `paused` of its move."""
@@ -84,11 +105,11 @@ class InTransit:
         begun since, and still copy."""
         pausing, self.pausing = self.pausing, []
         for live, move in pausing:
-            if live.move is move and self._batch.decoding.get(live.id) is live:
+            if live.move is move and self.batch.decoding.get(live.id) is live:
                 self._pause(live, now)
 
     def _pause(self, live: Live, now: float) -> None:
-        batch = self._batch
+        batch = self.batch
         batch.stop_decode(live, keeps_blocks=True)
         batch.write_segment(live, now, Cause.MOVED)
         self.add_leaving(live)
@@ -101,3 +122,42 @@ class InTransit:
         live.enter(PAUSED)
         self.leaving[live.id] = live
         self._timeline.note_change()
+
+    def unqueue(self, live: Live) -> None:
+        """Delete a request's entry in the queue, so that the request may enter the queue again."""
+        self.batch.queue.delete(live)
+        self._timeline.note_change()
+
+    def send_waiting(self, live: Live, now: float) -> None:
+        """Take a waiting request out of the queue, to copy its KV from host memory."""
+        self.unqueue(live)
+        self.batch.num_waiting -= 1
+        self.add_leaving(live)
+        self._timeline.wake_by(now)
+
+    def release(self, live: Live, now: float) -> None:
+        """Let go of a paused request and its KV."""
+        batch = self.batch
+        self._timeline.catch_up(now)
+        del self.leaving[live.id]
+        if live.swapped_tokens:
+            batch.host.drop(live)
+        else:
+            own = live.computed_tokens - live.shared_blocks * batch.kv.block
+            if batch.prefixes is not None:
+                batch.prefixes.release(live, batch.kv.blocks(own), batch.tick, live.computed_tokens)
+            batch.kv.pinned -= batch.kv.blocks(own)
+            live.shared_blocks = 0
+        self.placed.uncount(live)
+        self._timeline.wake_by(now)
+
+    def keep(self, live: Live, now: float) -> None:
+        """Keep the KV of a paused request, which does not leave. The request is to be enqueued again."""
+        del self.leaving[live.id]
+        if not live.swapped_tokens:
+            batch = self.batch
+            own = live.computed_tokens - live.shared_blocks * batch.kv.block
+            live.swapped_tokens = live.computed_tokens
+            batch.hold_blocks(live, batch.kv.blocks(own))
+            self._timeline.wake_by(now)
+        self.placed.uncount(live)

@@ -1,19 +1,49 @@
-"""Resources of one replica of a pool: step times, KV blocks, host memory, start-up time."""
+"""Resources of one replica of a pool: step times, KV blocks, host memory, power, start-up time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 from headway.catalog.costs import costs
 from headway.core.fleet import LoraAdapter, Pool
+from headway.core.record import ReplicaPower
 from headway.perf import copies, lora, memory
 from headway.perf.copies import LOCAL, cold_start_s
+from headway.perf.engine_times import PoolTimes
 from headway.perf.hosted import hosted_line
+from headway.perf.power import replica_power
 from headway.perf.speculation import step_model
 from headway.sim.adapter_slots import AdapterSlots, LoadTimes
 from headway.sim.host_memory import HostMemory
 from headway.sim.timeline import Line
+
+
+class PoolResources:
+    """What the replicas of a pool have alike. A model that does not fit its GPUs is an error when sizes are read."""
+
+    def __init__(self, pool: Pool, line: Line) -> None:
+        self.pool, self.line = pool, line
+        self.times = PoolTimes(pool, line)
+
+    @cached_property
+    def kv_blocks(self) -> int:
+        """KV blocks of a replica."""
+        return kv_blocks(self.pool)
+
+    @cached_property
+    def new_host_memory(self) -> Callable[[], HostMemory]:
+        """Returns the empty host memory of another replica at each call."""
+        return host_memories(self.pool)
+
+    def new_adapter_slots(self) -> AdapterSlots | None:
+        """Empty LoRA slots of another replica; None if the pool has no adapters."""
+        return adapter_slots(self.pool)
+
+    @cached_property
+    def power(self) -> ReplicaPower | None:
+        """Watts of a replica by its load."""
+        return replica_power(self.pool)
 
 
 def calibrated_line(pool: Pool) -> Line:

@@ -36,16 +36,16 @@ class OwnShare:
         self._load, self._requests = Load(), list[Live]()
 
     def _counted(self) -> Load:
-        replica = self._replica
+        replica, placed = self._replica.view, self._replica.placed
         at = (
-            replica.num_received, replica.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated,
+            placed.num_received, placed.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated,
             replica.expected_cached_tokens,
         )  # fmt: skip
         if at == self._counted_at:
             return self._load
         self._counted_at = at
         self._requests = found = [live for live in replica.requests if live.scheduler == self._scheduler]
-        in_iteration = {live.id: tokens for live, tokens in replica.batch.chunks}
+        in_iteration = {live.id: tokens for live, tokens in self._replica.batch.chunks}
         load = self._load = Load(len(found), queue_lengths=[0] * len(replica.queue_lengths))
         for live in found:
             if live.stage is PREFILLING:

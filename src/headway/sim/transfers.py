@@ -85,7 +85,7 @@ class KvTransfers:
         source, target = self._replicas[live.replica], self._replicas[target_id]
         if live.stage is WAITING and not live.swapped_tokens:
             source.remove_waiting(live, now)
-            source.unqueue(live)
+            source.transit.unqueue(live)
             self._write(KvMove(self, live, source, target, None, now), now, MoveOutcome.DONE)
             target.enqueue(live, now, tokenized=True)
             self._control.on_moved(live, now)
@@ -126,7 +126,7 @@ class KvTransfers:
             return
         move.host_tokens = tokens
         self._register(move)
-        source.send_waiting(live, now)
+        source.transit.send_waiting(live, now)
         self._send(move, tokens, now)
 
     def _stop(self, move: KvMove, now: float) -> None:
@@ -176,10 +176,10 @@ class KvTransfers:
             return
         if move.handover is not None and move.handover.first_token == "decode":
             # The request itself goes through the gateway, and is tokenized once more.
-            move.source.uncount(move.live)
-            move.target.expect(move.live)
+            move.source.placed.uncount(move.live)
+            move.target.transit.expect(move.live)
             move.is_sent = True
-            now += move.source.response_s + move.target.tokenize_s * move.live.prompt_tokens
+            now += move.source.response_s + move.target.scheduler.tokenize_s * move.live.prompt_tokens
         self._send(move, tokens - move.copied_tokens, now)
 
     def _send(self, move: KvMove, tokens: int, now: float) -> None:
@@ -207,7 +207,7 @@ class KvTransfers:
         live, source, target = move.live, move.source, move.target
         tokens = live.computed_tokens
         self._forget(move)
-        source.release(live, now)
+        source.transit.release(live, now)
         if move.handover is not None and move.handover.first_token == "decode":
             tokens = max(tokens - 1, 1)
         if move.host_tokens:
@@ -237,8 +237,8 @@ class KvTransfers:
 
     def _forget(self, move: KvMove) -> None:
         if move.is_sent:
-            move.target.unexpect(move.live)
-            move.source.count(move.live)
+            move.target.transit.unexpect(move.live)
+            move.source.placed.count(move.live)
         move.live.move = None
         del self._moves[move.live.id]
         move.target.transit.num_arriving -= 1

@@ -1,0 +1,248 @@
+"""A simulated replica as policies see it, as of the last complete iteration.
+
+What changes within a stretch is computed when it is read, and holds until the next iteration ends (`holds_until_s`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import cast
+
+from headway.control.cache_index import Change, spans
+from headway.control.live import Live
+from headway.control.recent_adapters import RecentAdapters
+from headway.core.fleet import Network, Pool
+from headway.core.pacer import Pacer
+from headway.core.record import boundary_s
+from headway.core.view import EngineTimes, RequestView
+from headway.perf.copies import kv_transfer_s
+from headway.sim.in_transit import InTransit
+from headway.sim.kernel import Kernel
+from headway.sim.replica_resources import PoolResources
+from headway.sim.stall_tracker import StallTracker
+from headway.sim.timeline import Timeline, completed
+
+
+class SimulatedView:
+    """Satisfies `core.view.OracleReplicaView`, `control.observe.ObservedReplica` and `EventSource`."""
+
+    __slots__ = (
+        "_batch", "_changes", "_kernel", "_kv_transfer_s", "_latency_s", "_pacer", "_placed", "_timeline", "_transit",
+        "block_size_tokens", "combo", "goodput_rps", "gpu", "holds_until_s", "id", "is_draining", "kv_blocks_total",
+        "matched_cached", "matched_loadable", "matched_request", "max_loras", "max_num_seqs", "model", "pool",
+        "recent_loras", "region", "role", "times",
+    )  # fmt: skip
+
+    def __init__(
+        self, resources: PoolResources, kernel: Kernel, timeline: Timeline, transit: InTransit, pacer: Pacer,
+        network: Network, combo: int, goodput_rps: float | None,
+    ) -> None:  # fmt: skip
+        pool: Pool = resources.pool
+        batch, placed = transit.batch, transit.placed
+        self._batch, self._timeline, self._transit, self._placed = batch, timeline, transit, placed
+        self._kernel, self._changes, self._pacer = kernel, kernel.changes, pacer
+        self.id = batch.replica
+        self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
+        self.role = pool.role
+        self.is_draining = False
+        self.combo, self.goodput_rps = combo, goodput_rps
+        self.times: EngineTimes | None = resources.times
+        self.max_num_seqs, self.kv_blocks_total = batch.max_num_seqs, batch.kv_blocks_total
+        self.block_size_tokens = batch.kv.block
+        self.recent_loras: RecentAdapters = placed.recent_loras
+        self.max_loras = self.recent_loras.num_slots
+        self._kv_transfer_s: Callable[[int], float] = partial(kv_transfer_s, pool)
+        self._latency_s = network.latency_s
+        self.holds_until_s = inf
+        """Time until which values hold that were read since it was infinite, if nothing else changes."""
+        self.matched_request = -1
+        """The request whose prefix a router matched last: its id."""
+        self.matched_cached = self.matched_loadable = 0
+        """Its cached and loadable tokens."""
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._placed.num_in_flight
+
+    @property
+    def num_by_tier(self) -> Mapping[int, int]:
+        return self._placed.num_by_tier
+
+    @property
+    def num_waiting(self) -> int:
+        return self._batch.num_waiting
+
+    @property
+    def num_arriving(self) -> int:
+        return self._transit.num_arriving
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        return self._batch.prefill_tokens_left
+
+    @property
+    def num_running(self) -> int:
+        batch = self._batch
+        return len(batch.decoding) + len(batch.prefilling)
+
+    @property
+    def queue_lengths(self) -> Sequence[int]:
+        return self._placed.queue_lengths or (self._placed.num_in_flight,)
+
+    @property
+    def loras(self) -> Collection[str]:
+        return {*self._placed.recent_loras.names, *self.loras_running}
+
+    @property
+    def loras_running(self) -> Collection[str]:
+        """Adapters of running requests."""
+        batch = self._batch
+        return {live.lora for part in (batch.prefilling, batch.decoding) for live in part.values() if live.lora}
+
+    @property
+    def loras_waiting(self) -> Collection[str]:
+        return {live.lora for live in self._batch.queue.requests() if live.lora}
+
+    def cached_tokens(self, request: RequestView, /) -> int:
+        index, prefixes = self._placed.cache_index, self._batch.prefixes
+        tokens = 0
+        if index is not None:
+            tokens = index.cached_tokens(request)
+        elif prefixes is not None and request.prefix:
+            tokens = prefixes.hit_blocks(cast(Live, request), self.tick_now()) * self._batch.kv.block
+        self.matched_request, self.matched_cached, self.matched_loadable = request.id, tokens, 0
+        return tokens
+
+    def loadable_tokens(self, request: RequestView, /) -> int:
+        index, prefixes = self._placed.cache_index, self._batch.prefixes
+        tokens = 0
+        if index is not None:
+            tokens = index.loadable_tokens(request)
+            if self._batch.store is not None:  # the store itself is asked, not its events
+                block = self._batch.kv.block
+                start = index.cached_tokens(request) + tokens
+                end = self._batch.store.reach(spans(request.prefix, block), start // block)
+                most = (request.prompt_tokens + request.generated_tokens - 1) // block
+                tokens += max(0, min(end, most) * block - start)
+        elif prefixes is not None and request.prefix:
+            live = cast(Live, request)
+            tokens = prefixes.loadable_blocks(live, prefixes.hit_blocks(live, self.tick_now())) * self._batch.kv.block
+        if self.matched_request == request.id:
+            self.matched_loadable = tokens
+        return tokens
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        return self._batch.expected_cached_tokens
+
+    def kv_transfer_s(self, num_tokens: int, /) -> float:
+        return self._kv_transfer_s(num_tokens)
+
+    def latency_s(self, region: str, /) -> float:
+        return self._latency_s(region, self.region)
+
+    @property
+    def is_single_phase(self) -> bool:
+        return False
+
+    @property
+    def is_shared(self) -> bool:
+        return False
+
+    def cache_changes(self) -> list[Change]:
+        """Cached segments that have changed since the last call (`Batch.report_cache_changes`)."""
+        prefixes = self._batch.prefixes
+        return [] if prefixes is None else prefixes.changes(self.tick_now())
+
+    def tick_now(self) -> int:
+        """The last completed tick."""
+        ahead = self._timeline.ticks_ahead(self._kernel.now) if self._batch.decoding else 0
+        return self._batch.tick + ahead
+
+    @property
+    def kv_blocks_used(self) -> int:
+        batch = self._batch
+        if not batch.decoding:
+            return batch.kv.pinned
+        tick, t = batch.tick, self._timeline
+        if batch.speculation is not None:
+            return batch.kv.used(self._ticks_ahead() + batch.tick)
+        if t.advances and t.k != t.k_end:  # `_ticks_ahead` written out, as routers read this of every replica
+            k = completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end)
+            tick += k - t.k
+            if self._changes.is_read and k < t.k_end:
+                end_s = boundary_s(t.start_s, t.a_s, t.b_s, k + 1)
+                if end_s < self.holds_until_s:
+                    self.holds_until_s = end_s
+        return batch.kv.used(tick)
+
+    def _ticks_ahead(self) -> int:
+        """As the timeline's. What the caller computes from it holds until the next tick."""
+        ticks = self._timeline.ticks_ahead(self._kernel.now)
+        if self._changes.is_read:
+            self.holds_until_s = min(self.holds_until_s, self._timeline.holds_until_s(ticks))
+        return ticks
+
+    @property
+    def kv_blocks_host(self) -> int:
+        return self._batch.kv.blocks(self._batch.host.used_tokens)
+
+    @property
+    def head_demand_blocks(self) -> int:
+        live = self._batch.queue.first()
+        if live is None:
+            return 0
+        return self._batch.kv.blocks(live.swapped_tokens or live.target_tokens) - live.resident_blocks
+
+    @property
+    def tokens_generated(self) -> int:
+        batch = self._batch
+        if not batch.decoding:
+            return batch.generated_offset
+        tick = self._ticks_ahead() + batch.tick
+        return batch.generated_offset + len(batch.decoding) * tick
+
+    @property
+    def output_tokens_left(self) -> int:
+        return self._placed.output_tokens - self.tokens_generated
+
+    @property
+    def answers_on_pace(self) -> bool:
+        stalls, now = self._batch.stalls, self._kernel.now
+        if stalls is None:
+            stalls = self._batch.stalls = StallTracker(self._pacer)
+            for live in self.requests:
+                stalls.update(live)
+        tick = self._ticks_ahead() + self._batch.tick
+        if not stalls.all_on_pace(tick, now):
+            return False
+        if self._placed.paused:
+            self.holds_until_s = now
+            return self._placed.paused.are_on_pace(self._pacer, now)
+        if self._changes.is_read:
+            self.holds_until_s = min(self.holds_until_s, stalls.first_stall_s(tick))
+        return True
+
+    @property
+    def paused(self) -> list[Live]:
+        if not self._placed.paused:
+            return []
+        self.holds_until_s = self._kernel.now
+        return self._placed.paused.held()
+
+    @property
+    def requests(self) -> list[Live]:
+        batch, transit = self._batch, self._transit
+        tick = self._ticks_ahead() + batch.tick
+        self.holds_until_s = self._kernel.now
+        for live in batch.decoding.values():
+            live.generated_tokens = live.joined_generated + tick - live.joined_tick
+        return [
+            *self._batch.queue.requests(),
+            *batch.prefilling.values(),
+            *batch.decoding.values(),
+            *transit.expected.values(),
+            *(live for live in transit.leaving.values() if not live.move.is_sent),
+        ]
