@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -116,6 +117,17 @@ def test_the_sweep_of_the_page_finds_its_limits(tmp_path: Path) -> None:
     written = "".join(_run(tmp_path, {}, script, "requests/s answered"))
     assert "knee at " in written and "90% within ttft=300ms,tpot=20ms" in written
     assert "TTFT, predicted" in written and (tmp_path / "load.html").stat().st_size
+
+
+@pytest.mark.ci
+def test_the_calibration_of_the_page_is_fitted_and_judged(tmp_path: Path) -> None:
+    page = (DOCS / "load.md").read_text(encoding="utf-8")
+    script = page[page.index("## From a running engine") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {}, script, "wrote fitted.json")
+    shown = _block("text", "mean error of the prediction", page)
+    measured = {line.split()[0] for line in written if line.strip()}
+    assert all(line.split()[0] in measured for line in shown.splitlines())
+    assert json.loads((tmp_path / "fitted.json").read_text())
 
 
 @pytest.mark.ci

@@ -131,6 +131,26 @@ def test_replicas_of_a_pool_differ_in_their_caches_alone() -> None:
     assert (two.entry["name"], two.entry["engine"]["name"]) == ("chat-2", "vllm-0.15")
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "num"),
+    [
+        ("/tmp/a1/tiny.gguf", "/var/models/tiny.gguf", 1),
+        ("C:\\models\\tiny.gguf", "/models/tiny.gguf", 1),
+        ("/models/tiny.gguf", "/models/tiny-q4.gguf", 2),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", 1),
+        ("Qwen/Qwen3-8B", "other/Qwen3-8B", 2),
+    ],
+)
+def test_weights_are_the_same_wherever_their_folder_is(one: str, other: str, num: int) -> None:
+    props = {"total_slots": 4, "default_generation_settings": {"n_ctx": 4096}}
+    models = {"data": [{"id": "tiny", "owned_by": "llamacpp"}]}
+    engines = [
+        asked({"/v1/models": models, "/props": {**props, "model_path": path}}, f"http://{host}:8000")
+        for host, path in (("a", one), ("b", other))
+    ]
+    assert len(pools(engines)) == num
+
+
 FILES = {
     "block": (
         "# mine\nfleet:\n  - name: a  # keep\n    model: qwen3-8b\n    endpoints:\n      - http://a:1  # first\n"

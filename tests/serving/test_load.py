@@ -411,9 +411,31 @@ def test_prompts_share_their_segments_and_have_the_engines_answers() -> None:
             assert made.fields(later)["messages"][1]["content"] == " said so"
             continue
         texts = [made.fields(each)["prompt"] for each in (first, other, later)]
-        begin = words.text(6, 0, "load/segment/7")
+        begin = words.text(6, 0, "load/0/segment/7")
         assert all(text.startswith(begin) for text in texts) and texts[0] != texts[1]
         assert [len(text.split()) for text in texts] == [8, 8, 6 + 2 + 2 + 8] and " said so" in texts[2]
+
+
+def test_no_load_repeats_the_prompts_of_another() -> None:
+    words = prompts.Vocabulary(prompts.WORDS)
+    request = Request(0, 0.0, 40, 4, prefix=(Segment(7, 20),))
+    loads = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    texts = [prompts.Prompts(words, seed, False, num).fields(request)["prompt"].split() for seed, num in loads]
+    again = prompts.Prompts(words, 0, False).fields(request)["prompt"].split()
+    assert texts[0] == again
+    assert len({tuple(text[:16]) for text in texts}) == len({tuple(text[20:]) for text in texts}) == len(loads)
+
+
+def test_prompts_that_the_engine_knew_before_are_said(
+    emulator: serving.Process, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (emulator.url, "--concurrency", "2", "--num-requests", "4", *SHORT, "--no-warm-up")
+    for seed, share in (("91", 0.0), ("91", 0.8), ("92", 0.0)):
+        found = loaded(capsys, *words, "--seed", seed)
+        assert found["measured"]["unshared_cached_share"] == pytest.approx(share)
+        assert any("the same ones before" in note for note in found["notes"]) is bool(share)
+    for _ in range(2):
+        assert loaded(capsys, *words)["measured"]["unshared_cached_share"] == 0
 
 
 # First uses.

@@ -17,6 +17,7 @@ from headway.cli.load_twin import Twin
 from headway.core.errors import HeadwayError
 from headway.core.request import Request
 from headway.serving.load_generator import page
+from headway.serving.load_generator import run as load_generator
 from headway.serving.load_generator.answer import Answer
 from headway.serving.load_generator.drive import Sent
 from headway.serving.load_generator.results import Slo, measured
@@ -121,9 +122,13 @@ def test_the_page_has_a_row_for_each_load_and_marks_the_knee() -> None:
     assert page.heads(bare) == list(page.HEADS) and "predicted" not in page.page(found, bare, {}, "t", [], "c")
 
 
-def test_a_sweep_of_an_emulated_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_of_an_emulated_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, folder, out = tmp_path / "page.html", tmp_path / "ran", tmp_path / "fitted.json"
-    with serving.closing(engine := serving.emulator("--speed", "10", "--max-num-seqs", "8")):
+    with serving.closing(
+        engine := serving.emulator("--speed", "10", "--max-num-seqs", "8", "--enable-prompt-tokens-details")
+    ):
         words = (
             f"{engine.url} --sweep --num-requests 8 --prompt-tokens 20 --output-tokens 6 --concurrency 8 --slo e2e=9"
             f" --no-warm-up --gpu h100 --page {file} --records {folder} --json"
@@ -133,6 +138,7 @@ def test_a_sweep_of_an_emulated_engine(tmp_path: Path, capsys: pytest.CaptureFix
         points = found["points"]
         assert [each["concurrency"] for each in points[:2]] == [1, 8] and len(points) >= 3
         assert all(each["measured"]["num_completed"] >= 8 for each in points)
+        assert {each["measured"]["cached_prompt_share"] for each in points} == {0}
         rates = [each["rate_rps"] for each in points[2:]]
         # Where the limits are is tested on a queue: here a busy machine moves them.
         assert rates == sorted(rates) and {found["knee_rps"], found["highest"]["rate_rps"]} <= {*rates}
@@ -158,14 +164,24 @@ def test_a_sweep_of_an_emulated_engine(tmp_path: Path, capsys: pytest.CaptureFix
             ("--sweep --rate 2", "--rate: not with a sweep"),
             ("--sweep --save-detailed x.json", "--save-detailed: not with a sweep"),
             ("--page x.html", "--page: goes with --sweep"),
+            ("--sweep --pool a", "--pool: goes with --fleet"),
             ("--sweep --slo ttfb=2s", "ttft"),
         ):
             assert main(["load", engine.url, *words.split()]) == 2
             assert why in capsys.readouterr().err
+        monkeypatch.setattr(load_generator, "load", None)  # a load would fail
+        pools = [{"name": name, "model": "qwen3-8b", "gpu": "a100", "engine": "vllm-0.15"} for name in "ab"]
+        fleet.write_text(json.dumps({"fleet": pools}))
+        words = f"{engine.url} --calibrate {out} --no-warm-up --fleet {fleet}"
+        assert main(["load", *words.split()]) == 2
+        assert (
+            f"--calibrate: {fleet}: {engine.url} is no endpoint in it: which pool was measured?"
+            in capsys.readouterr().err
+        )
     assert not out.exists()
 
 
-def test_loads_are_predicted_by_the_pool_of_the_fleet_file() -> None:
+def test_loads_are_predicted_by_the_pool_of_the_fleet_file(tmp_path: Path) -> None:
     found = asyncio.run(sweep(on_a_queue, 8, 0.9))
     few = Point(3.0, None, loaded(served([0.0, 1.0])))
     at_once = served([float(i) for i in range(8)])
@@ -180,6 +196,14 @@ def test_loads_are_predicted_by_the_pool_of_the_fleet_file() -> None:
         assert "fewer than 5 whole answers" in twin.notes[0] and "tpot_s is 0" in twin.notes[1]
         predicted[gpu] = twin.predicted()
         assert predicted[gpu][-2:] == [None, None]
+    engine, file = {"name": "vllm-0.15", "max_num_seqs": 8}, tmp_path / "several.yaml"
+    file.write_text(json.dumps({"fleet": [
+        {"name": gpu, "model": "qwen3-8b", "gpu": gpu, "engine": engine, "endpoints": [f"http://{gpu}:8000/v1"]}
+        for gpu in predicted
+    ]}))  # fmt: skip
+    for gpu, alone in predicted.items():
+        assert Twin.of(points, "", file, "qwen3-8b", True, "http://other", gpu).predicted() == alone
+        assert Twin.of(points, "", file, "qwen3-8b", True, f"http://{gpu}:8000").predicted() == alone
     for on_h100, on_a100 in zip(predicted["h100"][:-2], predicted["a100"][:-2], strict=True):
         assert on_h100 is not None and on_a100 is not None and 0 < on_h100["e2e_mean"] < on_a100["e2e_mean"]
 

@@ -68,6 +68,7 @@ _result_options = together((
     click.option("--save-detailed", type=PATH, help="Write JSON as vllm bench serve --save-detailed does."),
     click.option("--gpu", help="The engine's GPU, for predictions. Default: guessed from its KV cache and speed."),
     click.option("--fleet", type=PATH, help="A fleet file with the engine, for predictions. Default: as discovered."),
+    click.option("--pool", help="With --fleet: the engine's pool. Default: the one with this address, or model."),
     as_json_option("Print JSON: `engine`, `warm_up`, `measured` (a sweep: `points`, `knee_rps`, `highest`), `notes`."),
     no_progress_option,
 ))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from headway.serving.discover.pools import FoundPool, pools
 from headway.serving.discover.probe import FoundEngine, probe
 from headway.serving.load_generator import run, saved
 from headway.serving.load_generator.engine import Options, Target
-from headway.serving.load_generator.prompts import Vocabulary, vocabulary
+from headway.serving.load_generator.prompts import Prompts, Vocabulary, vocabulary
 from headway.serving.load_generator.results import Slo
 from headway.serving.load_generator.run import Load
 from headway.serving.load_generator.warm_up import WarmUp, warm_up
@@ -44,7 +45,11 @@ class Session:
         if flags["gpu"] is not None:
             flags["gpu"] = catalog.gpu(flags["gpu"]).name
         self.flags, self.seed = flags, flags["seed"] or 0
+        self._text_seed = secrets.randbits(63) if flags["seed"] is None else self.seed
+        self._num_loads = 0
         _check_results(flags)
+        if flags["pool"] is not None and flags["fleet"] is None:
+            raise HeadwayError("--pool: goes with --fleet")
         if flags["fleet"] is not None:
             strict_yaml.read(flags["fleet"])  # its errors come before the load
         self.slo = None if flags["slo"] is None else Slo(**slo_of(flags["slo"]))
@@ -74,8 +79,10 @@ class Session:
 
     async def load(self, spec: WorkloadSpec, report: Callable[[float], None] | None) -> Load:
         """One load, with the options of all."""
+        prompts = Prompts(self.words, self._text_seed, self.target.is_chat, self._num_loads)
+        self._num_loads += 1
         duration_s = self.flags["duration_s"]
-        return await run.load(self.target, spec, self.words, self.seed, self.base_dir, duration_s, self.slo, report)
+        return await run.load(self.target, spec, prompts, self.seed, self.base_dir, duration_s, self.slo, report)
 
     def notes(self) -> Iterator[str]:
         """On prompts and the warm-up."""
@@ -85,7 +92,9 @@ class Session:
 
     async def _warm_up(self) -> WarmUp:
         prompt, output = run.typical_lengths(self.spec, self.seed, self.base_dir)
-        return await warm_up(self.target, self.words, prompt, output, min(self.spec.concurrency or 4, 4), self.seed)
+        return await warm_up(
+            self.target, self.words, prompt, output, min(self.spec.concurrency or 4, 4), self._text_seed
+        )
 
     def save(self, done: Load) -> None:
         flags = self.flags

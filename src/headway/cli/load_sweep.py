@@ -15,6 +15,7 @@ from headway.cli.load_twin import JUDGED, Predicted, Twin
 from headway.cli.output import print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.report.page import write_page
+from headway.serving.discover.pools import catalogued
 from headway.serving.load_generator import page
 from headway.serving.load_generator.run import Load
 from headway.serving.load_generator.sweep import Point, Sweep, sweep
@@ -34,8 +35,11 @@ ALONE = 20
 async def run(session: Session) -> int:
     """Sweep, print what was found, and write what was asked for. Returns the exit code."""
     flags = session.flags
+    if flags["calibrate_to"] is not None:  # before minutes of load that could not be used
+        _, why = _twin(session, ())
+        if why:
+            raise HeadwayError(f"--calibrate: {why}")
     many = flags["concurrency"] or CONCURRENCY
-
     full = resolved(session.spec)
     most = len(generate(full, session.seed, session.base_dir)) if full.trace is not None else None
 
@@ -54,7 +58,7 @@ async def run(session: Session) -> int:
     notes = [*session.notes(), *(f"{each.name}: {note}" for each in found.points for note in each.load.notes())]
     if found.open_points and not found.open_points[-1].is_growing:
         notes.append("the waits of no load grow: none was shown to be beyond saturation; send more with --num-requests")
-    twin, why = _twin(session, found)
+    twin, why = _twin(session, found.points)
     notes += [f"no prediction: {why}"] if twin is None else twin.notes
     predicted = [None] * len(found.points) if twin is None else twin.predicted()
     calibration = None
@@ -101,15 +105,21 @@ def _folder(point: Point) -> str:
     return f"clients-{point.concurrency}" if point.rate_rps is None else f"rate-{point.rate_rps:.3g}"
 
 
-def _twin(session: Session, found: Sweep) -> tuple[Twin | None, str]:
+def _twin(session: Session, points: Sequence[Point]) -> tuple[Twin | None, str]:
     """The loads as experiments, or why there is no prediction."""
     pool, file = session.pool(), session.flags["fleet"]
     if file is None and "gpu" not in pool.entry:
-        why = pool.notes.get("name") or pool.notes.get("model") or "the engine's GPU is not known"
+        if catalogued(session.found) is None:
+            return None, (
+                f"{session.target.model} is not in the catalog; give --fleet FILE with a pool that has its `model:"
+                " {config: FOLDER}` and a `gpu`"
+            )
+        why = pool.notes.get("name") or "the engine's GPU is not known"
         return None, f"{why}; give --gpu" if session.flags["gpu"] is None else why
     try:
         model, is_greedy = str(pool.entry["model"]), session.flags["temperature"] == 0
-        return Twin.of(found.points, session.fleet_text(pool), file, model, is_greedy), ""
+        text, url = session.fleet_text(pool), session.found.url
+        return Twin.of(points, text, file, model, is_greedy, url, session.flags["pool"]), ""
     except HeadwayError as error:
         return None, str(error)
 

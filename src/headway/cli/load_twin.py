@@ -17,6 +17,7 @@ from headway.calibration.validation import compare
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.load import coefficients_in
 from headway.cli.measured_fleet import FoundRun, MeasuredFleet
+from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.serving.load_generator.sweep import Point
 
@@ -35,9 +36,22 @@ class Twin(Struct, frozen=True):
     """Why loads are not comparable."""
 
     @staticmethod
-    def of(points: Sequence[Point], fleet_text: str, file: Path | None, model: str, is_greedy: bool) -> Twin:
-        """`fleet_text` describes the pool, unless there is a `file`. HeadwayError if it cannot be simulated."""
-        fleet = MeasuredFleet({} if file is None else {"fleet": file}, fleet_text, Path("fleet.yaml"))
+    def of(
+        points: Sequence[Point],
+        fleet_text: str,
+        file: Path | None,
+        model: str,
+        is_greedy: bool,
+        url: str = "",
+        pool: str | None = None,
+    ) -> Twin:
+        """`fleet_text` describes the pool, unless there is a `file`; in it, `pool`, or the one with the engine's `url`.
+
+        HeadwayError, also without points, if it cannot be simulated, or if several pools might be the engine's.
+        """
+        flags = {} if file is None else {"fleet": file, "pool": pool or _pool_with(file, url) or None}
+        fleet = MeasuredFleet(flags, fleet_text, Path("fleet.yaml"))
+        fleet.pool(MeasuredRun(f"{file}: {url} is no endpoint in it", model, 0, 0.0, 0.0, 0.0, {}))
         runs: list[FoundRun | None] = []
         notes = []
         for point in points:
@@ -73,6 +87,17 @@ class Twin(Struct, frozen=True):
         made = calibrate.calibrate(measured, pool.gpu, pool.engine, source, version, known[0].coefficients)
         calibrate.write(out, made.file)
         return coefficients_in(out, pool.gpu.name, pool.engine.name), list(made.fits)
+
+
+def _pool_with(file: Path, url: str) -> str:
+    """The name of the fleet file's pool that has this endpoint; empty: none has it."""
+    document, _ = strict_yaml.read(file)
+    pools = [each for each in document.get("fleet") or () if isinstance(each, dict)]
+    named = {
+        str(one).rstrip("/").removesuffix("/v1"): str(each.get("name", ""))
+        for each in pools for one in each.get("endpoints") or ()
+    }  # fmt: skip
+    return named.get(url, "")
 
 
 def _run(point: Point, model: str, is_greedy: bool) -> MeasuredRun | None:

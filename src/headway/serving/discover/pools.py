@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec import Struct
@@ -58,9 +59,19 @@ def pools(
 
 
 def _is_alike(one: FoundEngine, other: FoundEngine) -> bool:
-    """Whether both may be replicas of one pool. The size of the KV cache differs a little from start to start."""
-    plain = {"url": "", "kv_capacity_tokens": None, "is_idle": None}
-    return replace(one, **plain) == replace(other, **plain)
+    """Whether both may be replicas of one pool.
+
+    The size of the KV cache differs a little from start to start, the folder of the weights from machine to machine.
+    """
+    plain = {"url": "", "kv_capacity_tokens": None, "is_idle": None, "weights": ""}
+    return replace(one, **plain) == replace(other, **plain) and _weights(one) == _weights(other)
+
+
+def _weights(engine: FoundEngine) -> str:
+    """A repository, or the last part of a path."""
+    path = PurePosixPath(engine.weights.replace("\\", "/").rstrip("/"))
+    is_repository = len(path.parts) == 2 and path.parts[0] not in ("/", ".", "..", "~")
+    return str(path) if is_repository else path.name
 
 
 def _pool(group: Sequence[FoundEngine], gpu: str | None, token_s: dict[str, float], names: set[str]) -> FoundPool:

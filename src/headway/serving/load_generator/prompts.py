@@ -89,10 +89,11 @@ async def _checked(count: Count, found: Vocabulary) -> Vocabulary:
 
 
 class Prompts:
-    """Prompts of requests, in one run."""
+    """Prompts of the requests of one load. Loads with another seed or number share no text."""
 
-    def __init__(self, words: Vocabulary, seed: int, is_chat: bool) -> None:
-        self._words, self._seed, self._is_chat = words, seed, is_chat
+    def __init__(self, words: Vocabulary, seed: int, is_chat: bool, num: int = 0) -> None:
+        """`num`: of the load, among those of its seed."""
+        self._words, self._seed, self._is_chat, self._name = words, seed, is_chat, f"load/{num}"
         self._answers: dict[int, str] = {}
         """Answers that later prompts contain, by the id of their segment."""
 
@@ -123,8 +124,8 @@ class Prompts:
                 parts.append(("assistant", answer))
             else:
                 tokens = min(segment.tokens, left)
-                parts.append(("user", self._words.text(tokens, self._seed, f"load/segment/{segment.id}")))
+                parts.append(("user", self._words.text(tokens, self._seed, f"{self._name}/segment/{segment.id}")))
             left = max(left - segment.tokens, 0)
         if left or not parts:
-            parts.append(("user", self._words.text(max(left, 1), self._seed, f"load/request/{request.id}")))
+            parts.append(("user", self._words.text(max(left, 1), self._seed, f"{self._name}/request/{request.id}")))
         return parts

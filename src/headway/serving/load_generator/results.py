@@ -18,6 +18,8 @@ from headway.serving.load_generator.drive import Sent
 Floats = npt.NDArray[np.float64]
 LATE_S = 0.05
 """A request that is sent so much after its time was held up by this machine."""
+CACHED = 0.05
+"""A larger share of new prompts cannot be in a prefix cache by chance."""
 MAX_EXAMPLE_CHARS = 200
 
 
@@ -73,6 +75,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     tokens_per_chunk: float | None
     cached_prompt_share: float | None
     """Share of prompts' tokens that the engine had in its prefix cache; None: not reported."""
+    unshared_cached_share: float | None = None
+    """The same of prompts that share no text with another prompt of the load."""
     slo_attainment: float | None = None
     """Share of the requests that met all SLOs; None: there are none."""
 
@@ -96,7 +100,6 @@ def measured(sent: Sequence[Sent], slo: Slo | None = None) -> Measured:
     arrivals_s = np.array([each.request.arrival_s for each in sent])
     span_s = float(np.ptp(arrivals_s)) if len(sent) > 1 else 0.0
     per_s = 1 / duration_s if duration_s > 0 else 0.0
-    cached = [each.cached_tokens for each in answers if each.cached_tokens is not None]
     num_chunks = sum(len(each.chunk_s) for each in answers)
     return Measured(
         num_requests=len(sent), num_completed=len(done),
@@ -118,9 +121,16 @@ def measured(sent: Sequence[Sent], slo: Slo | None = None) -> Measured:
         num_short=sum(each.answer.output_tokens < each.request.output_tokens for each in done),
         num_merged=sum(each.is_merged for each in answers),
         tokens_per_chunk=sum(outputs) / num_chunks if num_chunks else None,
-        cached_prompt_share=sum(cached) / max(sum(prompts), 1) if len(cached) == len(done) and done else None,
+        cached_prompt_share=_cached_share(done),
+        unshared_cached_share=_cached_share([each for each in done if not each.request.prefix]),
         slo_attainment=None if slo is None else attainment(sent, slo),
     )  # fmt: skip
+
+
+def _cached_share(sent: Sequence[Sent]) -> float | None:
+    cached = [each.answer.cached_tokens for each in sent]
+    known = [tokens for tokens in cached if tokens is not None]
+    return sum(known) / max(sum(map(_prompt_tokens, sent)), 1) if sent and len(known) == len(sent) else None
 
 
 def _prompt_tokens(sent: Sent) -> int:
@@ -176,6 +186,11 @@ def notes(found: Measured) -> Iterator[str]:
         yield f"stopped: {found.num_stopped:,} requests were in flight, and are left out"
     if found.num_unlike_prompts:
         yield f"{found.num_unlike_prompts:,} of {whole:,} prompts have another length by the engine's count"
+    if (found.unshared_cached_share or 0.0) > CACHED:
+        yield (
+            f"the engine had {found.unshared_cached_share:.0%} of the prompts in its prefix cache, though they share no"
+            " text: it was sent the same ones before (another --seed, or none, sends new ones)"
+        )
     if found.num_short:
         yield f"{found.num_short:,} of {whole:,} answers ended before the length that was asked for"
     if found.num_merged:

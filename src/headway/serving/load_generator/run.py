@@ -11,7 +11,7 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError
 from headway.serving.load_generator.drive import Driver, Report, Sent
 from headway.serving.load_generator.engine import Target
-from headway.serving.load_generator.prompts import Prompts, Vocabulary
+from headway.serving.load_generator.prompts import Prompts
 from headway.serving.load_generator.results import Measured, Slo, measured, notes
 from headway.serving.load_generator.warm_up import Interval, first_uses, standstills, without
 from headway.workload.generate import build, generate
@@ -49,12 +49,12 @@ class Load(Struct, frozen=True):
 
 
 async def load(
-    target: Target, spec: WorkloadSpec, words: Vocabulary, seed: int, base_dir: Path,
+    target: Target, spec: WorkloadSpec, prompts: Prompts, seed: int, base_dir: Path,
     duration_s: float | None = None, slo: Slo | None = None, report: Report | None = None,
 ) -> Load:  # fmt: skip
     """Send the workload's requests. HeadwayError for a workload that cannot be made, or one without a request."""
     source = build(spec, seed, base_dir)
-    driver = Driver(source, target.asker(Prompts(words, seed, target.is_chat)), duration_s, report)
+    driver = Driver(source, target.asker(prompts), duration_s, report)
     sent = await driver.run()
     if not sent:
         raise HeadwayError("the workload has no request" if not driver.is_stopped else "stopped before a request ended")
