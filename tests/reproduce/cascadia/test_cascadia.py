@@ -25,6 +25,7 @@ from headway.reproduce.cascadia import (
     drift,
     judges,
     outcomes,
+    own_load,
     paper_plans,
     parts,
     regimes,
@@ -220,6 +221,7 @@ def whole_run(slower: float, off: float) -> dict[Any, dict[str, Callable[[Mappin
 
     return {
         regimes: {"measure_throughput": for_throughput},
+        own_load: {"measure_at_own_load": lambda given: case(given) | {"rate_rps": 30.0}},
         runs: {
             "rate": lambda given: {"rate_rps": 30.0, "capacity_rps": 32.0, "lone_s": 5.0,
                                    "lone": {"a": [1.0, 50.0], "b": [2.0 - 9 * off, 60.0]}},

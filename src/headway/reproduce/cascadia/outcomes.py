@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from headway.reproduce import charts
-from headway.reproduce.cascadia import claims, paper_plans, regimes, runs, studies
+from headway.reproduce.cascadia import claims, own_load, paper_plans, regimes, runs, studies
 from headway.reproduce.cascadia.claims import CASES, EXAMPLE, LLAMA
 from headway.reproduce.cascadia.setup import NUM_GPUS
 from headway.reproduce.findings import Exhibit, Figure, Finding, Findings, PaperTable, Row
@@ -56,6 +56,8 @@ def findings(runner: Runner) -> Findings:
         result += _lengths(runner)
     if runner.wants(*claims.FOR_THROUGHPUT) and not runner.quick:
         result += _for_throughput(runner)
+    if runner.wants(*claims.OWN_LOAD) and not runner.quick:
+        result += _own_load(runner)
     if runner.wants(*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES, *claims.REGRET):
         cases, rates = _measured(runner, LLAMA)
         result += Findings({"slo-llama": _times(cases, "stand-alone", "p95_s")}, [_exhibit_7(cases, rates)])
@@ -257,6 +259,28 @@ def _for_throughput(runner: Runner) -> Findings:
         "quality-planned": Finding(least, f"On requests that no plan was made on: {short}."),
     }
     return Findings(outcomes, [_planned_table(cases)])
+
+
+def _own_load(runner: Runner) -> Findings:
+    """The 12 cases, each at the load of its own stand-alone model."""
+    tasks = {
+        case: Call(
+            own_load.measure_at_own_load,
+            {"cascade": case[0], "trace": case[1], "q_min": case[2], "seeds": list(runner.seeds)},
+        )
+        for case in claims.ALL_CASES
+    }
+    cases = runner.run(tasks)
+    alone, serve = (_times(cases, other, "p95_s") for other in SYSTEMS[1:])
+    rates = ", ".join(f"{_name(case)} {each['rate_rps']:.3g}/s" for case, each in cases.items())
+    return Findings(
+        {
+            "headline-slo-own-load": _headline({"stand-alone": alone, "cascade-serve": serve}),
+            "slo-own-load-stand-alone": Finding(alone.values, f"{alone.why} Rates: {rates}."),
+            "slo-own-load-most": _largest_advantage(cases, "p95_s"),
+            "slo-own-load-cascade-serve": serve,
+        }
+    )
 
 
 def _planned_table(cases: Mapping[Case, Measurement]) -> PaperTable:

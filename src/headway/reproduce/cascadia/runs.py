@@ -96,7 +96,7 @@ def measure(
     ours = tighten_until_met(case, latencies)
     wall_s, plan_s = time.perf_counter() - began, time.process_time() - began_cpu
     systems = {name: best_or_nearest(case.problem.target, trials.run())
-               for name, trials in _systems(case, latencies, cascade, q_min, further)}  # fmt: skip
+               for name, trials in baselines(case, latencies, cascade, q_min, further)}  # fmt: skip
     systems["cascadia"] = ours
     runs = {
         name: [run(case, each.plan, seed, load_policy(each.plan) if name == "cascade-serve-load" else None)
@@ -112,10 +112,16 @@ def measure(
     return results
 
 
-def _systems(
+def stand_alone_model(case: PlanningRequest, cascade: str, q_min: float) -> str:
+    """The model that stands alone: the largest, and below a quality of 85 DeepSeek's second (4.1)."""
+    return case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
+
+
+def baselines(
     case: PlanningRequest, latencies: StageLatencies, cascade: str, q_min: float, further: bool
 ) -> Iterator[tuple[str, Trials]]:
-    alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
+    """Other systems' names and trials. `further`: CascadeServe's other readings."""
+    alone = stand_alone_model(case, cascade, q_min)
     by_load = planners.single(planners.cascade_serve)
 
     def trials(planner: CascadePlanner) -> Trials:
