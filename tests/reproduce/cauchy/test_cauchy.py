@@ -270,7 +270,7 @@ class Pretending(Runner):
         return {"k": "1.3", **found} if key[0] == "spend" else found
 
 
-OWN = ("cauchy", "star", "opportunistic", "empty", "goodput", "h800-h20", "h800-a800", "a800-h20")
+OWN = ("cauchy", "star", "opportunistic", "empty", "goodput", "h800-h20", "h800-a800", "a800-h20", "0.05", "0.1", "0.2")
 
 
 def _measured(random: np.random.Generator, factor: float) -> dict[str, float]:
@@ -330,7 +330,9 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool, data: Path) ->
         repeats = 20 if claim.id.startswith("fig9-") and not quick else 3
         assert len(outcome.values) in (1, repeats) and outcome.why
         claim.rule.judge(outcome.values)
-        is_left = quick and (claim.id in cauchy.OF_ALL_SIZES or claim.id.endswith(NOT_QUICK))
+        is_left = quick and (
+            claim.id in cauchy.OF_ALL_SIZES or claim.id.endswith(NOT_QUICK) or claim in GROUPS["thresholds"]
+        )
         assert (outcome.values[0] is None) == is_left and is_left == ("A quick run" in outcome.why)
     labels = list(dict.fromkeys(exhibit.label for exhibit in found.exhibits if not exhibit.label.startswith("Headway")))
     order = ["Figure 1", "Figure 4", "Figure 2", "Figure 6", "Figure 7", "Figure 8", "Figure 9", "Table 3", "Figure 10"]
@@ -373,6 +375,16 @@ def test_fleets_for_the_mean_run_alone_and_can_fail(worse: float, data: Path) ->
     assert {key[2] for key in asked if key[0] == "overall"} == {"-mean", "-mean-filter", "-mean-ranking"}
     assert all(None not in found[id].values and found[id].why for id in FOR_MEAN)
     assert not {claim.id for claim in CLAIMS if claim.id in FOR_MEAN and claim.rule.judge(found[claim.id].values).holds}
+
+
+@pytest.mark.parametrize(("worse", "all_hold"), [(1.0, False), (0.92, False), (1.085, True), (1.3, False)])
+def test_thresholds_are_judged_by_all_three_gains(worse: float, all_hold: bool) -> None:
+    """None holds where schedulers are equal or swapped, or where the effect is far beyond the paper's."""
+    ids = frozenset(claim.id for claim in GROUPS["thresholds"])
+    found = cauchy.run(Pretending(seeds=tuple(range(6)), worse=worse, claims=ids)).outcomes
+    rules = {claim.id: claim.rule for claim in CLAIMS if claim.id in ids}
+    assert {rule.judge(found[id].values).holds for id, rule in rules.items()} == {all_hold}
+    assert all(found[id].why for id in ids)
 
 
 def test_eq_15_leaves_fewer_candidates_the_more_of_it_is_used() -> None:

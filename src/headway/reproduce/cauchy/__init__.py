@@ -40,8 +40,9 @@ def run(runner: Runner) -> Findings:
     seeds, quick = runner.seeds, runner.quick
     overall = bool(wanted & set(MOVING))
     markets_wanted = overall or bool(wanted & {"objectives", "between"})
+    swept = "thresholds" in wanted and not quick
     repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
-    first = scheduling.searches(seeds, quick, "pairs" in wanted, "within" in wanted)
+    first = scheduling.searches(seeds, quick, "pairs" in wanted, "within" in wanted, swept)
     first |= cauchy_overall.profiles(quick) if markets_wanted else {}
     first |= cauchy_transfer.tasks() if "transfers" in wanted else {}
     results = runner.run(first)
@@ -72,6 +73,10 @@ def run(runner: Runner) -> Findings:
     if "within" in wanted:
         inside = scheduling.WithinRuns(results, seeds)
         findings += Findings(inside.outcomes(), [inside.table()])
+    if "thresholds" in wanted:
+        none = Finding([None] * len(seeds), "A quick run has no sweep of thresholds.")
+        of_quick = dict.fromkeys((claim.id for claim in GROUPS["thresholds"]), none)
+        findings += Findings(scheduling.WithinRuns(results, seeds).thresholds() if swept else of_quick)
     if overall:
         findings += Findings({}, whole.figure_10())
     if "transfers" in wanted:

@@ -42,10 +42,10 @@ WITHIN: dict[str, Routing] = {
 """Schedulers within a combo. The paper does not say when an instance is idle; `in_place` is our threshold. "empty": it
 has nothing in flight. Otherwise a prefill instance is also idle between prompts, with half of a decoder's answers."""
 THRESHOLDS = (0.05, 0.1, 0.2)
-"""More values of `in_place`, for 1P1D and one seed."""
+"""More values of `in_place`."""
 
 
-def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool) -> dict[Key, Call]:
+def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool, thresholds: bool) -> dict[Key, Call]:
     """The first round: searches for the goodput of pairs of GPUs, by scheduler."""
     tasks: dict[Key, Call] = {}
 
@@ -59,13 +59,13 @@ def searches(seeds: Sequence[int], quick: bool, figure_2: bool, table_3: bool) -
                 is_judged = within == "opportunistic" or (within == "strict" and pair not in COMBINED)
                 if is_judged or seed == seeds[0]:
                     add(("pair", pair, within, seed), [split("pair", pair)], routing)
-    for num in TABLE_3 if table_3 else ():
+    for num in TABLE_3 if table_3 or thresholds else ():
         for within, routing in WITHIN.items():
             for seed in seeds:
                 add(("within", num, within, seed), [split("pair", "h800-h20", num)], routing, num)
-    for threshold in THRESHOLDS if table_3 else ():
+    for num, threshold, seed in product(TABLE_3, THRESHOLDS, seeds) if thresholds else ():
         routing = {"within": "opportunistic", "in_place": threshold}
-        add(("threshold", threshold, seeds[0]), [split("pair", "h800-h20")], routing)
+        add(("within", num, threshold, seed), [split("pair", "h800-h20", num)], routing, num)
     return tasks
 
 
@@ -238,9 +238,13 @@ class WithinRuns(SeedResults):
         pattern = setup.profiled_service("sharegpt").service.pattern
         self.tokens = pattern.prompt_tokens + pattern.output_tokens
 
-    def rps(self, num: int, within: str) -> list[float]:
-        """Goodput, a value a seed."""
+    def rps(self, num: int, within: str | float) -> list[float]:
+        """Goodput, a value a seed, with a scheduler of `WITHIN` or a threshold."""
         return self.values(("within", num, within), "rps")
+
+    def gains(self, num: int, within: str | float) -> list[float]:
+        """By seed: the share by which goodput rises over strict round robin."""
+        return [free / strict - 1 for free, strict in zip(self.rps(num, within), self.rps(num, "strict"), strict=True)]
 
     def tokens_per_usd(self, num: int, within: str) -> float:
         h800, h20 = (catalog.gpu(GPUS[name]).usd_per_hour for name in ("h800", "h20"))
@@ -258,22 +262,37 @@ class WithinRuns(SeedResults):
             moved = fmean(self.at_load(num, within, "moved"))
             numbers = (
                 f"{fmean(strict):.1f} and {fmean(free):.1f} requests/s; at the rate that round robin can serve, "
-                f"{1 - moved:.1%} of the requests stay in place. {self._thresholds()}"
+                f"{1 - moved:.1%} of the requests stay in place."
             )
             findings[f"table3-goodput-1p{num}d{suffix}"] = Finding(increases(free, strict), numbers)
             why = f"Mean E2E {fmean(slow):.2f} and {fmean(fast):.2f} s. {1 - moved:.1%} of the requests stay in place."
             findings[f"table3-e2e-1p{num}d{suffix}"] = Finding(reductions(fast, slow), why)
         return findings
 
-    def _thresholds(self) -> str:
-        """What the goodput of 1P1D gains where more or less counts as idle, with the first seed."""
-        seed = self.seeds[0]
-        strict_rps = self.results["within", 1, "strict", seed]["rps"]
-        found = {0.0: self.results["within", 1, "empty", seed]["rps"]}
-        found |= {threshold: self.results["threshold", threshold, seed]["rps"] for threshold in THRESHOLDS}
-        found[0.5] = self.results["within", 1, "opportunistic", seed]["rps"]
-        gains = ", ".join(f"{rps / strict_rps - 1:.1%} ({threshold:g})" for threshold, rps in found.items())
-        return f"1P1D by in_place: {gains}."
+    def thresholds(self) -> dict[str, Finding]:
+        """Goodput by what counts as idle, and whether one threshold gives the paper's three gains."""
+        by_threshold: dict[float, str | float] = {
+            0.0: "empty",
+            **{each: each for each in THRESHOLDS},
+            0.5: "opportunistic",
+        }
+        findings, found = {}, {}
+        for num in TABLE_3:
+            found[num] = {threshold: self.gains(num, within) for threshold, within in by_threshold.items()}
+            listed = ", ".join(f"{fmean(gains):.1%} ({threshold:g})" for threshold, gains in found[num].items())
+            for threshold in THRESHOLDS:
+                why = f"1P{num}D by in_place: {listed}."
+                findings[f"table3-goodput-1p{num}d-at-{threshold:g}"] = Finding(found[num][threshold], why)
+        paper = {num: rps[1] / rps[0] - 1 for num, (rps, *_) in TABLE_3.items()}
+        gives_all = [
+            any(all(paper[num] / 2 <= found[num][each][i] <= 2 * paper[num] for num in paper) for each in by_threshold)
+            for i in range(len(self.seeds))
+        ]
+        at = "; ".join(
+            f"{threshold:g}: {', '.join(f'{fmean(found[num][threshold]):.1%}' for num in paper)}"
+            for threshold in by_threshold
+        )
+        return findings | {"table3-threshold": Finding(gives_all, f"Gains of 1P1D, 1P2D, 1P3D by in_place: {at}.")}
 
     def table(self) -> PaperTable:
         """Table 3, with the paper's numbers in brackets."""
