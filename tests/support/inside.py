@@ -26,14 +26,15 @@ def watched(cluster: Cluster, look: Callable[[Replica], None]) -> Cluster:
 
         return looked_at
 
-    add = cluster._views.add
+    views = cluster._observation._views
+    add = views.add
 
     def add_watched(view: Any) -> Any:
         replica = cluster._replicas[view.id]
         replica.timeline._line = wrapped(replica, replica.timeline._line)
         return add(view)
 
-    cluster._views.add = add_watched  # type: ignore[method-assign]
+    views.add = add_watched  # type: ignore[method-assign]
     for replica in cluster._replicas:
         replica.timeline._line = wrapped(replica, replica.timeline._line)
     return cluster

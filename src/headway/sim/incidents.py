@@ -8,25 +8,17 @@ from typing import Any
 from headway.control.control import Control
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fault, RoleChange
+from headway.sim.fleet import SimulatedFleet
 from headway.sim.kernel import BEFORE, COMMAND, Kernel
-from headway.sim.lifetime import Lifetime
-from headway.sim.replica import Replica
 from headway.sim.transfers import KvTransfers
 
 
 class Incidents:
     """The incidents of one run."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        replicas: Sequence[Replica],
-        lifetimes: Sequence[Lifetime],
-        transfers: KvTransfers,
-        control: Control,
-    ) -> None:
+    def __init__(self, kernel: Kernel, fleet: SimulatedFleet, transfers: KvTransfers, control: Control) -> None:
         self._kernel, self._transfers, self._control = kernel, transfers, control
-        self._replicas, self._lifetimes = replicas, lifetimes
+        self._replicas, self._lifetimes = fleet.replicas, fleet.lifetimes
         self.num_to_come = 0
         """Incidents and their consequences that have not happened yet."""
         self.last_s = 0.0

@@ -9,16 +9,20 @@ request that stops goes to the target's host memory if that has room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from math import inf
 
+from headway.catalog.costs import costs
 from headway.control.control import Control
 from headway.control.live import DECODING, NEVER, PAUSED, WAITING, Live
 from headway.control.recorder import Table
 from headway.core.fleet import Handover
 from headway.core.record import MoveOutcome
+from headway.perf.copies import NETWORK
 from headway.sim.fabric import Fabric, Flow
+from headway.sim.fleet import SimulatedFleet
+from headway.sim.kernel import Kernel
 from headway.sim.replica import Replica
 
 
@@ -65,17 +69,10 @@ class KvMove:
 class KvTransfers:
     """All moves of a fleet."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        replicas: Sequence[Replica],
-        bytes_per_token: Callable[[int], float],
-        control: Control,
-        table: Table,
-    ) -> None:
-        self._fabric = fabric
-        self._replicas = replicas
-        self._bytes_per_token = cache(bytes_per_token)
+    def __init__(self, kernel: Kernel, fleet: SimulatedFleet, control: Control, table: Table) -> None:
+        self._fabric = Fabric(kernel, fleet.network_bytes_per_s, costs().kv_transfer[NETWORK].latency_s)
+        self._replicas = fleet.replicas
+        self._bytes_per_token: Callable[[int], float] = cache(fleet.kv_bytes_per_token)
         self._control = control
         self._pack, self._put = table.pack, table.write
         self._moves: dict[int, KvMove] = {}
