@@ -282,7 +282,7 @@ class WithinRuns(SeedResults):
             listed = ", ".join(f"{fmean(gains):.1%} ({threshold:g})" for threshold, gains in found[num].items())
             for threshold in THRESHOLDS:
                 why = f"1P{num}D by in_place: {listed}."
-                findings[f"table3-goodput-1p{num}d-at-{threshold:g}"] = Finding(found[num][threshold], why)
+                findings[f"table3-goodput-1p{num}d-at-{100 * threshold:g}"] = Finding(found[num][threshold], why)
         paper = {num: rps[1] / rps[0] - 1 for num, (rps, *_) in TABLE_3.items()}
         gives_all = [
             any(all(paper[num] / 2 <= found[num][each][i] <= 2 * paper[num] for num in paper) for each in by_threshold)
