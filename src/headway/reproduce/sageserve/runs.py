@@ -219,13 +219,13 @@ def scouts(served: Measurement) -> dict[tuple[str, str], scenes.Document]:
 
 def fleets(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
     """Four models on equal GPUs."""
-    day = _fleet_day(served, has_series)
+    day = _fleet_day(published.FLEET_DAY, served, has_series)
     return {(FLEET, name): published.document(day, name) for name in (REACTIVE, GUARDED, LT_I)}
 
 
-def _fleet_day(served: Measurement, has_series: bool) -> Day:
+def _fleet_day(day: Day, served: Measurement, has_series: bool) -> Day:
     half = theta(served, THETA_SHARE)
-    return replace(published.FLEET_DAY, theta=half, half=half, has_series=has_series)
+    return replace(day, theta=half, half=half, has_series=has_series)
 
 
 def with_artifacts_constants(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
@@ -240,13 +240,14 @@ def with_artifacts_constants(served: Measurement, has_series: bool) -> dict[tupl
 
 def fleets_without_bloom(served: Measurement, has_series: bool) -> dict[tuple[str, str], scenes.Document]:
     """Three models on equal GPUs."""
-    day = published.without_bloom(_fleet_day(served, has_series))
+    day = published.without_bloom(_fleet_day(published.OTHER_BLOOM_DAY, served, has_series))
     return {(NO_BLOOM, name): published.document(day, name) for name in (REACTIVE, LT_I)}
 
 
 def _smoothed(runner: Runner, served: Measurement) -> dict[tuple[str, str, int], Call]:
     """Four models on equal GPUs, Bloom's interactive demand with the profile of its week."""
-    day, series = _fleet_day(served, has_series=True), f"{published.NAMES[scenes.BLOOM]} prod"
+    day = _fleet_day(published.OTHER_BLOOM_DAY, served, has_series=True)
+    series = f"{published.NAMES[scenes.BLOOM]} prod"
     return {
         (SMOOTH, name, seed): Call(
             smoothed.measure_smoothed,
