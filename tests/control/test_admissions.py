@@ -37,7 +37,7 @@ def admitting() -> tuple[Fleet, BatchTier]:
 
 
 def tick(run: Fleet) -> None:
-    for ticking in run.control.ticking():
+    for ticking in run.control.parts.ticking():
         ticking.tick(1.0)
 
 
@@ -45,7 +45,7 @@ def test_a_held_request_is_placed_when_it_is_released() -> None:
     run, policy = admitting()
     urgent, batch = run.arrive(0, tier=0), run.arrive(1, tier=2)
     assert (urgent.stage, batch.stage) == (WAITING, HELD)
-    assert [live.id for live in run.control.held_requests()] == [1]
+    assert [live.id for live in run.control.parts.held_requests()] == [1]
     policy.releases = [Release(1, tier=1, region="west")]
     tick(run)
     assert (batch.stage, batch.tier, batch.release_region, policy.held) == (WAITING, 1, "west", [1])
@@ -70,7 +70,7 @@ def test_a_held_request_that_times_out_is_no_longer_held() -> None:
     run, _ = admitting()
     live = run.arrive(0, tier=2)
     run.control.on_timeout(1.0, live)
-    assert run.effects.ended == [(0, Outcome.CANCELLED)] and run.control.held_requests() == []
+    assert run.effects.ended == [(0, Outcome.CANCELLED)] and run.control.parts.held_requests() == []
 
 
 def test_only_held_requests_can_be_released() -> None:

@@ -46,7 +46,7 @@ def test_a_good_answer_of_the_first_stage_is_final() -> None:
     live = run.arrive(0, model="cascade")
     assert (live.model, live.stage_index, run.effects.started) == ("small", 0, [(0, 0)])
     run.finish(live, 1.0)
-    assert live.stage is HELD and run.effects.judged == [0] and run.control.has_held()
+    assert live.stage is HELD and run.effects.judged == [0] and run.control.parts.has_held()
     run.control.on_judged(live, 80.0, 1.5)
     assert run.effects.ended == [(0, Outcome.FINISHED)]
     assert (run.records()["stage"][0], run.records()["score"][0]) == (0, 80.0)

@@ -62,7 +62,7 @@ def test_a_request_is_held_while_no_replica_is_up() -> None:
     run = fleet("mixed")
     run.control.on_crashed(0, [], 0.0)
     live = run.arrive(0, 1.0)
-    assert live.stage is HELD and run.control.has_held() and not run.control.has_placeable_waiter(1.0)
+    assert live.stage is HELD and run.control.parts.has_held() and not run.control.parts.has_placeable_waiter(1.0)
     run.control.on_recovered(0, 2.0)
     assert (live.stage, live.placed_s) == (WAITING, 2.0)
 

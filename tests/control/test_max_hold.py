@@ -27,7 +27,7 @@ def test_a_request_that_is_held_for_too_long_is_rejected() -> None:
     for when, action, live in run.effects.timers:
         action(when, live)
     assert run.effects.ended == [(0, Outcome.FINISHED), (2, Outcome.REJECTED)]
-    assert not run.control.has_held()
+    assert not run.control.parts.has_held()
 
 
 def test_a_request_that_has_been_placed_is_held_for_any_time() -> None:

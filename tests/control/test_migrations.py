@@ -40,7 +40,7 @@ def asking(*wanted: Move) -> tuple[Fleet, Asking, Live]:
 
 
 def tick(run: Fleet) -> None:
-    for ticking in run.control.ticking():
+    for ticking in run.control.parts.ticking():
         ticking.tick(1.0)
 
 

@@ -46,8 +46,8 @@ def scaled(num: int, limit: int | None = None, **pool: Any) -> tuple[Fleet, Wish
         return Scaling(wish, MutablePoolsView(Random(0)), [PoolState(kind, services)], effects, limits)
 
     run = Fleet([FakeReplica(i, model=MODEL.name, combo=i) for i in range(num)], scaling=scaling)
-    assert run.control.scaling is not None
-    return run, wish, run.control.scaling
+    assert run.control.parts.scaling is not None
+    return run, wish, run.control.parts.scaling
 
 
 def test_a_start_counts_at_once_and_serves_when_it_is_up() -> None:

@@ -101,7 +101,7 @@ def test_no_scaler_goes_below_the_minimum_of_the_moment(wanted: dict[str, int]) 
         return Scaling(Wish(wanted), view, states, effects, (), least, MONDAY.timestamp())
 
     run = Fleet([FakeReplica(0, model=model.name)], scaling=scaling)
-    tick = run.control.scaling.tick  # type: ignore[union-attr]
+    tick = run.control.parts.scaling.tick  # type: ignore[union-attr]
     tick(7.9 * 3600)
     assert states[0].min_replicas == 1
     tick(8.0 * 3600)
@@ -128,7 +128,7 @@ def test_a_gateway_follows_its_clock_when_the_machine_slept_or_the_clock_was_set
     seen = []
     for i, hour in enumerate((7.0, 8.5, 7.5, 8.2, 30.0, 8.5)):
         wall_s[0] = MONDAY.timestamp() + 3600 * hour
-        run.control.scaling.tick(60.0 * i)  # type: ignore[union-attr]
+        run.control.parts.scaling.tick(60.0 * i)  # type: ignore[union-attr]
         seen.append(states[0].min_replicas)
     assert seen == [1, 2, 1, 2, 1, 2]
 

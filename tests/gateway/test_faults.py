@@ -71,7 +71,7 @@ def _post(inside: Inside, tier: int) -> asyncio.Task[Reply]:
 
 
 def _num_held(inside: Inside) -> int:
-    return len(inside.gateway.driver.control.held_requests())
+    return len(inside.gateway.driver.control.parts.held_requests())
 
 
 def test_a_request_that_ends_is_not_failed_by_the_placement_of_the_next(inside: Inside) -> None:

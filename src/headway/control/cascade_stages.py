@@ -40,6 +40,8 @@ class CascadeStages:
         self.random = random
         self.now = 0.0
         self.stage = 0
+        self.judged: dict[int, Live] = {}
+        """Requests whose answers are being judged, by id."""
         self._judges_last = policy.judges_last if isinstance(policy, Auditor) else None
 
     def serves(self, live: Live) -> bool:

@@ -13,33 +13,25 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from headway.control import assembly
-from headway.control.admissions import Admissions
 from headway.control.cascade_stages import CascadeStages
 from headway.control.decisions import DecisionObserver
 from headway.control.effects import Effects
-from headway.control.kv_pressure import KvPressure
 from headway.control.live import ENDED, HELD, Live
-from headway.control.migrations import Migrations
 from headway.control.model_fallbacks import ModelFallbacks
+from headway.control.parts import Parts
 from headway.control.policies import CascadeConfig, FallbackConfig, Policies
-from headway.control.preemptions import Preemptions
 from headway.control.recorder import Recorder
 from headway.control.request_rows import RequestRows
 from headway.control.roles import Roles, memberships
 from headway.control.scaling import Scaling
 from headway.control.sent_prompts import SentPrompts
 from headway.control.service import Member, Service
-from headway.control.shadow import Shadow
-from headway.control.shedding import Shedding
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fallbacks, Role
 from headway.core.record import Outcome
 from headway.core.request import Phase
 
 _FINISHED: Final = Outcome.FINISHED
-Ticking = Migrations | Admissions | Preemptions | KvPressure | Scaling
-"""A policy that a driver calls every `interval_s` through `tick(now)`; an interval of None means never."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -53,25 +45,15 @@ class Control:
         self._roles = Roles(effects)
         self.last_s = 0.0
         """Latest end of a request, or of its stay in one cascade stage."""
-        self.by_model: dict[str, Service] = {}
-        """Services by every name of their models."""
-        self.services: list[Service] = []
-        self.migrations: dict[Service, Migrations] = {}
-        self.admissions: dict[Service, Admissions] = {}
-        self.shedding: dict[Service, Shedding] = {}
-        self.scaling: Scaling | None = None
-        self.cascade: CascadeStages | None = None
+        self.parts = Parts(effects, self.place)
+        self.by_model, self.services = self.parts.by_model, self.parts.services
         self.fallbacks = ModelFallbacks()
         self.max_hold_s: float | None = None
         """Longest time for which a request is held before its first placement; None: any time."""
         self._only: Service | None = None
         self._has_entry_steps = False
-        self._judged: dict[int, Live] = {}
-        """Requests whose answers are being judged."""
         self._slo: Policies | None = None
         """The policies whose SLOs requests without their own get; None: they get none."""
-        self.new_shadow: Callable[[str], Shadow] | None = None
-        """The candidate's policies of a model, which decide beside its service's own; None: there is no candidate."""
 
     # The loop.
 
@@ -159,13 +141,13 @@ class Control:
 
     def on_finished(self, live: Live, now: float) -> None:
         """All tokens of a request are out: it ends, unless a cascade has its answer judged."""
-        cascade = self.cascade
+        cascade = self.parts.cascade
         if cascade is None or live.stage_index < 0 or cascade.is_final(live):
             self.end(live, now, _FINISHED)
             return
         live.enter(HELD)
         self.last_s = max(self.last_s, now)
-        self._judged[live.id] = live
+        cascade.judged[live.id] = live
         service = self.service_of(live)
         service.ended(live, now)
         service.teach(live, now, _FINISHED)
@@ -177,8 +159,9 @@ class Control:
         live.enter(ENDED)
         service = self.service_of(live)
         if self._has_entry_steps:
-            self._judged.pop(live.id, None)
-            if (admissions := self.admissions.get(service)) is not None:
+            if self.parts.cascade is not None:
+                self.parts.cascade.judged.pop(live.id, None)
+            if (admissions := self.parts.admissions.get(service)) is not None:
                 admissions.discard(live)
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         if end_s > self.last_s:
@@ -190,7 +173,7 @@ class Control:
             service.teach(live, end_s, outcome)
         if self._notify:
             self.effects.notify_ended(live, end_s, outcome)
-        if service.hold_queue.num or self.scaling is not None:
+        if service.hold_queue.num or self.parts.scaling is not None:
             self.on_room(service, now)
 
     def on_refused(self, live: Live, now: float, reason: int) -> None:
@@ -214,11 +197,11 @@ class Control:
         return service
 
     def _is_kept_on_entry(self, live: Live, now: float) -> bool:
-        if self.cascade is not None and self.cascade.serves(live):
-            self.cascade.enter(live, now)
+        if self.parts.cascade is not None and self.parts.cascade.serves(live):
+            self.parts.cascade.enter(live, now)
         service = self.service_of(live)
         self._count_demand(service, live)
-        admissions, shedding = self.admissions.get(service), self.shedding.get(service)
+        admissions, shedding = self.parts.admissions.get(service), self.parts.shedding.get(service)
         is_held = admissions is not None and admissions.hold(live)
         if service.shadow is not None and service.shadow.compares_admission:
             service.compare_admission(live, is_held, now)
@@ -227,15 +210,15 @@ class Control:
         return shedding is not None and (why := shedding.why(live, now)) != "" and self._refuse(live, now, why)
 
     def _count_demand(self, service: Service, live: Live) -> None:
-        if self.scaling is not None:
-            self.scaling.count_arrival(live, service.model)
+        if self.parts.scaling is not None:
+            self.parts.scaling.count_arrival(live, service.model)
 
     def on_room(self, service: Service, now: float) -> None:
         """A request has left a replica: release held requests, and stop replicas that drained."""
         if service.hold_queue.num:
             self.release_held(service, now)
-        if self.scaling is not None:
-            self.scaling.stop_empty(now)
+        if self.parts.scaling is not None:
+            self.parts.scaling.stop_empty(now)
 
     def _refuse(self, live: Live, now: float, why: str = "") -> bool:
         """Have a fallback answer a request, or reject it. True, as it is done with here."""
@@ -263,20 +246,20 @@ class Control:
 
     def on_judged(self, live: Live, score: float, now: float) -> None:
         """An answer has its score: it is accepted, or the next stage of the cascade answers."""
-        if self._judged.pop(live.id, None) is None:
+        cascade = self.parts.cascade
+        if cascade is None or cascade.judged.pop(live.id, None) is None:
             return
-        assert self.cascade is not None
-        if self.cascade.accepts(live, score, now):
+        if cascade.accepts(live, score, now):
             self.end(live, now, _FINISHED, is_learned=True)
         else:
-            self.cascade.escalate(live)
+            cascade.escalate(live)
             self._count_demand(self.service_of(live), live)
             self.place(live, now)
 
     def on_phase_changed(self, live: Live, now: float) -> None:
         """A request has ended its reasoning."""
-        if self.migrations:
-            migrations = self.migrations.get(self.service_of(live))
+        if self.parts.migrations:
+            migrations = self.parts.migrations.get(self.service_of(live))
             if migrations is not None:
                 migrations.at_phase(live, now)
 
@@ -340,15 +323,17 @@ class Control:
     def on_held_for_long(self, now: float, live: Live) -> None:
         """A request was held `max_hold_s` ago: if it has not been placed since, a fallback answers, or it is
         rejected."""
-        if live.stage is HELD and live.placed_s != live.placed_s and live.id not in self._judged:
+        cascade = self.parts.cascade
+        is_judged = cascade is not None and live.id in cascade.judged
+        if live.stage is HELD and live.placed_s != live.placed_s and not is_judged:
             self._refuse(live, now, "it was held for too long")
 
     # Events of replicas.
 
     def on_unit_started(self, deployment: str, members: Sequence[Member], now: float) -> None:
         """The replicas of one unit that scaling started are up."""
-        assert self.scaling is not None
-        self.release_held(self.scaling.on_started(deployment, members), now)
+        assert self.parts.scaling is not None
+        self.release_held(self.parts.scaling.on_started(deployment, members), now)
         self._move_held(now)
 
     def on_crashed(self, replica: int, lost: Sequence[Live], now: float) -> None:
@@ -415,47 +400,22 @@ class Control:
         """
         self.fallbacks.of_fleet = fallbacks or Fallbacks()
         self.max_hold_s = policies.max_hold_s
+        parts = self.parts
         for model in members:
             self.add_service(policies, model, members[model], names[model], seed, observer)
-        self.scaling = scaling(self.by_model)
+        parts.scaling = scaling(self.by_model)
         if policies.cascade is not None:
             config = policies.cascade
             for name in config.models:
                 if name not in self.by_model:
                     raise unknown("model", name, self.by_model, "cascade")
             stages = [self.by_model[name] for name in config.models]
-            self.cascade = self._cascade_stages(config, stages, Random(f"{seed}/cascade"))
+            parts.cascade = self._cascade_stages(config, stages, Random(f"{seed}/cascade"))
         for service in self.services:
-            self._add_learners(service)
+            parts.add_learners(service)
         self.use_fallbacks(self.fallbacks.of_fleet, policies.fallback)
         self.use_slo(policies)
         self.note_parts()
-
-    def use_slo(self, policies: Policies) -> None:
-        """Give requests without their own SLOs those of `policies` from now on."""
-        is_none = policies.slo_ttft_s is policies.slo_tpot_s is policies.slo_e2e_s is None
-        self._slo = None if is_none else policies
-
-    def use_fallbacks(self, fallbacks: Fallbacks, config: FallbackConfig) -> None:
-        """Use these fallbacks from now on. Those that are the same keep what they have seen."""
-        self.fallbacks.use(fallbacks, config, self.by_model, self.scaling)
-
-    def _add_learners(self, service: Service) -> None:
-        """Have the policies that are not a service's own learn from its requests."""
-        if self.scaling is not None:
-            service.add_learner(self.scaling.scaler)
-        if self.cascade is not None:
-            service.add_learner(self.cascade.policy)
-
-    def note_parts(self) -> None:
-        """Note which steps of an arrival the present parts need."""
-        fallbacks = {name for names in self.fallbacks.of_fleet.models.values() for name in names}
-        asked = [service for service in self.services if service.model not in fallbacks]
-        self._only = asked[0] if len(asked) == 1 else None
-        compares_admission = any(each.shadow and each.shadow.compares_admission for each in self.services)
-        self._has_entry_steps = bool(
-            self.cascade or self.admissions or self.shedding or self.scaling or compares_admission
-        )
 
     def add_service(
         self,
@@ -466,62 +426,36 @@ class Control:
         seed: int,
         observer: DecisionObserver | None,
     ) -> None:
-        """Create the service of one more model, with its own policies."""
-        service = assembly.new_service(policies, model, members, self.fallbacks.of_fleet, seed, observer)
-        if self.new_shadow is not None:
-            service.follow(self.new_shadow(model))
-        self.services.append(service)
+        """Create the service of one more model, under these names where no other has them."""
+        service = self.parts.add_service(policies, model, members, self.fallbacks.of_fleet, seed, observer)
         for name in names:
             self.by_model.setdefault(name, service)
-        migrations = assembly.new_migrations(service, policies, self.effects, seed, observer)
-        admissions = assembly.new_admissions(service, policies, self.place, seed, observer)
-        self._add_parts(service, migrations, admissions)
-        self._add_limits(service, policies)
 
-    def _add_limits(self, service: Service, policies: Policies) -> None:
-        """Have requests paused and shed as these policies say."""
-        service.preemptions = assembly.new_preemptions(service, policies, self.effects)
-        shedding = self.shedding.pop(service, None)
-        if (share := policies.shed_ttft_share) is not None:
-            self.shedding[service] = shedding = shedding or Shedding(service)
-            shedding.share = share
-            service.add_learner(shedding)
+    def use_slo(self, policies: Policies) -> None:
+        """Give requests without their own SLOs those of `policies` from now on."""
+        is_none = policies.slo_ttft_s is policies.slo_tpot_s is policies.slo_e2e_s is None
+        self._slo = None if is_none else policies
 
-    def _add_parts(self, service: Service, migrations: Migrations | None, admissions: Admissions | None) -> None:
-        """Use these parts for a service, which has none so far."""
-        if migrations is not None:
-            self.migrations[service] = migrations
-            service.add_learner(migrations.policy)
-        if admissions is not None:
-            self.admissions[service] = admissions
-            service.add_learner(admissions.policy)
+    def use_fallbacks(self, fallbacks: Fallbacks, config: FallbackConfig) -> None:
+        """Use these fallbacks from now on. Those that are the same keep what they have seen."""
+        self.fallbacks.use(fallbacks, config, self.by_model, self.parts.scaling)
+
+    def note_parts(self) -> None:
+        """Note which steps of an arrival the present parts need."""
+        fallbacks = {name for names in self.fallbacks.of_fleet.models.values() for name in names}
+        services = dict.fromkeys(self.by_model.values())
+        asked = [service for service in services if service.model not in fallbacks]
+        self._only = asked[0] if len(asked) == 1 else None
+        compares_admission = any(each.shadow and each.shadow.compares_admission for each in self.services)
+        parts = self.parts
+        has_parts = parts.cascade or parts.admissions or parts.shedding or parts.scaling
+        self._has_entry_steps = bool(has_parts or compares_admission)
 
     def _cascade_stages(self, config: CascadeConfig, stages: list[Service], random: Random) -> CascadeStages:
         return CascadeStages(config, config.policy(), stages, random)
 
-    def ticking(self) -> list[Ticking]:
-        """The policies that the driver calls at intervals, in their fixed order."""
-        preemptions = [service.preemptions for service in self.services if service.preemptions is not None]
-        parts: list[Ticking] = [*self.migrations.values(), *self.admissions.values(), *preemptions]
-        return parts if self.scaling is None else [*parts, self.scaling]
-
-    def has_placeable_waiter(self, now: float) -> bool:
-        """Whether a held request may be placed later without another arrival, end or start."""
-        return any(service.has_placeable_waiter(now) for service in self.services) or self._has_kept()
-
-    def has_held(self) -> bool:
-        """Whether any request is held."""
-        return any(service.hold_queue for service in self.services) or self._has_kept()
-
-    def _has_kept(self) -> bool:
-        return bool(self._judged) or any(admissions.held for admissions in self.admissions.values())
-
-    def held_requests(self) -> list[Live]:
-        """Requests in hold queues and those that admission policies hold."""
-        held = [live for service in self.services for live in service.hold_queue.requests()]
-        return held + [live for admissions in self.admissions.values() for live in admissions.held]
-
     def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:
         """Record every request in the system as unfinished: `unfinished` at replicas, and those that control has."""
-        for live in sorted([*unfinished, *self._judged.values(), *self.held_requests()], key=attrgetter("id")):
+        judged = [] if self.parts.cascade is None else self.parts.cascade.judged.values()
+        for live in sorted([*unfinished, *judged, *self.parts.held_requests()], key=attrgetter("id")):
             self._rows.write(live, now, Outcome.UNFINISHED)

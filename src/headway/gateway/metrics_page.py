@@ -105,7 +105,7 @@ class MetricsPage:
             for each in control.services
         ]
         known = self._ended.tenants.known
-        waiting = Counter(known(live.tenant) for live in control.held_requests() if live.tenant)
+        waiting = Counter(known(live.tenant) for live in control.parts.held_requests() if live.tenant)
         tenants: list[Sample] = [({"tenant": tenant}, float(num)) for tenant, num in waiting.items()]
         return [("headway_requests_held", held), ("headway_tenant_requests_held", tenants)]
 

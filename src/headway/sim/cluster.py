@@ -10,10 +10,11 @@ from functools import partial
 from random import Random
 from typing import Any, Final, Literal
 
-from headway.control.control import Control, Ticking
+from headway.control.control import Control
 from headway.control.decisions import DecisionObserver
 from headway.control.live import Live
 from headway.control.observe import MutablePoolsView, Scrape
+from headway.control.parts import Ticking
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
@@ -212,12 +213,12 @@ class Cluster:
 
     def judge(self, live: Live, now: float) -> None:
         """Score the answer of a cascade stage after the judge's time."""
-        assert self._control.cascade is not None
-        self._kernel.at(now + self._control.cascade.config.judge_s, COMMAND, live.id, self._judge, live)
+        assert self._control.parts.cascade is not None
+        self._kernel.at(now + self._control.parts.cascade.config.judge_s, COMMAND, live.id, self._judge, live)
 
     def _judge(self, now: float, live: Live) -> None:
-        assert self._control.cascade is not None
-        config = self._control.cascade.config
+        assert self._control.parts.cascade is not None
+        config = self._control.parts.cascade.config
         if self._limits is not None:
             self._limits.stage_ended(live, self._pools[live.replica].name, Outcome.FINISHED, now)
         quality = next((score for model, score in live.quality if model == live.model), 0.0)
@@ -274,7 +275,7 @@ class Cluster:
             self._kernel.push((time_s if time_s > now else now, ARRIVAL, 0, armed, self._arrive, armed))
 
     def _refusal(self, limits: SimulatedLimits, live: Live, now: float) -> int:
-        cascade = self._control.cascade
+        cascade = self._control.parts.cascade
         return limits.refusal(live, now, 1 if cascade is None else cascade.num_models(live.model))
 
     def _arrive(self, now: float, armed: int) -> None:
@@ -305,7 +306,7 @@ class Cluster:
         self._until_s = until_s
         self._incidents.schedule(faults, roles)
         self._observation.start()
-        for i, ticking in enumerate(self._control.ticking()):
+        for i, ticking in enumerate(self._control.parts.ticking()):
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
         self._arm()
@@ -321,7 +322,11 @@ class Cluster:
 
     def _is_active(self, now: float) -> bool:
         """Whether anything besides ticks is still to happen."""
-        if self._awaits_replicas() or self._source.peek_s() is not None or self._control.has_placeable_waiter(now):
+        if (
+            self._awaits_replicas()
+            or self._source.peek_s() is not None
+            or self._control.parts.has_placeable_waiter(now)
+        ):
             return True
         return any(replica.placed.num_in_flight for replica in self._replicas)
 
@@ -329,12 +334,12 @@ class Cluster:
         """Whether replicas will start, stop or change. Without `until_s`, a start matters only to held requests."""
         if self._incidents.num_to_come:
             return True
-        return bool(self._num_starting) and (self._until_s is not None or self._control.has_held())
+        return bool(self._num_starting) and (self._until_s is not None or self._control.parts.has_held())
 
     def _tick(self, now: float, ticking: tuple[Ticking, int]) -> None:
         policy, key = ticking
         is_active = self._is_active(now)
-        if is_active or self._control.has_held():
+        if is_active or self._control.parts.has_held():
             policy.tick(now)
         if is_active or self._awaits_replicas():
             assert policy.interval_s is not None
@@ -353,7 +358,7 @@ class Cluster:
             stretches=self._recorder.stretch_columns(),
             replicas=self._fleet.records(end_s),
             end_s=end_s,
-            judge_usd=0.0 if self._control.cascade is None else self._control.cascade.config.judge_usd,
+            judge_usd=0.0 if self._control.parts.cascade is None else self._control.parts.cascade.config.judge_usd,
             prefixes=None if (p := table.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
             moves=self._recorder.moves.columns(),
             drafts=self._recorder.drafts.columns() if any(p.engine.drafts is not None for p in self._pools) else {},

@@ -106,17 +106,16 @@ class SharedControl(Control):
         observer: DecisionObserver | None,
     ) -> None:
         """Add the services of all schedulers but the first, which `configure` has made."""
-        first = self.by_model
-        self.by_scheduler = [first]
+        self.by_scheduler = [self.by_model]
         for scheduler in range(1, num):
-            self.by_model = {}
-            before = len(self.services)
+            own_names: dict[str, Service] = {}
             for model, own in members(scheduler).items():
-                self.add_service(policies, model, own, names[model], seed + scheduler * _SEEDS_APART, observer)
-            for service in self.services[before:]:
-                self._add_learners(service)
-            self.by_scheduler.append(self.by_model)
-        self.by_model = first
+                apart = seed + scheduler * _SEEDS_APART
+                service = self.parts.add_service(policies, model, own, self.fallbacks.of_fleet, apart, observer)
+                for name in names[model]:
+                    own_names.setdefault(name, service)
+                self.parts.add_learners(service)
+            self.by_scheduler.append(own_names)
         self.note_parts()
 
     def service_of(self, live: Live) -> Service:
@@ -126,12 +125,6 @@ class SharedControl(Control):
         if live.model in services:
             return services[live.model]
         return services[super().service_of(live).model]
-
-    def note_parts(self) -> None:
-        """As control's, by the first scheduler's services."""
-        every, self.services = self.services, self.services[: len(set(map(id, self.by_model.values())))]
-        super().note_parts()
-        self.services = every
 
 
 class SchedulerState(NamedTuple):

@@ -52,7 +52,7 @@ class LiveControl(Control):
 
     def num_kept(self, service: Service) -> int:
         """Requests that the service's admission policy holds."""
-        admissions = self.admissions.get(service)
+        admissions = self.parts.admissions.get(service)
         return 0 if admissions is None else len(admissions.held)
 
     def change_policies(
@@ -71,13 +71,11 @@ class LiveControl(Control):
         """
         made = [self._new_parts(service, before, after, seed, observer) for service in self.services]
         for service, new in zip(self.services, made, strict=True):
-            held, kept = service.hold_queue.requests(), self.admissions.get(service)
+            held, kept = service.hold_queue.requests(), self.parts.admissions.get(service)
             service.use(new.router, new.ordering, *windows(after, service.model, self.fallbacks.of_fleet))
-            self.migrations.pop(service, None)
-            self.admissions.pop(service, None)
-            self._add_parts(service, new.migrations, new.admissions)
-            self._add_limits(service, after)
-            self._add_learners(service)
+            self.parts.use(service, new.migrations, new.admissions)
+            self.parts.limit(service, after)
+            self.parts.add_learners(service)
             if service.sent is not None:
                 for live in in_flight:
                     if self.service_of(live) is service:
@@ -101,7 +99,7 @@ class LiveControl(Control):
     ) -> _Parts:
         """A service's parts after a change of the policies; those that are equal are the present ones."""
         is_same_order = held_ordering(before) == held_ordering(after)
-        migrations, admissions = self.migrations.get(service), self.admissions.get(service)
+        migrations, admissions = self.parts.migrations.get(service), self.parts.admissions.get(service)
         if before.migration != after.migration:
             migrations = new_migrations(service, after, self.effects, seed, observer)
         if before.admission != after.admission:
@@ -189,11 +187,11 @@ class LiveControl(Control):
 
     def unscored(self, live: Live, accept: bool, now: float) -> None:
         """Accept or escalate a cascade's answer that could not be scored."""
-        if self._judged.pop(live.id, None) is None:
+        cascade = self.parts.cascade
+        if cascade is None or cascade.judged.pop(live.id, None) is None:
             return
-        assert self.cascade is not None
         if accept:
             self.end(live, now, Outcome.FINISHED, is_learned=True)
         else:
-            self.cascade.escalate(live)
+            cascade.escalate(live)
             self.place(live, now)

@@ -77,7 +77,7 @@ class Driver:
         """Models that have reasoned before an answer: their new requests count as reasoning until they answer."""
         self._deadlines = Deadlines(clock, self.requests)
         self.control = control = LiveControl(self, recorder, notify=True)
-        control.new_shadow = new_shadow
+        control.parts.new_shadow = new_shadow
         self.services = control.by_model
         self.holds = HoldTimeouts(clock, control, self.requests, self.replicas, hold_s)
         self.roster = Roster(clock, control, self.replicas, self.holds, view, policies.prompt_window is not None)
@@ -85,7 +85,7 @@ class Driver:
         members = self.roster.members([*names])
         control.configure(policies, members, names, seed, make_scaling, decisions, fallbacks)
         self.roster.find_adapters()
-        self.cascade = control.cascade
+        self.cascade = control.parts.cascade
 
     @property
     def now(self) -> float:

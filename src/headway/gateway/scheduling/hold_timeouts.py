@@ -71,6 +71,6 @@ class HoldTimeouts:
     def _is_all_lost(self, service: Service) -> bool:
         """No replica of the service may be up soon."""
         if not service.members:
-            return self._control.scaling is None
+            return self._control.parts.scaling is None
         replicas = [self._replicas[member.view.id] for member in service.members]
         return all(self.is_lost(replica) and not replica.is_starting for replica in replicas)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.control.control import Ticking
+from headway.control.parts import Ticking
 from headway.gateway.clock import Clock
 from headway.gateway.scheduling.control import LiveControl
 
@@ -16,7 +16,7 @@ class PolicyTicks:
 
     def start(self) -> None:
         """Call the present policies from now on. Later calls begin with those that are new."""
-        ticking = self._control.ticking()
+        ticking = self._control.parts.ticking()
         for policy in ticking:
             if policy.interval_s is not None and policy not in self._ticking:
                 self._clock.at(self._clock.now + policy.interval_s, self._tick, policy)

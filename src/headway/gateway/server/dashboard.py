@@ -129,7 +129,7 @@ def _by_tier(replica: LiveReplica) -> dict[str, int]:
 
 def _queues(gateway: Gateway, now: float) -> list[HeldRequests]:
     ages_s: dict[tuple[str, int], list[float]] = {}
-    for live in gateway.driver.control.held_requests():
+    for live in gateway.driver.control.parts.held_requests():
         ages_s.setdefault((live.model, min(live.tier, LAST_TIER)), []).append(now - live.arrival_s)
     return [
         HeldRequests(model=model, tier=tier, held=len(ages), oldest_s=max(ages))
