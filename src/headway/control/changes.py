@@ -40,6 +40,47 @@ class Changes:
             self.generation += 1
 
 
+class ChangeReader:
+    """Tells which of some replicas have changed since it was asked last, by their positions."""
+
+    __slots__ = ("_changes", "_cursor", "_generation", "_positions", "replicas")
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self.replicas: Sequence[ReplicaView] = ()
+        self._positions: dict[int, int] = {}
+        """By replica."""
+        self._generation = -1
+        self._cursor = 0
+
+    def follows(self, replicas: Sequence[ReplicaView]) -> bool:
+        """Whether these replicas are followed already; else they are from now on."""
+        if replicas is self.replicas:
+            return True
+        self.replicas, self._generation = replicas, -1
+        return False
+
+    def is_void(self) -> bool:
+        """Whether any replica may have changed unseen: call `begin`, and compute everything."""
+        return self._generation != self._changes.generation
+
+    def begin(self) -> None:
+        """Have changes noted, and read those from now on."""
+        changes = self._changes
+        changes.is_read = True
+        self._generation, self._cursor = changes.generation, len(changes.ids)
+        self._positions = {replica.id: position for position, replica in enumerate(self.replicas)}
+
+    def changed(self) -> list[int]:
+        """The positions of the replicas that have changed since the last call, once each."""
+        ids, cursor = self._changes.ids, self._cursor
+        if cursor == len(ids):
+            return []
+        self._cursor = len(ids)
+        positions = self._positions
+        return [positions[replica] for replica in set(ids[cursor:]) if replica in positions]
+
+
 class TimedReplica(ReplicaView, Protocol):
     """A replica that notes its changes."""
 
@@ -50,17 +91,11 @@ class TimedReplica(ReplicaView, Protocol):
 class KeptValues:
     """`key(replica)` of each replica, of which only those of replicas that may have changed are computed."""
 
-    __slots__ = (
-        "_changes", "_cursor", "_ends", "_ends_s", "_entered", "_generation", "_key", "_order", "_positions",
-        "_replicas", "_values",
-    )  # fmt: skip
+    __slots__ = ("_ends", "_ends_s", "_entered", "_key", "_order", "_reader", "_values")
 
     def __init__(self, key: Callable[[Any], Any], changes: Changes) -> None:
-        self._key, self._changes = key, changes
-        self._replicas: Sequence[ReplicaView] = ()
+        self._key, self._reader = key, ChangeReader(changes)
         self._values: list[Any] = []
-        self._positions: dict[int, int] = {}
-        """By replica."""
         self._ends_s: list[float] = []
         """By position: the time until which the value holds if the replica does not change."""
         self._ends: list[tuple[float, int]] = []
@@ -70,13 +105,10 @@ class KeptValues:
         so that few updates touch the heap."""
         self._entered: list[Any] = []
         """By position: its value in the heap, the least if there are several; at most the present value."""
-        self._generation = -1
-        self._cursor = 0
 
     def values(self, replicas: Sequence[ReplicaView], now: float) -> Sequence[Any]:
         """The values at `now`, in the order of `replicas`."""
-        if replicas is not self._replicas:  # such as those with room: values are kept from the second time on
-            self._replicas, self._generation = replicas, -1
+        if not self._reader.follows(replicas):  # such as those with room: values are kept from the second time on
             key = self._key
             return [key(replica) for replica in replicas]
         self._update(now)
@@ -84,8 +116,7 @@ class KeptValues:
 
     def first_least(self, replicas: Sequence[ReplicaView], now: float) -> int:
         """The position of the least value at `now`, the first of equals; -1 for replicas that are not kept yet."""
-        if replicas is not self._replicas:
-            self._replicas, self._generation = replicas, -1
+        if not self._reader.follows(replicas):
             return -1
         self._update(now)
         order, values = self._order, self._values
@@ -106,16 +137,11 @@ class KeptValues:
 
     def _update(self, now: float) -> None:
         """Compute the values of replicas that may have changed."""
-        changes = self._changes
-        if self._generation != changes.generation:
+        if self._reader.is_void():
             self._fill()
             return
-        stale = set(changes.ids[self._cursor :])
-        self._cursor = len(changes.ids)
-        for replica in stale:
-            position = self._positions.get(replica)
-            if position is not None:
-                self._compute(position)
+        for position in self._reader.changed():
+            self._compute(position)
         ends = self._ends
         while ends and ends[0][0] <= now:
             end_s, position = heappop(ends)
@@ -123,17 +149,15 @@ class KeptValues:
                 self._compute(position)
 
     def _fill(self) -> None:
-        changes, replicas = self._changes, self._replicas
-        changes.is_read = True
-        self._generation, self._cursor = changes.generation, len(changes.ids)
-        self._positions = {replica.id: position for position, replica in enumerate(replicas)}
-        self._values, self._ends_s, self._ends = [None] * len(replicas), [inf] * len(replicas), []
+        self._reader.begin()
+        num = len(self._reader.replicas)
+        self._values, self._ends_s, self._ends = [None] * num, [inf] * num, []
         self._order = []
-        for position in range(len(replicas)):
+        for position in range(num):
             self._compute(position)
 
     def _compute(self, position: int) -> None:
-        replica: Any = self._replicas[position]
+        replica: Any = self._reader.replicas[position]
         replica.holds_until_s = inf
         self._values[position] = value = self._key(replica)
         if self._order and value < self._entered[position]:

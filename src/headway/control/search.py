@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, Final
 
-from headway.control.changes import Changes
+from headway.control.changes import ChangeReader, Changes
 from headway.core.view import Bounds, ReplicaView
 
 _NONE: Final = 1e200
@@ -27,15 +27,11 @@ class Search:
     """The bounds of each replica, of which only those of replicas that have changed are computed."""
 
     __slots__ = (
-        "_alike", "_bounds", "_changes", "_cursor", "_entered", "_first", "_fourth", "_generation", "_key", "_kinds",
-        "_positions", "_replicas", "_second", "_size", "_third",
+        "_alike", "_bounds", "_entered", "_first", "_fourth", "_key", "_kinds", "_reader", "_second", "_size", "_third",
     )  # fmt: skip
 
     def __init__(self, key: Callable[[Any], Bounds], changes: Changes) -> None:
-        self._key, self._changes = key, changes
-        self._replicas: Sequence[ReplicaView] = ()
-        self._positions: dict[int, int] = {}
-        """By replica."""
+        self._key, self._reader = key, ChangeReader(changes)
         self._size = 1
         """Leaves of the tree, which are its last nodes; node i has the children 2 i and 2 i + 1."""
         self._first: list[float] = []
@@ -51,15 +47,12 @@ class Search:
         """
         self._entered: set[tuple[Any, int]] = set()
         """(kind, position) of all entries of the heaps."""
-        self._generation = -1
-        self._cursor = 0
 
     def least(
         self, replicas: Sequence[ReplicaView], weights: tuple[float, float, float], score: Callable[[Any], float]
     ) -> int:
         """The position of the least score, the lowest id of equals; -1 for replicas that are not kept yet."""
-        if replicas is not self._replicas:  # such as those with room: bounds are kept from the second time on
-            self._replicas, self._generation = replicas, -1
+        if not self._reader.follows(replicas):  # such as those with room: bounds are kept from the second time on
             return -1
         self._update()
         a, b, c, d, size = self._first, self._second, self._third, self._fourth, self._size
@@ -99,22 +92,15 @@ class Search:
 
     def _update(self) -> None:
         """Compute the bounds of replicas that have changed."""
-        changes = self._changes
-        if self._generation != changes.generation or len(self._alike) > _MOST_KINDS * self._size:
+        if self._reader.is_void() or len(self._alike) > _MOST_KINDS * self._size:
             self._fill()
-        elif self._cursor < len(changes.ids):
-            stale = set(changes.ids[self._cursor :])
-            self._cursor = len(changes.ids)
-            for replica in stale:
-                position = self._positions.get(replica)
-                if position is not None:
-                    self._compute(position)
+            return
+        for position in self._reader.changed():
+            self._compute(position)
 
     def _fill(self) -> None:
-        changes, num = self._changes, len(self._replicas)
-        changes.is_read = True
-        self._generation, self._cursor = changes.generation, len(changes.ids)
-        self._positions = {replica.id: position for position, replica in enumerate(self._replicas)}
+        self._reader.begin()
+        num = len(self._reader.replicas)
         self._size = size = 1 << max(num - 1, 0).bit_length()
         self._first, self._second, self._third, self._fourth = ([_NONE] * 2 * size for _ in range(4))
         self._bounds, self._kinds = [(_NONE, _NONE, _NONE, _NONE)] * num, [None] * num
@@ -123,7 +109,7 @@ class Search:
             self._compute(position)
 
     def _compute(self, position: int) -> None:
-        replica = self._replicas[position]
+        replica = self._reader.replicas[position]
         first, second, third, fourth, kind = self._key(replica)
         before = self._kinds[position]
         self._bounds[position] = first, second, third, fourth
