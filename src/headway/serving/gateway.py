@@ -88,55 +88,10 @@ def plan(scenario: Scenario) -> ServingPlan:
     pools.check_pools(declared, places)
     starts = pools.starts(scenario, declared)
     check_followed(scenario)
-    if spec.policies.scaling is not None:
-        own = [each for each in declared if each.pool.hosted is None]
-        pools.require_starts(own, ("policies", "scaling"), places)
-    pools.require_starts([each for each in declared if _is_planned(spec, each)], ("cascade", "replan"), places)
-    if spec.gateway.peers is not None:
-        _check_shared_starts(scenario, declared, starts)
-    if spec.roles:
-        pools.check_roles(declared, places)
+    _check_starts(scenario, declared, starts)
     planners = PlannerProcesses()
-    policies = policies_of(scenario, planners)
-    batches = spec.gateway.batches
-    if batches is not None and policies.admission is None:
-        policies = replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": batches.tier}))
-    _check_oracles(policies, places)
-    _check_forecasts(policies, places)
-    demand_history.check(scenario, policies.scaler)
-    if spec.policies.ordering_at != "gateway":
-        _check_ordering(pools.ordering_name(spec.policies), declared, places)
-    if policies.migration is not None:
-        _check_continuation(declared, ("policies", "migration"), "nothing can move", places)
-    elif spec.policies.preempt_every_s is not None:
-        _check_continuation(declared, ("policies", "preempt_every_s"), "nothing can be paused", places)
-    elif spec.policies.ordering_at != "replica":
-        _check_progress(policies.ordering, places)
-    pools.check_phases(declared, policies, places)
-    _check_inputs(policies, declared, places)
-    combos, replanner = pools.bounded_combos(declared), replanner_of(policies)
-    step_times = coefficients_of(spec, scenario.fleet, scenario.base_dir, places, only_known=True)
-    served = tuple(
-        ServedPool(
-            pool=each.bounded(),
-            endpoints=each.spec.endpoints,
-            api=each.adapter.api,
-            kv_blocks=kv_blocks(each.pool),
-            start=start,
-            slots=pools.slot_folder(each, scenario.base_dir, places),
-            combo=None if each.combo is None else combos[each.combo.name],
-            api_key=pools.engine_key(each, scenario.base_dir, places),
-            prices=TokenPrices(
-                each.spec.usd_per_million_input_tokens,
-                each.spec.usd_per_million_output_tokens,
-                each.spec.usd_per_million_cached_tokens,
-            ),
-            coefficients=step_times.get(each.pool.name),
-            engine_model=pools.engine_model(each),
-            kv_events=pools.kv_events(each, scenario.base_dir, places),
-        )
-        for each, start in zip(declared, starts, strict=True)
-    )
+    policies = _checked_policies(scenario, declared, planners)
+    served, replanner = _served_pools(scenario, declared, starts), replanner_of(policies)
     return ServingPlan(
         pools=served,
         names={each.pool.model.name: each.pool.names for each in declared},
@@ -156,6 +111,72 @@ def plan(scenario: Scenario) -> ServingPlan:
         planned_gpus=None if replanner is None else _planned_gpus(spec, declared, policies, places),
         planner_messages=lambda: [] if replanner is None else replanner.messages,
         use_corrections=(lambda _: None) if replanner is None else replanner.use_corrections,
+    )
+
+
+def _check_starts(scenario: Scenario, declared: list[DeclaredPool], starts: Sequence[pools.Start]) -> None:
+    """HeadwayError if policies or roles need replicas that Headway cannot start."""
+    spec, places = scenario.spec, scenario.places
+    if spec.policies.scaling is not None:
+        own = [each for each in declared if each.pool.hosted is None]
+        pools.require_starts(own, ("policies", "scaling"), places)
+    pools.require_starts([each for each in declared if _is_planned(spec, each)], ("cascade", "replan"), places)
+    if spec.gateway.peers is not None:
+        _check_shared_starts(scenario, declared, starts)
+    if spec.roles:
+        pools.check_roles(declared, places)
+
+
+def _checked_policies(scenario: Scenario, declared: list[DeclaredPool], planners: PlannerProcesses) -> Policies:
+    """The policies, with one for batches. HeadwayError if they need what engines do not do or nobody knows."""
+    spec, places = scenario.spec, scenario.places
+    policies = policies_of(scenario, planners)
+    batches = spec.gateway.batches
+    if batches is not None and policies.admission is None:
+        policies = replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": batches.tier}))
+    _check_oracles(policies, places)
+    _check_forecasts(policies, places)
+    demand_history.check(scenario, policies.scaler)
+    if spec.policies.ordering_at != "gateway":
+        _check_ordering(pools.ordering_name(spec.policies), declared, places)
+    if policies.migration is not None:
+        _check_continuation(declared, ("policies", "migration"), "nothing can move", places)
+    elif spec.policies.preempt_every_s is not None:
+        _check_continuation(declared, ("policies", "preempt_every_s"), "nothing can be paused", places)
+    elif spec.policies.ordering_at != "replica":
+        _check_progress(policies.ordering, places)
+    pools.check_phases(declared, policies, places)
+    _check_inputs(policies, declared, places)
+    return policies
+
+
+def _served_pools(
+    scenario: Scenario, declared: list[DeclaredPool], starts: Sequence[pools.Start]
+) -> tuple[ServedPool, ...]:
+    """The pools with all that the gateway needs to start, ask and charge for their replicas."""
+    places, folder = scenario.places, scenario.base_dir
+    combos = pools.bounded_combos(declared)
+    step_times = coefficients_of(scenario.spec, scenario.fleet, folder, places, only_known=True)
+    return tuple(
+        ServedPool(
+            pool=each.bounded(),
+            endpoints=each.spec.endpoints,
+            api=each.adapter.api,
+            kv_blocks=kv_blocks(each.pool),
+            start=start,
+            slots=pools.slot_folder(each, folder, places),
+            combo=None if each.combo is None else combos[each.combo.name],
+            api_key=pools.engine_key(each, folder, places),
+            prices=TokenPrices(
+                each.spec.usd_per_million_input_tokens,
+                each.spec.usd_per_million_output_tokens,
+                each.spec.usd_per_million_cached_tokens,
+            ),
+            coefficients=step_times.get(each.pool.name),
+            engine_model=pools.engine_model(each),
+            kv_events=pools.kv_events(each, folder, places),
+        )
+        for each, start in zip(declared, starts, strict=True)
     )
 
 

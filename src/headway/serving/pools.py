@@ -25,6 +25,8 @@ from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 
+Start = Processes | Kubernetes | InferencePool | None
+"""How the replicas of a pool are started; None: they run already."""
 _TOKEN = re.compile(r"[!-~]+")
 _PUBLISHING = ("vllm", "sglang")
 """The APIs of engines that publish KV cache events."""
@@ -114,10 +116,10 @@ def bounded_combos(pools: Sequence[DeclaredPool]) -> dict[str, Combo]:
     return combos
 
 
-def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Processes | Kubernetes | InferencePool | None]:
+def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Start]:
     """How each pool's replicas are started, with absolute folders for logs. HeadwayError if that cannot work."""
     places = scenario.places
-    found: list[Processes | Kubernetes | InferencePool | None] = []
+    found: list[Start] = []
     by_port: dict[int, DeclaredPool] = {}
     for each in pools:
         start = each.start

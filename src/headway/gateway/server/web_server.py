@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import signal
 import socket
 import ssl
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.gateway import descriptors
 from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.settings import Settings
 from headway.gateway.termination import ignore_sigterm
@@ -26,9 +22,6 @@ from headway.gateway.termination import ignore_sigterm
 _GC_THRESHOLDS = 2000, 100, 10
 """Python's own are 700, 10 and 10. Requests leave no reference cycles, so collections find nothing, and pause all
 streams meanwhile: these thresholds make them short, and full ones rare."""
-_FORCE_POLL_S = 0.1
-_OPENING_S = 2.0
-"""A server that ends waits so long for TLS handshakes of connections that it has accepted."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
@@ -154,7 +147,7 @@ def serve(
     try:
         import uvicorn
 
-        from headway.gateway.server.acceptor import Acceptor
+        from headway.gateway.server.draining_server import DrainingServer
         from headway.gateway.server.http_protocol import HttpProtocol
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name)) from None
@@ -172,43 +165,7 @@ def serve(
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """End at a signal. uvicorn would raise SIGTERM again, and the process would be killed by it."""
-            if sig == signal.SIGTERM:
-                self.should_exit = True
-            else:
-                super().handle_exit(sig, frame)
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets=[])
-            protocol, state = self.config.http_protocol_class, self.server_state
-            make = partial(cast(Any, protocol), config=self.config, server_state=state, app_state=self.lifespan.state)
-            most = descriptors.max_clients(2 if relays else 1)
-            accepting = [Acceptor(each, make, state.connections, self.config.ssl, most) for each in sockets or ()]
-            self.servers = cast(Any, accepting)
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            start_s = time.monotonic()
-            draining = asyncio.ensure_future(on_shutdown()) if on_shutdown is not None else None
-            while draining is not None and not draining.done() and not self.force_exit:
-                await asyncio.wait({draining}, timeout=_FORCE_POLL_S)
-            if draining is not None and not draining.cancel():
-                await draining
-            await self.accept_no_more(min(time.monotonic() + _OPENING_S, start_s + shutdown_s))
-            left_s = shutdown_s - (time.monotonic() - start_s)
-            self.config.timeout_graceful_shutdown = max(round(left_s), 1)
-            await super().shutdown(sockets)
-
-        async def accept_no_more(self, end_s: float) -> None:
-            """Connections that were accepted are opened, until this time at most."""
-            accepting = cast(list[Acceptor], self.servers)
-            for each in accepting:
-                each.close()
-            while any(each.is_opening for each in accepting) and not self.force_exit and time.monotonic() < end_s:
-                await asyncio.sleep(_FORCE_POLL_S)
-
-    server = Server(config)
+    server = DrainingServer(config, shutdown_s, on_shutdown, relays)
     take_stop(partial(setattr, server, "should_exit", True))
     signal.signal(signal.SIGTERM, server.handle_exit)  # also before and after uvicorn handles it
     server.run(sockets=[listener])
