@@ -169,7 +169,16 @@ def _for_demand(
     with TemporaryDirectory() as temporary, processes(jobs) as pool:
         requests = Path(temporary) if folder is None else folder / "requests"
         answer, rehearsal = by_week.plan(
-            forecast, document, places, base_dir, wanted, Simulator(), requests, folder, None, pool
+            forecast,
+            document,
+            places,
+            base_dir=base_dir,
+            options=wanted,
+            simulator=Simulator(),
+            requests=requests,
+            cache_dir=folder,
+            progress=None,
+            pool=pool,
         )
     rows = tuple(msgspec.to_builtins(week) for week in answer.weeks)
     return Plan(
@@ -289,10 +298,21 @@ def plan_fleet(
         if forecast is not None:
             return _fleets_by_week(
                 fleets.plan(
-                    forecast, document, places, base_dir, options, chance, Simulator(), requests, folder, pool
+                    forecast,
+                    document,
+                    places,
+                    base_dir=base_dir,
+                    options=options,
+                    chance=chance,
+                    simulator=Simulator(),
+                    folder=requests,
+                    cache_dir=folder,
+                    pool=pool,
                 ),
-                base_dir, offers, str(document.get("name", "fleet")),
-            )  # fmt: skip
+                base_dir,
+                offers,
+                str(document.get("name", "fleet")),
+            )
         answer = fleet.plan(document, places, base_dir, options, Simulator(), requests, folder, pool)
     rows = [
         {
@@ -377,7 +397,16 @@ def plan_tiers(
     """How many tiers of service a workload needs: `headway plan tiers`. `tolerance`: a loss of attainment."""
     document, places, base_dir = document_of(scenario)
     answer = tiers.plan(
-        document, places, base_dir, num_tiers, decays, range(seeds), interval, Simulator(), tolerance, None
+        document,
+        places,
+        base_dir,
+        num_tiers=num_tiers,
+        decays=decays,
+        seeds=range(seeds),
+        interval=interval,
+        simulator=Simulator(),
+        tolerance=tolerance,
+        progress=None,
     )
     rows = [
         {

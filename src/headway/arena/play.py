@@ -94,19 +94,31 @@ def play(grid: Grid, wanted: frozenset[str], runner: Runner) -> Arena:
     names = [each.name for each in grid.contestants if each.name in measured]
     ranking = standings({cell.name: cell.regret for cell in cells}, names, oracles)
     return Arena(
-        __version__, grid.name, grid.spec.metric, len(grid.seeds), grid.spec.num_requests, str(grid.spec.capacity),
-        time.perf_counter() - began, runner.num_measured, runner.num_found, list(capacities.values()), ranking, cells,
-        [*grid.notes, *_failures(results)],
-    )  # fmt: skip
+        __version__,
+        grid.name,
+        grid.spec.metric,
+        seeds=len(grid.seeds),
+        num_requests=grid.spec.num_requests,
+        reference=str(grid.spec.capacity),
+        wall_s=time.perf_counter() - began,
+        num_measured=runner.num_measured,
+        num_found=runner.num_found,
+        capacities=list(capacities.values()),
+        ranking=ranking,
+        cells=cells,
+        notes=[*grid.notes, *_failures(results)],
+    )
 
 
 def found_capacities(grid: Grid, runner: Runner) -> dict[tuple[str, str], Capacity]:
     """The capacity of each fleet with each workload under the reference router, which every policy shares."""
     reference = Contestant("capacity", {"routing": grid.spec.capacity, "ordering": "fcfs"}, False, True)
-    found = runner.run({
-        pair: Call(capacity, {"document": _bare(grid, pair, reference), "base_dir": str(grid.base_dir.absolute())})
-        for pair in grid.pairs
-    })  # fmt: skip
+    found = runner.run(
+        {
+            pair: Call(capacity, {"document": _bare(grid, pair, reference), "base_dir": str(grid.base_dir.absolute())})
+            for pair in grid.pairs
+        }
+    )
     return {pair: Capacity(*pair, each["requests_per_s"], each["load"]) for pair, each in found.items()}
 
 

@@ -91,9 +91,23 @@ def search(
     by_run = judge.gains([won], test)[0] if won else dict.fromkeys(test, 0.0)
     gain = _over_seeds(by_run)
     return Search(
-        grid.name, kind, policy, grid.spec.metric, hold_out, arguments, trials, won, best.gain if won else 0.0, gain,
-        _verdict(gain, won), len(train), len(test), runner.num_measured, runner.num_found, time.perf_counter() - began,
-    )  # fmt: skip
+        grid.name,
+        kind,
+        policy,
+        metric=grid.spec.metric,
+        hold_out=hold_out,
+        space=arguments,
+        trials=trials,
+        arguments=won,
+        train_gain=best.gain if won else 0.0,
+        test_gain=gain,
+        verdict=_verdict(gain, won),
+        num_train_runs=len(train),
+        num_test_runs=len(test),
+        num_measured=runner.num_measured,
+        num_found=runner.num_found,
+        wall_s=time.perf_counter() - began,
+    )
 
 
 def halves(grid: Grid, hold_out: HoldOut) -> tuple[list[Run], list[Run]]:
@@ -112,7 +126,7 @@ def halves(grid: Grid, hold_out: HoldOut) -> tuple[list[Run], list[Run]]:
 
 def draws(
     choice: PolicyChoice[Any], grid: Grid, kind: str, arguments: Sequence[Argument], num: int, random: Random
-) -> list[dict[str, Value]]:  # fmt: skip
+) -> list[dict[str, Value]]:
     """Different points that the constructor accepts: `num`, or fewer where there are not so many."""
     resolved, load = KINDS[kind][1], loader_of(grid.base_dir)
     assert resolved is not None

@@ -283,7 +283,7 @@ def load_of(fullness: float, waiting_share: float) -> Load:
 
 @cache
 def prediction_errors() -> PredictionErrors:
-    """From the catalog's runs."""
+    """The errors to expect of a prediction, by the measured runs of the catalog."""
     return PredictionErrors(error_file().runs)
 
 

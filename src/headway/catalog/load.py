@@ -122,7 +122,7 @@ def coefficients(gpu_name: str, engine_name: str, version: str = "") -> Coeffici
 
 
 def numbers(version: str) -> list[int]:
-    """A version's leading numbers."""
+    """The first three parts of a version that are numbers: [0, 25, 1] of "v0.25.1"."""
     return [int(each) for each in version.lstrip("v").split(".")[:3] if each.isdigit()]
 
 

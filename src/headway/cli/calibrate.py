@@ -71,7 +71,15 @@ def command(measurements: tuple[Path, ...], out: Path | None, source: str, **fla
     origin = source.strip() or "measurements without a source"
     with progress("fitting", wanted=not flags["no_progress"] and bool(measured.experiments)) as report:
         calibration = calibrate(
-            measured, gpu, profile, origin, flags["engine_version"], known, report, flags["replace"], pool
+            measured,
+            gpu,
+            profile,
+            origin,
+            version=flags["engine_version"],
+            known=known,
+            progress=report,
+            replaced=flags["replace"],
+            pool=pool,
         )
     if out is not None:
         write(out, calibration.file)

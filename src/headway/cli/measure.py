@@ -69,9 +69,16 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
     try:
         with progress("measuring", wanted=not flags["no_progress"]) as report:
             swept = sweep.run(
-                operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, report,
-                lambda operation: plan.warm_up_s(operation, on),
-            )  # fmt: skip
+                operations,
+                kernels,
+                time.perf_counter,
+                path,
+                gpu=name,
+                software=kernels.software,
+                limit_s=limit_s,
+                progress=report,
+                warm_up_s=lambda operation: plan.warm_up_s(operation, on),
+            )
     finally:
         kernels.close()
     for note in kernels.notes:

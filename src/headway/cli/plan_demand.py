@@ -30,8 +30,17 @@ def plan_for_demand(
     cache, simulator = output.cache_dir("capacity"), Simulator()
     with output.processes() as pool, output.counting("rehearsing") as progress, requests_folder(cache) as folder:
         found, rehearsal = plan(
-            forecast, document, places, base_dir, wanted, simulator, folder, cache, progress, pool
-        )  # fmt: skip
+            forecast,
+            document,
+            places,
+            base_dir=base_dir,
+            options=wanted,
+            simulator=simulator,
+            requests=folder,
+            cache_dir=cache,
+            progress=progress,
+            pool=pool,
+        )
     if output.html is not None:
         write_html(output.html, page(found, forecast, command_line()))
     if output.out is not None and found.status == "met":

@@ -107,7 +107,17 @@ def fleet(
     if forecast is not None:
         return _for_demand(forecast, document, places, base_dir, options, chance, output, cache)
     with output.processes() as pool, output.counting("planning, step") as progress, requests_folder(cache) as folder:
-        answer = plan(document, places, base_dir, options, Simulator(), folder, cache, pool, progress)
+        answer = plan(
+            document,
+            places,
+            base_dir,
+            options=options,
+            simulator=Simulator(),
+            folder=folder,
+            cache_dir=cache,
+            pool=pool,
+            progress=progress,
+        )
     if output.html is not None:
         write_html(output.html, page(answer, str(document.get("name", "fleet")), command_line(), output.out))
     if output.out is not None and answer.status == "met":
@@ -127,7 +137,17 @@ def _for_demand(
     """The fleets of the weeks of a forecast. The page and the written fleet are those of the week with the most."""
     with output.processes() as pool, output.counting("planning, step") as progress, requests_folder(cache) as folder:
         found, largest = fleets.plan(
-            forecast, document, places, base_dir, options, chance, Simulator(), folder, cache, pool, progress
+            forecast,
+            document,
+            places,
+            base_dir=base_dir,
+            options=options,
+            chance=chance,
+            simulator=Simulator(),
+            folder=folder,
+            cache_dir=cache,
+            pool=pool,
+            progress=progress,
         )
     if output.html is not None:
         title = str(document.get("name", "fleet"))

@@ -49,7 +49,15 @@ def goodput(
     folder = None if no_cache else cache or user_cache("combos")
     with counting("profiling", not no_progress) as progress:
         answer = reprofile(
-            document, places, fleet.parent, requests, Simulator(), attainment, profile_requests, folder, progress
+            document,
+            places,
+            fleet.parent,
+            requests=requests,
+            simulator=Simulator(),
+            attainment=attainment,
+            num_requests=profile_requests,
+            cache_dir=folder,
+            progress=progress,
         )
     if out is not None:
         write(out, with_goodputs(fleet.read_text(encoding="utf-8"), answer))

@@ -51,7 +51,16 @@ def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress:
     with counting("rehearsing", not no_progress) as progress:
         simulator = Simulator()
         plan = rehearsal.plan(
-            document, places, file.parent, ks, decays, seeds, interval, simulator, tolerance, progress
+            document,
+            places,
+            file.parent,
+            num_tiers=ks,
+            decays=decays,
+            seeds=seeds,
+            interval=interval,
+            simulator=simulator,
+            tolerance=tolerance,
+            progress=progress,
         )
     if as_json:
         print_json(plan)

@@ -25,7 +25,7 @@ MOST_COMPARED = 64
 
 
 class ShadowCounts(Struct):
-    """Decisions of a candidate."""
+    """How many decisions of a candidate agreed with the real ones."""
 
     agreed: int = 0
     """The same as the real ones."""

@@ -386,12 +386,12 @@ class UnkeptValues:
         return [key(replica) for replica in self.replicas]
 
     def find_least(self, key: Callable[[Any], Any]) -> None:
-        """None: nothing is kept."""
+        """Always None: this view keeps no values from one call to the next."""
 
     def find_least_score(
         self, bounds: Callable[[Any], Bounds], weights: tuple[float, float, float], score: Callable[[Any], float]
     ) -> None:
-        """None: nothing is kept."""
+        """Always None: this view keeps no values from one call to the next."""
 
 
 class MigrationView(FleetView, Protocol):

@@ -167,11 +167,21 @@ class History:
         times = self.times(row)
         ttft_s, tpot_s, e2e_s = (self.arrived(f"slo_{name}_s", row, nan) for name in ("ttft", "tpot", "e2e"))
         return Ended(
-            row, Outcome(int(self.value("outcome", row))), self.name("model", row), int(self.arrived("tier", row)),
-            int(self.value("replica", row)), times.arrival_s, _known(times.first_token_s), times.end_s,
-            int(self.arrived("prompt_tokens", row)), times.generated_tokens, _known(ttft_s),
-            _known(tpot_s), _known(e2e_s), self.name("tenant", row),
-        )  # fmt: skip
+            row,
+            Outcome(int(self.value("outcome", row))),
+            self.name("model", row),
+            tier=int(self.arrived("tier", row)),
+            replica=int(self.value("replica", row)),
+            arrival_s=times.arrival_s,
+            first_token_s=_known(times.first_token_s),
+            end_s=times.end_s,
+            prompt_tokens=int(self.arrived("prompt_tokens", row)),
+            generated_tokens=times.generated_tokens,
+            slo_ttft_s=_known(ttft_s),
+            slo_tpot_s=_known(tpot_s),
+            slo_e2e_s=_known(e2e_s),
+            tenant=self.name("tenant", row),
+        )
 
 
 def _base(replica: ReplicaRecord) -> int:

@@ -10,7 +10,22 @@ import numpy as np
 from headway.core.record import Columns, ReplicaPower
 from headway.metrics.columns import Floats, Ints, floats
 
-_NONE = ReplicaPower(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), 1, 0.0, 0.0, 0, 0.0, 0.0, 1)
+_NONE = ReplicaPower(
+    0.0,
+    0.0,
+    0.0,
+    memory_w=0.0,
+    compute_w=0.0,
+    weights_s=0.0,
+    experts=(),
+    micro_batches=1,
+    context_s=0.0,
+    window_s=0.0,
+    window_tokens=0,
+    token_s=0.0,
+    sequence_s=0.0,
+    tokens_per_sequence=1,
+)
 
 
 class FleetPower:

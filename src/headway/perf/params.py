@@ -41,7 +41,7 @@ def kernel_dtype(dtype: str) -> str:
 
 
 def num_params(model: Model) -> float:
-    """All parameters except biases."""
+    """Number of all parameters except biases, whether a token uses them or not."""
     return _layer_params(model, _num_experts(model)) + _embeddings(model) + model.other_params + model.hidden_size
 
 

@@ -85,7 +85,7 @@ class SpeculativeStepModel:
         return a_s, b_s, valid
 
     def least_s(self, num_tokens: int) -> float:
-        """As `StepModel.least_s`."""
+        """Seconds that a step of so many tokens takes at least (`StepModel.least_s`), without drafting."""
         return self._verify[0].least_s(num_tokens)
 
 

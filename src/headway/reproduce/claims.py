@@ -178,7 +178,7 @@ class Between:
 
     @property
     def bounds(self) -> Bounds:
-        """From `low` to `high`."""
+        """The values that confirm the claim, and the side of them on which it is exceeded."""
         neutral = _NEUTRAL.get(self.unit)
         right = 0 if neutral is None else (self.low > neutral) - (self.high < neutral)
         return Bounds(self.low, self.high, right)

@@ -43,7 +43,17 @@ def read_written(text: str, claims: Sequence[Claim]) -> Written:
 def _row(claim: Claim, headway: str, word: str, why: str) -> ClaimResult:
     verdict: Word = next(each for each in VERDICTS if each == word)
     holds = None if verdict == "undecided" else verdict == "holds"
-    return ClaimResult(claim.id, claim.claim, claim.paper, headway, str(claim.rule), verdict, holds, why, ())
+    return ClaimResult(
+        claim.id,
+        claim.claim,
+        claim.paper,
+        headway=headway,
+        rule=str(claim.rule),
+        verdict=verdict,
+        holds=holds,
+        why=why,
+        values=(),
+    )
 
 
 def _tables(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:

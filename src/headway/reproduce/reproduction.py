@@ -88,7 +88,7 @@ class Reproduction(Struct, frozen=True):
     seeds: int
     wall_s: float
     counts: dict[Word, int]
-    """Claims by verdict."""
+    """Number of claims with each verdict; 0 where there is none."""
     abstract: tuple[SentenceResult, ...]
     claims: tuple[ClaimResult, ...]
 
@@ -155,7 +155,7 @@ def abstract_of(system: System) -> tuple[Sentence, ...]:
 
 
 def counts(rows: Sequence[ClaimResult]) -> dict[Word, int]:
-    """Claims by verdict."""
+    """Number of claims with each verdict; 0 where there is none."""
     return {word: sum(row.verdict == word for row in rows) for word in VERDICTS}
 
 

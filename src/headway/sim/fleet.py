@@ -99,7 +99,7 @@ class SimulatedFleet:
         self._instance_sources.give_back(replica, self.pools[replica])
 
     def set_role(self, replica: int, role: Role) -> None:
-        """Change a replica's role."""
+        """Change a replica's role, and note the time for its record."""
         self.replicas[replica].view.role = role
         self.replicas[replica].timeline.note_change()
         self.lifetimes[replica].set_role(role, self._now())

@@ -65,7 +65,7 @@ class KvCache:
         self._held += -(before + counted) // block - -(after + counted) // block
 
     def used(self, tick: int) -> int:
-        """Blocks that are held."""
+        """Blocks that are held at a tick, pinned ones included."""
         counted = self._counted_tick
         if tick != counted:
             block, residues = self.block, self._residues

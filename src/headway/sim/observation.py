@@ -75,7 +75,7 @@ class Observation:
     # Ticks.
 
     def start(self) -> None:
-        """Schedule the first ticks."""
+        """Schedule the first scrape, the first cache events and the first message of each scheduler."""
         if self._views.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
         if self._cache_events.config.source == "events":

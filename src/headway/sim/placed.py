@@ -29,7 +29,7 @@ class PlacedRequests:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Forget all requests; `recent_loras` and the index of the cache stay."""
         self.num_in_flight = self.output_tokens = self.num_received = 0
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         ordering = self._queued_ordering

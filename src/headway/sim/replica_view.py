@@ -97,7 +97,7 @@ class SimulatedView:
 
     @property
     def loras_running(self) -> Collection[str]:
-        """Adapters of running requests."""
+        """LoRA adapters of the requests that prefill or decode."""
         batch = self._batch
         return {live.lora for part in (batch.prefilling, batch.decoding) for live in part.values() if live.lora}
 
@@ -157,7 +157,7 @@ class SimulatedView:
         return [] if prefixes is None else prefixes.changes(self.tick_now())
 
     def tick_now(self) -> int:
-        """The last completed tick."""
+        """The number of the last tick that is complete now."""
         ahead = self._timeline.ticks_ahead(self._kernel.now) if self._batch.decoding else 0
         return self._batch.tick + ahead
 

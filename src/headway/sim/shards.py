@@ -70,7 +70,7 @@ class PlacedRows:
 
 @dataclass(frozen=True)
 class ShardRecords:
-    """What one part leaves."""
+    """The records of one part of a workload that is simulated in parts."""
 
     tables: Mapping[str, PlacedRows]
     """By the keys of `TABLES`."""

@@ -33,7 +33,7 @@ def uniforms(seed: int, request: int, positions: npt.NDArray[np.uint64]) -> npt.
 
 
 class DraftCounts(Struct):
-    """What `vllm:spec_decode_*` count."""
+    """Drafts of an engine so far, as vLLM's metrics `vllm:spec_decode_*` count them."""
 
     accepted_by_position: list[int]
     num_drafts: int = 0

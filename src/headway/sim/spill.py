@@ -30,7 +30,7 @@ class SpillFile:
             raise HeadwayError(f"{tempfile.gettempdir()}: {what}; expected room, or TMPDIR set elsewhere") from None
 
     def mapped(self) -> memoryview:
-        """All bytes, read-only."""
+        """All bytes so far, read-only and mapped from the file, which takes no more."""
         found = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self._file.close()
         return memoryview(found)

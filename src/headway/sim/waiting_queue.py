@@ -36,7 +36,7 @@ class WaitingQueue:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all requests."""
+        """Remove all requests, on their way and in the queue."""
         self.inbox: list[Live] = []
         """Requests on their way to the scheduler, which sees them from `Live.ready_s` on."""
         self.entries: list[Entry] = []

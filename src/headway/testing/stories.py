@@ -302,6 +302,14 @@ def draw_ended(rng: Random, id: int, now: float) -> Ended:
     replica = -1 if outcome is Outcome.REJECTED else rng.randrange(24)
     first_token_s = now - 1.0 if generated else None
     return Ended(
-        id, outcome, "", rng.randrange(4), replica, now - 2.0, first_token_s, now,
-        rng.randrange(1, 9000), generated,
-    )  # fmt: skip
+        id,
+        outcome,
+        "",
+        tier=rng.randrange(4),
+        replica=replica,
+        arrival_s=now - 2.0,
+        first_token_s=first_token_s,
+        end_s=now,
+        prompt_tokens=rng.randrange(1, 9000),
+        generated_tokens=generated,
+    )

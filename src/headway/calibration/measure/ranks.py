@@ -97,7 +97,7 @@ class Ranks:
 
 
 class _Rank:
-    """One process's part."""
+    """The part of a measurement that one process of the group runs, on its own GPU."""
 
     def __init__(self, torch: Any, rank: int, num: int, device: str) -> None:
         self._torch, self._cuda = torch, device == "cuda"

@@ -96,7 +96,7 @@ def _is_empty(cells: Cells, kind: str) -> bool:
 
 
 def _number(cells: Cells, name: str, where: str) -> float:
-    """NaN: none is given."""
+    """The number in a cell; NaN if the cell is empty. HeadwayError at `where` if it is no number."""
     value = cells.get(name)
     if value is None or value == "":
         return math.nan

@@ -162,7 +162,7 @@ class _Fit:
         self._low, self._high = (np.array([term.bounds[side] for term in terms]) for side in (0, 1))
 
     def seconds(self, x: Floats) -> Floats:
-        """By span."""
+        """Predicted seconds of each span with these values of the terms."""
         values = values_at(self.terms, x)
         return self._times.seconds(applied(values, self.known, self._pool.engine), values.get(EQUAL, 1.0))
 

@@ -124,7 +124,7 @@ def _about(line: str, path: Path) -> dict[str, Any]:
 
 
 class _Row:
-    """One line."""
+    """The cells of one line of a step log, with its numbers read."""
 
     def __init__(self, cells: Mapping[str, str], path: Path, line: int) -> None:
         self.cells = cells

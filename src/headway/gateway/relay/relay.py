@@ -521,9 +521,16 @@ class Relay:
             self._quarantine.check(self._request.raw, self._scheduler.now)
         has_output = meter.partial.tokens > 0 or meter.passthrough is not None
         situation = Situation(
-            is_moving, response.is_opaque, response.has_begun, has_output, self._request.can_resume,
-            in_flight.has_fallback, self._builder.is_prefill, is_prefill_leg, may_break,
-        )  # fmt: skip
+            is_moving=is_moving,
+            is_opaque=response.is_opaque,
+            has_begun=response.has_begun,
+            has_output=has_output,
+            can_resume=self._request.can_resume,
+            has_fallback=in_flight.has_fallback,
+            is_prefill=self._builder.is_prefill,
+            is_prefill_leg=is_prefill_leg,
+            may_break=may_break,
+        )
         reason = attempts.after(failure, situation, replica.name, self._live.generated_tokens)
         if failure is Failure.NO_DESCRIPTOR and reason is None:
             raise exhausted()

@@ -48,7 +48,7 @@ class ClientWriter(ResponseWriter, Protocol):
 
     @property
     def status(self) -> int:
-        """0 before `start`."""
+        """HTTP status of the response; 0 before `start`."""
 
     def take_body(self) -> bytes | None:
         """The request's body if it is complete; None: it comes by ASGI's `receive`."""

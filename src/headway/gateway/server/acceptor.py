@@ -110,4 +110,4 @@ class Acceptor:
             self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Return at once."""
+        """Return at once, which is what uvicorn awaits of its servers: connections are not this object's."""

@@ -14,7 +14,7 @@ _LONG_HOLD_S = 1.0
 
 
 def troubles(gateway: Gateway, rows: Sequence[ReplicaRow], queues: Sequence[HeldRequests]) -> list[Trouble]:
-    """The severe ones first."""
+    """What is wrong in the fleet at present, the severe ones first."""
     found = [*_of_gateway(gateway), *_of_queues(rows, queues)]
     found += [
         Trouble(pool, "fails to start", False, f"{_replicas(num)} wanted here fail to start: {why}")

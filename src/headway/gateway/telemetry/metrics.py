@@ -243,7 +243,7 @@ class PrometheusMetrics:
         self._by_model["headway_prefills_total"][model, outcome] += 1
 
     def page(self, metrics: Iterable[Metric] = (), wall_start_s: float | None = None) -> str:
-        """See `lines`."""
+        """The whole page as one text; the arguments are those of `lines`."""
         return "\n".join(self.lines(metrics, wall_start_s)) + "\n"
 
     def lines(self, metrics: Iterable[Metric] = (), wall_start_s: float | None = None) -> Iterator[str]:

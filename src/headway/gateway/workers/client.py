@@ -75,10 +75,22 @@ class PendingRequest(InFlightRequest):
     def progress(self) -> Progress:
         live = self.live
         return Progress(
-            live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
-            live.answer_s, live.reasoning_end_s, self.waits_for_client, live.keeps_model, live.cached_tokens,
-            self.continued_tokens, self.unread, self.response_id, self.longest_gap_s, self.resumed_s,
-        )  # fmt: skip
+            live.generated_tokens,
+            live.prompt_tokens,
+            live.reasoning_tokens,
+            phase=live.phase,
+            first_token_s=live.first_token_s,
+            answer_s=live.answer_s,
+            reasoning_end_s=live.reasoning_end_s,
+            waits_for_client=self.waits_for_client,
+            keeps_model=live.keeps_model,
+            cached_tokens=live.cached_tokens,
+            continued_tokens=self.continued_tokens,
+            unread=self.unread,
+            response_id=self.response_id,
+            longest_gap_s=self.longest_gap_s,
+            resumed_s=self.resumed_s,
+        )
 
     def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
         """Take over the scheduler's state; `replica` is None while the request is held."""

@@ -100,12 +100,12 @@ def plan(
         document,
         places,
         base_dir,
-        targets,
-        regions,
-        requests.span_s or 0.0,
-        simulator,
-        RehearsalCache(cache_dir),
-        pool,
+        targets=targets,
+        regions=regions,
+        span_s=requests.span_s or 0.0,
+        simulator=simulator,
+        cache=RehearsalCache(cache_dir),
+        pool=pool,
     )
     candidates = tuple(_candidates(spec, options))
     bounds = [_bounds(rehearsal, each, requests) for each in candidates]

@@ -115,10 +115,17 @@ def plan(
         models = [stage.model for stage in chosen.plan.stages]
         certainty = confidence(request.problem.scores.stages(models), chosen.plan.thresholds)
     return CascadeAnswer(
-        request.problem.target, chosen, (*without_combos, *alternative), pareto, certainty,
-        fresh(request, chosen.plan, fresh_draws), latencies.num_evaluated, latencies.num_cached, regret,
-        _pools(request, chosen),
-    )  # fmt: skip
+        request.problem.target,
+        chosen,
+        (*without_combos, *alternative),
+        curve=pareto,
+        confidence=certainty,
+        fresh=fresh(request, chosen.plan, fresh_draws),
+        num_simulated=latencies.num_evaluated,
+        num_cached=latencies.num_cached,
+        regrets=regret,
+        pools=_pools(request, chosen),
+    )
 
 
 def fresh(request: PlanningRequest, plan: CascadePlan, num: int) -> FreshDraws | None:

@@ -123,9 +123,16 @@ def plan_curve(
         {chosen.service.name: chosen}, simulator, cache, options.attainment, options.num_requests, progress, pool=pool
     )
     selection = select(
-        [chosen.service], options.offers, profiler, options.counts, options.top, options.per_pair, options.directions,
-        together_in(pool), options.ranking,
-    )  # fmt: skip
+        [chosen.service],
+        options.offers,
+        profiler,
+        counts=options.counts,
+        top=options.top,
+        per_pair=options.per_pair,
+        directions=options.directions,
+        together=together_in(pool),
+        ranking=options.ranking,
+    )
     rates, window_s = window_rates(chosen)
     rehearsed = CurveRehearsal(chosen, options, selection.candidates, rates, simulator, cache, progress)
     sizings = (*rehearsed.static(), *rehearsed.scaled())

@@ -194,12 +194,12 @@ def plan(
         services,
         options.offers,
         profiler,
-        options.counts,
-        options.top,
-        options.per_pair,
-        options.directions,
-        together_in(pool),
-        options.ranking,
+        counts=options.counts,
+        top=options.top,
+        per_pair=options.per_pair,
+        directions=options.directions,
+        together=together_in(pool),
+        ranking=options.ranking,
     )
     whole = WholeRehearsal(
         simulator, cache, options.attainment, options.num_requests, LONGEST * options.num_requests, progress, pool=pool

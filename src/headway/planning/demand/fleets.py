@@ -107,9 +107,16 @@ def plan(
         workload = _workload(forecast, trace, recorded, at, rate)
         documents[i] = {**document, "workload": workload}
         plans[i] = fleet_plan(
-            documents[i], places, base_dir, options, simulator, folder, cache_dir, pool,
-            None if progress is None else partial(_add, progress, done),
-        )  # fmt: skip
+            documents[i],
+            places,
+            base_dir,
+            options=options,
+            simulator=simulator,
+            folder=folder,
+            cache_dir=cache_dir,
+            pool=pool,
+            progress=None if progress is None else partial(_add, progress, done),
+        )
         done += plans[i].num_simulated + plans[i].num_found
         simulated, found = simulated + plans[i].num_simulated, found + plans[i].num_found
         cheaper = last >= 0 and _usd(plans[taken[last]]) <= _usd(plans[i])
@@ -195,10 +202,18 @@ def _costed(weeks: tuple[FleetWeek, ...], largest: FleetPlan, chance: float, num
     if not is_met:
         notes.append("the GPUs at hand are not enough in every week")
     return FleetDemandPlan(
-        "met" if is_met else "short", chance, weeks, {gpu: num for gpu, num in always.items() if num},
-        {gpu: hours for gpu, hours in rented.items() if hours}, usd * HOURS_A_MONTH / num_hours if is_met else None,
-        largest, 0, 0, 0, tuple(notes),
-    )  # fmt: skip
+        "met" if is_met else "short",
+        chance,
+        weeks,
+        always={gpu: num for gpu, num in always.items() if num},
+        rented_gpu_hours={gpu: hours for gpu, hours in rented.items() if hours},
+        usd_per_month=usd * HOURS_A_MONTH / num_hours if is_met else None,
+        largest=largest,
+        num_plans=0,
+        num_simulated=0,
+        num_found=0,
+        notes=tuple(notes),
+    )
 
 
 def sentences(found: FleetDemandPlan) -> list[str]:

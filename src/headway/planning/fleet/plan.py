@@ -103,11 +103,19 @@ class FleetPlanner:
             pairs = [(self.options.offers, True)] if self.options.split else []
             tasks += [
                 SizingTask(
-                    self.template, model, self.requests.file(model=model), offers, is_split, self.options.tps,
-                    self.options.attainment, self.options.routings[0], self.simulator, self.cache_dir,
+                    self.template,
+                    model,
+                    self.requests.file(model=model),
+                    offers=offers,
+                    is_split=is_split,
+                    tps=self.options.tps,
+                    attainment=self.options.attainment,
+                    routing=self.options.routings[0],
+                    simulator=self.simulator,
+                    cache_dir=self.cache_dir,
                 )
                 for offers, is_split in [*alone, *pairs]
-            ]  # fmt: skip
+            ]
         found: list[SizedOptions] = list(self._run_tasks(size, tasks))
         self.num_simulated += sum(each.num_simulated for each in found)
         self.num_found += sum(each.num_found for each in found)
@@ -129,9 +137,9 @@ class FleetPlanner:
         bounds = interval(worst)
         mean = fmean(worst)
         return FleetPoint(
-            kind, label, dict(policies), parts, usd(parts), runs, mean,
-            None if bounds is None else Estimate(mean, max(0.0, bounds[0]), min(1.0, bounds[1])),
-            worst[0] >= self.options.attainment,
+            kind, label, dict(policies), parts=parts, usd_per_hour=usd(parts), runs=runs, attainment=mean,
+            interval=None if bounds is None else Estimate(mean, max(0.0, bounds[0]), min(1.0, bounds[1])),
+            is_met=worst[0] >= self.options.attainment,
         )  # fmt: skip
 
     def choose_seeds(self) -> None:
@@ -236,7 +244,17 @@ def plan(
     The document's fleet has a pool for each model, whose keys of model and engine are used. `folder` is for files of
     requests, which simulations read. HeadwayError where the document is invalid.
     """
-    planner = _planner(document, places, base_dir, options, simulator, folder, cache_dir, pool, progress)
+    planner = _planner(
+        document,
+        places,
+        base_dir,
+        options=options,
+        simulator=simulator,
+        folder=folder,
+        cache_dir=cache_dir,
+        pool=pool,
+        progress=progress,
+    )
     options = planner.options
     sized = () if planner.unservable else planner.sized()
     together = [each for each in sized if not each.is_split]
@@ -384,7 +402,17 @@ def _planner(
     counts = {name: int((rows.columns["model"] == code).sum()) for code, name in enumerate(rows.models)}
     rates = {name: num / span_s for name, num in counts.items() if num}
     counts = {name: counts[name] for name in rates}
-    planner = FleetPlanner(template, requests, options, rates, counts, simulator, cache_dir, pool, progress)
+    planner = FleetPlanner(
+        template,
+        requests,
+        options,
+        rates=rates,
+        num_requests=counts,
+        simulator=simulator,
+        cache_dir=cache_dir,
+        pool=pool,
+        progress=progress,
+    )
     planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
     planner.notes += _left_out(document, planner.options)
     profiles = [profile_of(each, own_of(spec, places)) for each in spec.fleet]

@@ -478,7 +478,7 @@ class HeadwayRouter:
         return speed
 
     def _place(self, request: RequestView, features: _Features, best: _Candidate) -> None:
-        """Count a placement."""
+        """Add a request to the prompts and the rate that are expected of its replica."""
         state = self._states[best.replica]
         state.prompts_s += best.prompt_s
         if features.ttft_slo_s:

@@ -1,4 +1,4 @@
-"""Random routing."""
+"""Routing at random, which ignores the state of the replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Round robin over replicas."""
+"""Round robin: each of the replicas that have room in its turn."""
 
 from __future__ import annotations
 

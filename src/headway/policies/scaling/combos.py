@@ -302,9 +302,17 @@ class ComboCounts:
 def count_combos(pool: PoolView, cost: float) -> ComboCounts:
     draining = {replica.combo for replica in pool.replicas if replica.is_draining}
     return ComboCounts(
-        pool.name, pool.goodput_rps or 0.0, cost, pool.gpus, pool.num_serving, pool.num_starting, len(draining),
-        pool.min_replicas, pool.max_replicas, pool.num_failed,
-    )  # fmt: skip
+        pool.name,
+        pool.goodput_rps or 0.0,
+        cost,
+        gpus=pool.gpus,
+        num_serving=pool.num_serving,
+        num_starting=pool.num_starting,
+        num_draining=len(draining),
+        fewest=pool.min_replicas,
+        most=pool.max_replicas,
+        num_failed=pool.num_failed,
+    )
 
 
 def surplus(stocks: Sequence[ComboCounts], excess_rps: float, only: Mapping[str, int] | None = None) -> dict[str, int]:

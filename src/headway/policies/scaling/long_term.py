@@ -115,7 +115,17 @@ class LongTermGapScaler(LongTermUtilizationScaler):
         planner: InstancePlanner | None = None,
         tasks: TaskFactory | None = None,
     ) -> None:
-        super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner, tasks)
+        super().__init__(
+            plan,
+            out_above,
+            in_below,
+            cooldown_s,
+            pending_guard,
+            interval_s=interval_s,
+            forecaster=forecaster,
+            planner=planner,
+            tasks=tasks,
+        )
         self._period_s = (plan or Planning()).period_s
         require_between(0, self._period_s, last_s=last_s)
         require_at_least(1, burst=burst)

@@ -73,7 +73,7 @@ class ParityRuns(SeedResults):
         }
 
     def figures(self) -> list[Figure]:
-        """Figures 6 and 7."""
+        """Figures 6 and 7: E2E percentiles by the number of tiers, beside the baselines."""
         figures = []
         for number in ("p50", "p90", "p99"):
             lines = {name: [(float(k), self.latencies(name, "e2e", number)) for k in TIERS] for name in BASELINES}

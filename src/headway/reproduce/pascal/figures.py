@@ -36,7 +36,7 @@ SKETCHED = 3
 
 
 def phases(bench: Bench) -> Exhibits:
-    """Fig. 4 and 5."""
+    """Figures 4 and 5: the phases of reasoning and of answering alone, by scheduler."""
     figures: Exhibits = []
     for label, name, what in (
         ("Figure 4", "pascal-reasoning", "Reasoning"),
@@ -57,7 +57,7 @@ def phases(bench: Bench) -> Exhibits:
 
 
 def simulator(bench: Bench) -> Exhibits:
-    """V-A: the simulator's errors."""
+    """Section V-A: the simulator's errors beside the paper's."""
     found = bench.simulator_errors()
     if found is None:
         return []
@@ -115,7 +115,7 @@ def chat(bench: Bench, key: str) -> Exhibits:
 
 
 def migration(bench: Bench) -> Exhibits:
-    """Fig. 13 and 15."""
+    """Figures 13 and 15: without migration, and where all answers migrate."""
     pascal, pinned, moved = bench.runs(ALPACA, "high", PASCAL, NO_MIGRATION, NON_ADAPTIVE)
     two, other = {PASCAL: pascal, NO_MIGRATION: pinned}, {PASCAL: pascal, NON_ADAPTIVE: moved}
     blocked = {name: [_values(runs, "blocking_p99_s")] for name, runs in two.items()}
@@ -142,7 +142,7 @@ def _missed(bench: Bench, *systems: str) -> Chart:
 
 
 def heavy(bench: Bench) -> Exhibits:
-    """Fig. 14 and 16."""
+    """Figures 14 and 16: requests with long reasoning, and their TTFT."""
     systems = dict(zip(THREE, bench.runs(HEAVY, "high", *THREE), strict=True))
     calls = {title: Call(lengths, {"builtin": name, "num_requests": 2000}) for title, name in PROBLEMS.items()}
     drawn = {
@@ -237,7 +237,7 @@ def _distributions(systems: Mapping[str, Seeds]) -> Chart:
 
 
 def _scatter(systems: Mapping[str, Seeds]) -> Chart:
-    """Points of seed 0."""
+    """A chart of TTFT over the length of the reasoning: the requests of the first seed."""
     points = {name: [(x, [y]) for x, y in runs[0]["points"]] for name, runs in systems.items()}
     chart = charts.curves(points, "reasoning tokens", "TTFT (s)")
     for each in chart["data"]:

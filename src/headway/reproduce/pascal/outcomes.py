@@ -61,7 +61,7 @@ def phases(bench: Bench) -> Outcomes:
 
 
 def simulator(bench: Bench) -> Outcomes:
-    """V-A: replayed measurements."""
+    """The findings of section V-A, where measured runs are simulated."""
     ids = {
         "simulator-e2e": "e2e_mean",
         "simulator-ttft": "ttft_mean",

@@ -102,7 +102,7 @@ def _silos(results: SageServeRuns) -> FindingsById:
 
 
 def _tables(results: SageServeRuns) -> FindingsById:
-    """Table 1's rows."""
+    """The findings for the rows of Table 1."""
 
     def longer(model: str, key: str) -> list[Value]:
         return list(increases(results.of_model(PEAK, REACTIVE, key, model), results.of_model(PEAK, SILOED, key, model)))
@@ -122,7 +122,7 @@ def _tables(results: SageServeRuns) -> FindingsById:
 
 
 def _saved(results: SageServeRuns, kind: str, name: str, than: str = REACTIVE) -> Finding:
-    """Llama-2's instance-hours."""
+    """The share of Llama-2's instance-hours that a strategy saves against another one."""
     values = reductions(results.of_model(kind, name, "instance_hours"), results.of_model(kind, than, "instance_hours"))
     hours = results.means(kind, (than, name), "instance_hours")
     return Finding(values, f"Instance-hours: {hours}; {_late(results, kind, than, name)}.")
@@ -434,7 +434,7 @@ def _order(results: SageServeRuns) -> FindingsById:
 
 
 def _taus(results: SageServeRuns) -> FindingsById:
-    """DPA's violations by tau_n."""
+    """The findings on DPA's violations of each tier, by tau_n, against FCFS."""
     findings: FindingsById = {}
     for label, tier, sign in (("fast", "0", -1), ("normal", "1", 1)):
         shares = {name: results.values((runs.TAU, name), "violations", tier) for name in results.names(runs.TAU)}

@@ -17,7 +17,7 @@ class SageServeRuns(SeedResults):
         return all((kind, name, self.seeds[0]) in self.results for name in names or self.names(kind)[:1] or ("",))
 
     def names(self, kind: str) -> list[str]:
-        """The strategies that ran."""
+        """Names of the strategies that ran in this kind of run, in order."""
         return list(dict.fromkeys(name for key, name, _ in self.results if key == kind))
 
     def first(self, kind: str, name: str) -> Measurement:

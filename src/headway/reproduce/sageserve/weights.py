@@ -40,6 +40,6 @@ def lacking(document: Mapping[str, Any], region: str, seed: int, data: str = "")
 
 
 def _ready_s(replica: ReplicaRecord) -> float:
-    """When its start ended."""
+    """Time at which a replica began to serve: the end of its start, or the time it was paid for from."""
     began_s = replica.up[0][0]
     return next((to_s for since_s, to_s in replica.down if since_s == began_s), began_s)
