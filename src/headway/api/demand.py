@@ -48,8 +48,10 @@ class Demand(Tabular):
     def table(self) -> str:
         rows = [list(map(_cell, row)) for row in week_rows(self.answer)]
         widths = [max(len(row[i]) for row in [list(WEEK_HEADS), *rows]) for i in range(len(WEEK_HEADS))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-                 for row in [list(WEEK_HEADS), *rows]]  # fmt: skip
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in [list(WEEK_HEADS), *rows]
+        ]
         notes = [f"assumed: {note}" for note in self.assumptions]
         return "\n".join([*headlines(self.answer), "", *lines, "", *notes]) + "\n"
 

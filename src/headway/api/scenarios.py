@@ -24,8 +24,10 @@ Document = tuple[dict[str, Any], Places, Path]
 """A scenario's keys, their places in the file, and the folder where relative paths start."""
 
 _SECTIONS: dict[str, tuple[type[Any], str]] = {
-    "gpu": (Gpu, "gpus"), "model": (Model, "models"), "engine": (Engine, "engines"),
-}  # fmt: skip
+    "gpu": (Gpu, "gpus"),
+    "model": (Model, "models"),
+    "engine": (Engine, "engines"),
+}
 """Keys of a pool -> the value that may be given in place of a name, and the section that it goes to."""
 
 

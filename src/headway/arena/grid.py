@@ -208,9 +208,7 @@ def at_load(document: Document, base_dir: Path, load: float, num_requests: int |
     return with_absolute_paths({**document, "workload": workload}, base_dir)
 
 
-def _without_missing(
-    spec: GridSpec, base_dir: Path, data: Path | None, places: Places
-) -> tuple[GridSpec, list[str]]:  # fmt: skip
+def _without_missing(spec: GridSpec, base_dir: Path, data: Path | None, places: Places) -> tuple[GridSpec, list[str]]:
     """The grid without the workloads of `if_present` whose traces are not there, and notes that say so."""
     kept, notes = dict(spec.workloads), []
     for i, name in enumerate(spec.if_present):

@@ -82,9 +82,9 @@ def _dots(arena: Arena) -> Figure:
 
 
 def _heatmap(arena: Arena, names: Sequence[str]) -> Figure:
-    shares = np.array([
-        [cell.regret[name].mean if name in cell.regret else np.nan for name in names] for cell in arena.cells
-    ])  # fmt: skip
+    shares = np.array(
+        [[cell.regret[name].mean if name in cell.regret else np.nan for name in names] for cell in arena.cells]
+    )
     percent = 100 * shares.reshape(len(arena.cells), len(names))
     trace = {
         "type": "heatmap", "x": list(names), "y": [cell.name for cell in arena.cells],

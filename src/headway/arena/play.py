@@ -148,9 +148,10 @@ def tasks(
         for seed in seeds:
             for name, document in documents.items():
                 arguments = {
-                    "document": {**document, "seed": seed}, "base_dir": str(grid.base_dir.absolute()),
+                    "document": {**document, "seed": seed},
+                    "base_dir": str(grid.base_dir.absolute()),
                     "warmup_s": warmup_s,
-                }  # fmt: skip
+                }
                 found[cell, name, seed] = Call(measure, arguments)
     return found
 
@@ -191,11 +192,12 @@ def _cell_result(grid: Grid, cell: Cell, own: Capacity, results: Mapping[Key, Me
              if (found := values(cell, name, grid.seeds, grid.spec.metric, results)) is not None}  # fmt: skip
     metrics = {
         name: {
-            metric: _estimate(found) for metric in METRICS
+            metric: _estimate(found)
+            for metric in METRICS
             if (found := values(cell, name, grid.seeds, metric, results)) is not None
         }
         for name in known
-    }  # fmt: skip
+    }
     return CellResult(
         cell.fleet, cell.workload, cell.load, cell.load * own.requests_per_s, best_of(known, better, oracles),
         regrets(known, better, oracles), metrics,

@@ -26,8 +26,10 @@ CORE = ("gemm.bf16", "prefill_attention", "decode_attention")
 REPORT_ONLY = ("host_copy",)
 """Fitted for the report only; step times do not use them."""
 SAMPLER = {
-    "top_p_sort": "sort_bytes_per_logit", "top_p": "cut_bytes_per_logit", "penalties": "penalty_bytes_per_logit",
-}  # fmt: skip
+    "top_p_sort": "sort_bytes_per_logit",
+    "top_p": "cut_bytes_per_logit",
+    "penalties": "penalty_bytes_per_logit",
+}
 """Fits of the engine's overhead, and the values that they give."""
 DIGITS = 4
 
@@ -245,8 +247,10 @@ def _rounded_kernels(fitted: Kernels, is_measured: bool, source: str) -> Kernels
 def _keys(kernels: dict[str, Any]) -> list[str]:
     nested = ("gemm", "moe", "all_reduce")
     return [f"{group}.{entry}" for group in nested for entry in kernels[group]] + [
-        "prefill_attention", "decode_attention", "elementwise",
-    ]  # fmt: skip
+        "prefill_attention",
+        "decode_attention",
+        "elementwise",
+    ]
 
 
 def _rounded(value: float) -> float:

@@ -39,23 +39,27 @@ WAVES = Coefficient("wave_share", 0.3, 0, 1)
 LEAST_GAIN = 0.01
 """A refinement must lower the median error of held-out shapes by this much."""
 EXPERTS = (
-    Coefficient("latency_s", 20, 0, 300, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12),
+    Coefficient("latency_s", 20, 0, 300, 1e-6),
+    *_EFFICIENCIES,
+    Coefficient("sharpness", 3, 1, 12),
     Coefficient("tile_tokens", 16, 0, 256),
-)  # fmt: skip
+)
 PREFILL = (Coefficient("compute_efficiency", 0.5, 0.02, 1), Coefficient("tile_tokens", 256, 0, 4096))
 DECODE = (Coefficient("latency_s", 1.2, 1, 2), Coefficient("memory_efficiency", 0.8, 0.1, 1))
 """Latency in units of the latency of the shortest contexts; a long kernel starts and ends within two of them."""
 LATENT = (
-    Coefficient("latency_s", 10, 0, 300, 1e-6), Coefficient("memory_efficiency", 0.6, 0.02, 1),
+    Coefficient("latency_s", 10, 0, 300, 1e-6),
+    Coefficient("memory_efficiency", 0.6, 0.02, 1),
     Coefficient("compute_efficiency", 0.5, 0.02, 1),
-)  # fmt: skip
+)
 """Decoding over latent vectors, whose heads share them: the larger of bytes and FLOPs."""
 SAMPLING = (Coefficient("latency_s", 100, 0, 10_000, 1e-6), Coefficient("bytes_per_logit", 100, 1, 100_000))
 """`bytes_per_logit`: bytes at the GPU's peak bandwidth that take as long as one logit."""
 ALL_REDUCE = (
-    Coefficient("latency_s", 5, 0, 1000, 1e-6), Coefficient("ramp_s_per_sqrt_byte", 5, 0, 1000, 1e-9),
+    Coefficient("latency_s", 5, 0, 1000, 1e-6),
+    Coefficient("ramp_s_per_sqrt_byte", 5, 0, 1000, 1e-9),
     Coefficient("link_efficiency", 0.7, 0.01, 1),
-)  # fmt: skip
+)
 COPY = (Coefficient("latency_s", 5, 0, 1000, 1e-6), Coefficient("efficiency", 0.7, 0.02, 1))
 
 

@@ -162,7 +162,7 @@ def pairs(measured: MeasuredLatencies, simulated: SimulatedLatencies, output_tok
 
 def validation(
     compared: Sequence[ExperimentErrors], refused: Sequence[str] = (), notes: Sequence[str] = ()
-) -> Validation:  # fmt: skip
+) -> Validation:
     consistent = [one for one in compared if one.contradiction is None]
     return Validation(
         overall=_means(compared, absolute=True),

@@ -76,10 +76,8 @@ class RunErrors(Struct, frozen=True, forbid_unknown_fields=True):
 
     def is_in(self, wanted: ErrorClass) -> bool:
         return (
-            self.known == wanted.known
-            and wanted.weights in (None, self.weights)
-            and wanted.load in (None, self.load)
-        )  # fmt: skip
+            self.known == wanted.known and wanted.weights in (None, self.weights) and wanted.load in (None, self.load)
+        )
 
 
 class ErrorFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,8 +22,9 @@ def find_model(name: str, base_dir: Path = Path(), assume: bool = False) -> Mode
         config = local_config(name, base_dir)
         if config is None:
             raise HeadwayError(f"{error}; {_give_a_config(name)}") from None
-    return model_from_config(config, name=name if "/" in name and config.parent != base_dir / name else None,
-                             assume=assume)  # fmt: skip
+    return model_from_config(
+        config, name=name if "/" in name and config.parent != base_dir / name else None, assume=assume
+    )
 
 
 def is_repository(config: str, base_dir: Path = Path()) -> bool:

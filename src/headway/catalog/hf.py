@@ -223,7 +223,7 @@ _MIXERS = {
     "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "latent": ("q_b_proj", "kv_b_proj", "kv_a_proj_with_mqa", "o_proj"),
     "state": ("in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj", "out_proj"),
-}  # fmt: skip
+}
 _STATES = {"mamba": "mamba", "conv": "conv"}
 _FEED_FORWARD = {
     "mixtral": "block_sparse_moe", "minimax": "block_sparse_moe", "minimax_m2": "block_sparse_moe",

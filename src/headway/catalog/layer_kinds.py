@@ -96,9 +96,7 @@ def _by_index(keys: ConfigKeys, num_layers: int) -> list[Kind] | None:
     if keys.given("attention_chunk_size") or keys.value("attention_chunk_size"):  # Llama 4
         rotary = keys.per_layer("no_rope_layers", num_layers) if keys.value("no_rope_layers") else None
         every_nth = keys.count("no_rope_layer_interval", "nope_layer_interval", default=4)
-        return [
-            "window" if (rotary[i] if rotary is not None else (i + 1) % every_nth) else "full" for i in every
-        ]  # fmt: skip
+        return ["window" if (rotary[i] if rotary is not None else (i + 1) % every_nth) else "full" for i in every]
     return None
 
 
@@ -232,6 +230,4 @@ def mlps_of(keys: ConfigKeys, num_layers: int, kinds: list[Kind]) -> list[Mlp]:
         step = keys.count("moe_layer_freq")
         return ["experts" if i >= leading and i % step == 0 and i not in dense else "dense" for i in every]
     step = keys.count("interleave_moe_layer_step", "decoder_sparse_step", default=1, least=0)
-    return [
-        "experts" if i >= leading and step and (i + 1) % step == 0 and i not in dense else "dense" for i in every
-    ]  # fmt: skip
+    return ["experts" if i >= leading and step and (i + 1) % step == 0 and i not in dense else "dense" for i in every]

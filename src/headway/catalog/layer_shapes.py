@@ -235,9 +235,7 @@ def _width_of_layer(keys: ConfigKeys, i: int, num_layers: int, width: int) -> in
 # Attention and states.
 
 
-def _mixer(
-    keys: ConfigKeys, i: int, num_layers: int, kind: Kind, hidden: int, heads: int, mla: Mla | None
-) -> Layers:  # fmt: skip
+def _mixer(keys: ConfigKeys, i: int, num_layers: int, kind: Kind, hidden: int, heads: int, mla: Mla | None) -> Layers:
     if kind == "none":
         return Layers(num=1)
     if kind == "state":
@@ -326,9 +324,7 @@ def _own_of_layer(keys: ConfigKeys, i: int) -> Mapping[str, Any]:
     return next((own for key, own in every.items() if str(key).isdecimal() and int(key) == i), {})
 
 
-def _pick(
-    keys: ConfigKeys, own: Mapping[str, Any], name: str, i: int, others: tuple[str, ...], default: int
-) -> int:  # fmt: skip
+def _pick(keys: ConfigKeys, own: Mapping[str, Any], name: str, i: int, others: tuple[str, ...], default: int) -> int:
     """A number of one layer: its own, that of layers of its kind, or the model's, which may be a list."""
     value = own.get(name)
     if value is None:
@@ -429,9 +425,7 @@ def _kimi_delta(keys: ConfigKeys, hidden: int) -> Layers:
     low_rank = dim * (hidden + inner)
     gate = hidden * inner if own.get("use_full_rank_gate") else low_rank
     params = hidden * (4 * inner + num) + low_rank + gate + 3 * inputs * inner
-    return Layers(
-        num=1, mixer_params=float(params), state_bytes=4.0 * inner * dim + 2.0 * inputs * 3 * inner
-    )  # fmt: skip
+    return Layers(num=1, mixer_params=float(params), state_bytes=4.0 * inner * dim + 2.0 * inputs * 3 * inner)
 
 
 def _linear_recurrent(keys: ConfigKeys, hidden: int, heads: int) -> Layers:
@@ -454,9 +448,7 @@ def _mamba_2(keys: ConfigKeys, hidden: int) -> Layers:
     convolved = inner + 2 * groups * states
     params = hidden * (inner + convolved + num) + inputs * convolved + inner * hidden
     number = _state_number_bytes(keys)
-    return Layers(
-        num=1, mixer_params=float(params), state_bytes=number * inner * states + 2.0 * inputs * convolved
-    )  # fmt: skip
+    return Layers(num=1, mixer_params=float(params), state_bytes=number * inner * states + 2.0 * inputs * convolved)
 
 
 def _state_number_bytes(keys: ConfigKeys) -> float:
@@ -476,9 +468,10 @@ def _mamba_1(keys: ConfigKeys, hidden: int) -> Layers:
     params = hidden * 2 * inner + inputs * inner + inner * (rank + 2 * states) + rank * inner + inner * states
     params += inner * hidden
     return Layers(
-        num=1, mixer_params=float(params) if num >= 1 else 0.0,
+        num=1,
+        mixer_params=float(params) if num >= 1 else 0.0,
         state_bytes=_state_number_bytes(keys) * inner * states + 2.0 * inputs * inner,
-    )  # fmt: skip
+    )
 
 
 def _of_blocks(keys: ConfigKeys, blocks: list[Any], hidden: int, heads: int, gated: bool) -> Shapes:

@@ -216,8 +216,7 @@ def _decode(file: Traversable, kind: type[T]) -> T:
 
 def _all(folder: str, kind: type[T]) -> tuple[T, ...]:
     paths = sorted((_data() / folder).iterdir(), key=lambda file: file.name)
-    return tuple(entry for file in paths if file.name.endswith(".json")
-                 for entry in _decode(file, tuple[kind, ...]))  # type: ignore[valid-type]  # fmt: skip
+    return tuple(entry for file in paths if file.name.endswith(".json") for entry in _decode(file, tuple[kind, ...]))  # type: ignore[valid-type]
 
 
 @cache

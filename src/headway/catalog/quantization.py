@@ -219,9 +219,11 @@ def _torchao(file: Path, name: str, stated: dict[str, Any]) -> Quantization:
 def _groups(file: Path, name: str, stated: dict[str, Any], ignored: tuple[str, ...]) -> Quantization | None:
     """compressed-tensors: groups of modules, each with the type of its weights."""
     groups = stated.get("config_groups") or stated.get("global_quant_config")
-    groups = [groups] if isinstance(groups, dict) and ("weight" in groups or "weights" in groups) else (
-        list(groups.values()) if isinstance(groups, dict) else []
-    )  # fmt: skip
+    groups = (
+        [groups]
+        if isinstance(groups, dict) and ("weight" in groups or "weights" in groups)
+        else (list(groups.values()) if isinstance(groups, dict) else [])
+    )
     dtypes: dict[str, str] = {}
     for group in groups:
         weights = group.get("weights") or group.get("weight") or {} if isinstance(group, dict) else {}

@@ -135,9 +135,11 @@ def play_grid(
 @click.option("--policy", required=True, help="The router to search, or module:Class.")
 @click.option("--kind", type=click.Choice(["routing", "ordering"]), default="routing", help="What --policy is.")
 @click.option(
-    "--vary", multiple=True, metavar="NAME[=LOW:HIGH]",
+    "--vary",
+    multiple=True,
+    metavar="NAME[=LOW:HIGH]",
     help="Only this argument, with this range, or NAME=A,B,C. Repeatable. Default: all numbers, flags and choices.",
-)  # fmt: skip
+)
 @click.option("--trials", type=POSITIVE, default=27, show_default=True, help="Points drawn at random.")
 @click.option(
     "--hold-out", type=click.Choice(["seeds", "cells"]), default="seeds", show_default=True,

@@ -24,14 +24,16 @@ FEW_REQUESTS = 20_000
 @click.command()
 @scenario_options
 @click.option(
-    "--jobs", type=POSITIVE,
+    "--jobs",
+    type=POSITIVE,
     help="Number of processes; the results are the same. Default: one for each core if the runs take seconds, else 1.",
-)  # fmt: skip
+)
 @click.option(
-    "--seeds", type=POSITIVE,
+    "--seeds",
+    type=POSITIVE,
     help=f"Run each variant with this many seeds: means, 95% intervals, and the differences that hold. Default:"
-         f" {DEFAULT_SEEDS} for runs of at most {FEW_REQUESTS:,} requests, else 1.",
-)  # fmt: skip
+    f" {DEFAULT_SEEDS} for runs of at most {FEW_REQUESTS:,} requests, else 1.",
+)
 @ray_option
 @clairvoyant_option
 @output_options

@@ -76,9 +76,10 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--speed", type=ABOVE_0, default=1.0, help="2 runs twice as fast as real time.")
 @click.option(
-    "--throttle", type=_Throttle(),
+    "--throttle",
+    type=_Throttle(),
     help="60:2: from 60 s after the start on, iterations take twice as long, as on a throttled GPU.",
-)  # fmt: skip
+)
 @click.option("--output-tokens", type=POSITIVE, default=128, show_default=True, help="Length of an answer.")
 @click.option(
     "--reasoning-tokens", type=click.IntRange(min=0), default=0, help="Reasoning tokens at the begin of an answer."
@@ -125,9 +126,10 @@ class _Throttle(click.ParamType[tuple[float, float]]):
 @click.option("--lora", "loras", multiple=True, help="Name of a LoRA adapter of the engine; may be repeated.")
 @click.option("--max-loras", type=POSITIVE, help="Slots for LoRA adapters. Default: the pool's, or 1 with --lora.")
 @click.option(
-    "--enable-prefix-caching/--no-enable-prefix-caching", default=None,
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    default=None,
     help="Prompts share the KV of their leading blocks. Default: as the engine's profile says.",
-)  # fmt: skip
+)
 @click.option(
     "--kv-events-config",
     help="JSON as vLLM's: publish what the prefix cache stores and removes. Example: "

@@ -38,13 +38,15 @@ def together(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
 ray_option = click.option("--ray", is_flag=True, help="Run on the Ray cluster of RAY_ADDRESS, or on a local one.")
 seed_option = click.option("--seed", type=int, help="Seed of all random streams. Default: the file's, or 0.")
 
-synthetic_options = together((
-    click.option("--workload", help="A built-in workload, such as chat or reasoning, or a file, as --trace."),
-    click.option("--rate", type=ABOVE_0, help="Poisson arrivals per second."),
-    click.option("--num-requests", type=POSITIVE, help="Number of requests."),
-    click.option("--prompt-tokens", help="A number, or a built-in distribution: azure-conv, ..."),
-    click.option("--output-tokens", help="A number, or a built-in distribution."),
-))  # fmt: skip
+synthetic_options = together(
+    (
+        click.option("--workload", help="A built-in workload, such as chat or reasoning, or a file, as --trace."),
+        click.option("--rate", type=ABOVE_0, help="Poisson arrivals per second."),
+        click.option("--num-requests", type=POSITIVE, help="Number of requests."),
+        click.option("--prompt-tokens", help="A number, or a built-in distribution: azure-conv, ..."),
+        click.option("--output-tokens", help="A number, or a built-in distribution."),
+    )
+)
 
 trace_options = together((
     click.option("--trace", type=PATH, help="Azure, Mooncake, Bailian, BurstGPT, Parquet, CSV; or a records folder."),
@@ -53,21 +55,25 @@ trace_options = together((
     click.option("--concurrency", type=POSITIVE, help="A closed loop of this many clients."),
 ))  # fmt: skip
 
-policy_options = together((
-    list_option("--routing", help="Routers, separated by commas: round-robin,least-loaded. Or module:Class."),
-    list_option("--ordering", help="Orderings, separated by commas: fcfs,edf. Or module:Class."),
-    click.option("--migration", help="A migration policy, or module:Class."),
-    click.option("--scaling", help="A scaler, or module:Class."),
-    click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where orderings act."),
-    click.option("--window", type=POSITIVE, help="Most requests that the gateway sends to a replica at a time."),
-))  # fmt: skip
+policy_options = together(
+    (
+        list_option("--routing", help="Routers, separated by commas: round-robin,least-loaded. Or module:Class."),
+        list_option("--ordering", help="Orderings, separated by commas: fcfs,edf. Or module:Class."),
+        click.option("--migration", help="A migration policy, or module:Class."),
+        click.option("--scaling", help="A scaler, or module:Class."),
+        click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where orderings act."),
+        click.option("--window", type=POSITIVE, help="Most requests that the gateway sends to a replica at a time."),
+    )
+)
 
-run_options = together((
-    seed_option,
-    click.option("--step", type=click.Choice(["stretch", "exact"]), help="exact simulates every iteration."),
-    click.option("--until-s", type=SECONDS_ABOVE_0, help="Stop at this virtual time."),
-    click.option("--warmup-s", type=SECONDS, help="Metrics exclude requests that arrive earlier."),
-))  # fmt: skip
+run_options = together(
+    (
+        seed_option,
+        click.option("--step", type=click.Choice(["stretch", "exact"]), help="exact simulates every iteration."),
+        click.option("--until-s", type=SECONDS_ABOVE_0, help="Stop at this virtual time."),
+        click.option("--warmup-s", type=SECONDS, help="Metrics exclude requests that arrive earlier."),
+    )
+)
 
 gpu_file_option = click.option(
     "--gpu-file", type=PATH, help="A YAML file of GPUs of your own, each with `name` and `like`, or with all keys."

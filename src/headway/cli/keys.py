@@ -232,9 +232,11 @@ def rotate(location: str, /, key: str, keep_days: int, as_json: bool) -> None:
             raise HeadwayError(f"{old.id} was revoked, on {_time(old.revoked_ns)}; expected a key that is valid")
         new = replace(old, sha256=digest, created_ns=time.time_ns())
         last_day = date.fromordinal(datetime.now(UTC).date().toordinal() + keep_days)
-        retired = replace(old, expires=min(old.expires or last_day, last_day)) if keep_days else replace(
-            old, revoked_ns=time.time_ns()
-        )  # fmt: skip
+        retired = (
+            replace(old, expires=min(old.expires or last_day, last_day))
+            if keep_days
+            else replace(old, revoked_ns=time.time_ns())
+        )
         await store.replace_key(retired, new)
         return new
 

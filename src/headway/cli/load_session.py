@@ -59,9 +59,7 @@ class Session:
         names = [self.found.model, *self.found.other_models, *self.found.adapters]
         if model not in names:
             raise unknown("model", model, names, f"{self.found.url}: --model")
-        options = Options(
-            flags["endpoint"], flags["temperature"], not flags["natural_end"], flags["timeout_s"]
-        )  # fmt: skip
+        options = Options(flags["endpoint"], flags["temperature"], not flags["natural_end"], flags["timeout_s"])
         self.target = Target(self.found, model, options, flags["api_key"])
         self.began = datetime.now()
         self.words = Vocabulary(())

@@ -85,7 +85,7 @@ async def run(session: Session) -> int:
 
 def _spec(
     full: WorkloadSpec, num_requests: int | None, most: int | None, rate_rps: float | None, concurrency: int | None
-) -> WorkloadSpec:  # fmt: skip
+) -> WorkloadSpec:
     """The workload's requests at a rate, or in a closed loop. `most`: those that a trace has."""
     num = num_requests or max(NUM_REQUESTS, round((rate_rps or 0.0) * LOAD_S))
     if concurrency is not None:
@@ -145,10 +145,12 @@ def _write_page(
 ) -> None:
     version = f" {session.found.version}" if session.found.version else ""
     about = {
-        "Model": session.target.model, "Engine": f"{session.found.product or session.found.api}{version}",
-        "GPU": str(session.pool().entry.get("gpu", "unknown")), "Measured": f"{session.began:%Y-%m-%d %H:%M}",
+        "Model": session.target.model,
+        "Engine": f"{session.found.product or session.found.api}{version}",
+        "GPU": str(session.pool().entry.get("gpu", "unknown")),
+        "Measured": f"{session.began:%Y-%m-%d %H:%M}",
         "Requests": f"{sum(each.load.measured.num_requests for each in found.points):,}",
-    }  # fmt: skip
+    }
     write_page(
         session.flags["page_to"], page.page(found, predicted, about, title, notes, f"headway load {session.found.url}")
     )
@@ -168,7 +170,7 @@ def _document(
             "predicted": each,
         }
         for point, each in zip(found.points, predicted, strict=True)
-    ]  # fmt: skip
+    ]
     return {
         "engine": session.found, "model": session.target.model, "warm_up": session.warmed, "points": points,
         "knee_rps": None if knee is None else knee.rate_rps, "most_rps": found.most_rps, "highest": found.highest,

@@ -95,8 +95,9 @@ def _pool_with(file: Path, url: str) -> str:
     pools = [each for each in document.get("fleet") or () if isinstance(each, dict)]
     named = {
         str(one).rstrip("/").removesuffix("/v1"): str(each.get("name", ""))
-        for each in pools for one in each.get("endpoints") or ()
-    }  # fmt: skip
+        for each in pools
+        for one in each.get("endpoints") or ()
+    }
     return named.get(url, "")
 
 

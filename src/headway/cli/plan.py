@@ -127,7 +127,7 @@ _OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rat
 )
 @demand_options
 @jobs_option
-@plan_options  # fmt: skip
+@plan_options
 def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     """Find the cheapest GPU type, parallelism, policies and number of replicas that meet SLOs for a workload.
 

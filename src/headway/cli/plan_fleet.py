@@ -46,10 +46,12 @@ SCENARIOS = (".yaml", ".yml")
 )
 @click.option("--slo", help="Of requests without SLOs of their own: ttft=2s,tpot=50ms,e2e=30s.")
 @click.option(
-    "--model", "models", multiple=True,
+    "--model",
+    "models",
+    multiple=True,
     help="A model of the catalog, of a folder, or of the hub's cache; or NAME=MODEL for requests that ask for NAME. "
     "Default: the trace's own names.",
-)  # fmt: skip
+)
 @assume_option
 @click.option("--engine", help="An engine of the catalog: vllm, sglang, ... Default: the file's, else simulated.")
 @click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True), default=ATTAINMENT, show_default=True,

@@ -28,14 +28,16 @@ INFEASIBLE = 3
 """Exit code of a command that finds no plan."""
 _path = click.Path(path_type=Path)
 
-plan_options = together((
-    click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
-    click.option("--html", type=_path, help="Write the plan as an HTML page, and plotly.js beside it."),
-    click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
-    click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
-    as_json_option("Print JSON in place of tables."),
-    click.option("--no-progress", is_flag=True, help="No progress bar."),
-))  # fmt: skip
+plan_options = together(
+    (
+        click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
+        click.option("--html", type=_path, help="Write the plan as an HTML page, and plotly.js beside it."),
+        click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
+        click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
+        as_json_option("Print JSON in place of tables."),
+        click.option("--no-progress", is_flag=True, help="No progress bar."),
+    )
+)
 
 jobs_option = click.option(
     "--jobs", type=POSITIVE, help="Number of processes that simulate. Default: one for each core."

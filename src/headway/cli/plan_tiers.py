@@ -33,7 +33,7 @@ _path = click.Path(path_type=Path)
     help="An acceptable loss of attainment.",
 )
 @as_json_option("Print JSON in place of a table.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+@click.option("--no-progress", is_flag=True, help="No progress bar.")
 def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress: bool, **flags: Any) -> int:
     """Find how many tiers of service a workload needs, and how steeply their headroom should fall.
 

@@ -30,10 +30,11 @@ from headway.scenario.sharding import LONG_REQUESTS
 @scenario_options
 @click.option("--variant", help="One of the scenario's sets of policies, if it has several.")
 @click.option(
-    "--jobs", type=POSITIVE,
+    "--jobs",
+    type=POSITIVE,
     help="Number of processes, for models that do not affect each other; the records are the same. Default: one for"
-         f" each core from {LONG_REQUESTS:,} requests on, else 1.",
-)  # fmt: skip
+    f" each core from {LONG_REQUESTS:,} requests on, else 1.",
+)
 @clairvoyant_option
 @output_options
 @trace_option

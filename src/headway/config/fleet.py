@@ -52,8 +52,10 @@ WEIGHT_DTYPES = {
 _LIKE_16_BITS = "4-bit products as 16-bit ones with fewer bytes"
 UNMEASURED_WEIGHTS = {
     "fp8_block": "8-bit products with a scale for each block as with one for all",
-    "awq": _LIKE_16_BITS, "gptq": _LIKE_16_BITS, "int4": _LIKE_16_BITS,
-}  # fmt: skip
+    "awq": _LIKE_16_BITS,
+    "gptq": _LIKE_16_BITS,
+    "int4": _LIKE_16_BITS,
+}
 """Weights whose products no table has, by `quantization`: what their step times are taken from."""
 
 

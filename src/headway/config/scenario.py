@@ -279,9 +279,10 @@ _NONE_MEANS_NONE = {field.name for field in fields(Variant) if field.default is 
 def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
     given = {key: getattr(variant, key) for key in variant.__struct_fields__[1:]}
     changes = {
-        key: value for key, value in given.items()
+        key: value
+        for key, value in given.items()
         if value is not UNSET and (value is not None or key in _NONE_MEANS_NONE)
-    }  # fmt: skip
+    }
     policies = replace(scenario.spec.policies, **changes)
     if variant.preset is not None:
         policies = expanded(policies, scenario.fleet, {*(scenario.document.get("policies") or {}), *changes})

@@ -274,7 +274,7 @@ class Control:
             or target is None
             or target.view.role == "prefill"
             or not target.can_serve(tokens, live.lora)
-        ):  # fmt: skip
+        ):
             chosen = service.choose_decoder(live, live.replica)
         live.decode_replica = -1
         if chosen >= 0 and chosen != live.replica:

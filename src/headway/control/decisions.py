@@ -79,9 +79,7 @@ class Decision(Struct, frozen=True, omit_defaults=True, gc=False):
 class DecisionObserver:
     """Receives decisions from control and passes them to `listeners`."""
 
-    def __init__(
-        self, name: Callable[[Live], str] | None = None, start_s: float = 0.0, is_live: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, name: Callable[[Live], str] | None = None, start_s: float = 0.0, is_live: bool = False) -> None:
         """`is_live`: a gateway's, with more on each replica, as nothing else remembers what it was."""
         self._is_live = is_live
         self.listeners: list[Callable[[Decision], None]] = []
@@ -187,7 +185,7 @@ def _snapshot(view: ReplicaView, now: float, is_live: bool) -> OfferedReplica:
         return OfferedReplica(*seen)
     return OfferedReplica(
         *seen, f"{view.pool}/{view.id}", view.num_running, view.prefill_tokens_left, view.tokens_generated, used, total
-    )  # fmt: skip
+    )
 
 
 def _age_s(view: ReplicaView, now: float) -> float | None:

@@ -393,9 +393,10 @@ class Service:
         """The least loaded replica that can decode what `replica` prefills; -1 if there is none."""
         tokens, first = live.prompt_tokens + live.output_tokens, self._by_id[replica]
         partners = [
-            m for m in self.members
+            m
+            for m in self.members
             if m.view.combo == first.view.combo and m.view.role != "prefill" and m.view.id != exclude
-        ]  # fmt: skip
+        ]
         if live.allowed is not None:
             partners = [m for m in partners if m.view.id in live.allowed]
         able = [m.view for m in partners if m.can_serve(tokens, live.lora)]
@@ -527,9 +528,7 @@ def _views(members: list[Member], opened: _OpenMembers) -> Sequence[ReplicaView]
     return opened.views if members == opened.start else [member.view for member in members]
 
 
-def _in_region(
-    candidates: Sequence[ReplicaView], ids: set[int], region: str
-) -> tuple[Sequence[ReplicaView], set[int]]:  # fmt: skip
+def _in_region(candidates: Sequence[ReplicaView], ids: set[int], region: str) -> tuple[Sequence[ReplicaView], set[int]]:
     """The candidates in a region, with their ids; all of them if none is there."""
     local = [replica for replica in candidates if replica.region == region]
     return (local, {replica.id for replica in local}) if local else (candidates, ids)

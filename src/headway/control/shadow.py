@@ -61,8 +61,10 @@ class Shadow:
         self._on_error = on_error
         self._view = MutableFleetView(random, wants_scores=False)
         kinds: dict[Kind, bool] = {
-            "routing": router is not None, "ordering": ordering is not None, "admission": compares_admission
-        }  # fmt: skip
+            "routing": router is not None,
+            "ordering": ordering is not None,
+            "admission": compares_admission,
+        }
         self.counts: dict[Kind, ShadowCounts] = {kind: ShadowCounts() for kind, is_on in kinds.items() if is_on}
         self.compares_admission = compares_admission
         self.placed: dict[int, int] = {}

@@ -370,9 +370,7 @@ def _with_expected(found: Mapping[str, float], expected: Expected) -> list[Term]
     return shown
 
 
-def explain(
-    history: History, request_id: str, decisions: Path | None = None, fleet: Path | None = None
-) -> Explanation:  # fmt: skip
+def explain(history: History, request_id: str, decisions: Path | None = None, fleet: Path | None = None) -> Explanation:
     """Explain a request; of several with this id, the last one. `decisions`: the decision log. `fleet`: the fleet's
     file, where the records do not have it. HeadwayError for an unknown id, with the nearest ones."""
     *others, row = history.rows_of(request_id)
@@ -382,7 +380,7 @@ def explain(
 
 def slowest(
     history: History, num: int, by: str = "e2e", decisions: Path | None = None, fleet: Path | None = None
-) -> list[Explanation]:  # fmt: skip
+) -> list[Explanation]:
     """Explain the slowest requests, by `e2e`, `ttft` or `tpot`, the slowest first; those without the latency are left
     out. HeadwayError for another `by`."""
     if by not in LATENCIES:
@@ -394,8 +392,10 @@ def slowest(
     arrival_s, first_s = history.records.workload["arrival_s"][rows], table["first_token_s"]
     gaps: Any = np.where(table["generated_tokens"] > 1, table["generated_tokens"] - 1, np.nan)
     latency_s = {
-        "e2e": table["end_s"] - arrival_s, "ttft": first_s - arrival_s, "tpot": (table["end_s"] - first_s) / gaps,
-    }[by]  # fmt: skip
+        "e2e": table["end_s"] - arrival_s,
+        "ttft": first_s - arrival_s,
+        "tpot": (table["end_s"] - first_s) / gaps,
+    }[by]
     order = np.argsort(-latency_s, kind="stable")[: int(np.count_nonzero(~np.isnan(latency_s)))][:num]
     chosen = rows[order].tolist()
     log = None if decisions is None else DecisionLog(decisions, {history.request_id(row) for row in chosen})

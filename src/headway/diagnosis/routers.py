@@ -82,10 +82,12 @@ def rehearsed(
             "num_waiting": each.waiting,
         }
         logged = {
-            "num_running": each.running, "prefill_tokens_left": each.prompt_tokens_left,
+            "num_running": each.running,
+            "prefill_tokens_left": each.prompt_tokens_left,
             "tokens_generated": each.tokens_generated,
-            "kv_blocks_used": each.kv_blocks_used, "kv_blocks_total": each.kv_blocks_total,
-        }  # fmt: skip
+            "kv_blocks_used": each.kv_blocks_used,
+            "kv_blocks_total": each.kv_blocks_total,
+        }
         shown.append(_View("a replica", known | {name: value for name, value in logged.items() if value is not None}))
     names = {each.replica: each.name or str(each.replica) for each in decision.replicas}
     view, asks = _Fleet(now, shown), _View("the request", request)
@@ -100,7 +102,7 @@ def _is_oracle(router: type[Router]) -> bool:
 
 def _answer(
     name: str, made_by: type[Router], request: _View, view: _Fleet, names: Mapping[int, str], ended: Sequence[Ended]
-) -> Rehearsed:  # fmt: skip
+) -> Rehearsed:
     try:
         router = made_by()
         learn = getattr(router, "learn", None)

@@ -85,9 +85,11 @@ class Completion:
         name = "chat.completion" if is_chat else "text_completion"
         suffix = ".chunk" if is_chat and self.stream else ""
         self.head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}", "object": name + suffix,
-            "created": int(time.time()), "model": lora or config.name,
-        }  # fmt: skip
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": name + suffix,
+            "created": int(time.time()),
+            "model": lora or config.name,
+        }
         self.kv_name = str(self.head["id"]) if params.get("do_remote_decode") else None
         """Name under which the prompt's KV is kept for another engine."""
         self.fault = ""
@@ -197,15 +199,19 @@ class CompletionChoice:
         ranked = [value - math.log(2) * i for i in range(num or 0)]
         tops = [[(word if i == 0 else f"{word}~{i}", top) for i, top in enumerate(ranked)] for word in words]
         if self._completion.is_chat:
-            return {"content": [
-                {**_logprob(word, value), "top_logprobs": [_logprob(*each) for each in top]}
-                for word, top in zip(words, tops, strict=True)
-            ]}  # fmt: skip
+            return {
+                "content": [
+                    {**_logprob(word, value), "top_logprobs": [_logprob(*each) for each in top]}
+                    for word, top in zip(words, tops, strict=True)
+                ]
+            }
         offsets = [sum(map(len, words[:i])) for i in range(len(words))]
         return {
-            "tokens": words, "token_logprobs": [value] * len(ids), "text_offset": offsets,
+            "tokens": words,
+            "token_logprobs": [value] * len(ids),
+            "text_offset": offsets,
             "top_logprobs": [dict(top) for top in tops],
-        }  # fmt: skip
+        }
 
 
 def _logprob(word: str, value: float) -> dict[str, Any]:

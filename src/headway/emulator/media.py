@@ -39,9 +39,11 @@ Handler = Callable[[GetEngine, SurfaceConfig, Request], Awaitable[Response]]
 def media_routes(engine: GetEngine, config: SurfaceConfig) -> list[Route]:
     """The routes of audio and images, as of OpenAI's API."""
     handlers: dict[str, Handler] = {
-        "/v1/audio/transcriptions": _transcribe, "/v1/audio/translations": _transcribe, "/v1/audio/speech": _speech,
+        "/v1/audio/transcriptions": _transcribe,
+        "/v1/audio/translations": _transcribe,
+        "/v1/audio/speech": _speech,
         "/v1/images/generations": _images,
-    }  # fmt: skip
+    }
 
     def endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:

@@ -60,9 +60,11 @@ class VllmSurface:
             yield f"# TYPE vllm:{name}_total counter\nvllm:{name}_total{{{labels}}} {total}\n"
         settings = engine.pool.engine
         config = {
-            "block_size": settings.block_size_tokens, "enable_prefix_caching": settings.prefix_caching,
-            "gpu_memory_utilization": settings.gpu_memory_utilization, "num_gpu_blocks": engine.blocks()[1],
-        }  # fmt: skip
+            "block_size": settings.block_size_tokens,
+            "enable_prefix_caching": settings.prefix_caching,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "num_gpu_blocks": engine.blocks()[1],
+        }
         told = ",".join(f'{name}="{value}"' for name, value in config.items())
         yield f'# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{engine="0",{told}}} 1.0\n'
 
@@ -186,9 +188,11 @@ async def _cancel_on_disconnect(receive: Receive, answering: asyncio.Task[None])
 
 
 async def send_answer(
-    completion: Completion, sources: Sequence[TokenSource], send: Send,
+    completion: Completion,
+    sources: Sequence[TokenSource],
+    send: Send,
     kv_transfer_params: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Send an answer, with a source for each choice: chunk by chunk as tokens are generated, or as a whole."""
     pairs = list(zip(completion.choices, sources, strict=True))
     if completion.stream:

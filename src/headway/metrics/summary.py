@@ -111,9 +111,7 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
 class MetricsByReplica(Mapping[str, ReplicaMetrics]):
     """`Summary.replicas`, computed when the first is read: few readers want those of thousands of replicas."""
 
-    def __init__(
-        self, names: Sequence[str], compute: Callable[[], dict[str, ReplicaMetrics]], fullness: float
-    ) -> None:  # fmt: skip
+    def __init__(self, names: Sequence[str], compute: Callable[[], dict[str, ReplicaMetrics]], fullness: float) -> None:
         self._names, self._compute = names, compute
         self.fullness = fullness
         """As `usage.fullest`."""

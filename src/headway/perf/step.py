@@ -195,8 +195,10 @@ class StepModel:
         if self._slots:
             costs = self._attention
             self._decode[num_decode] = (
-                factor * self._runs_s(num_decode), factor * costs.decode_s, factor * costs.decode_window_s,
-            )  # fmt: skip
+                factor * self._runs_s(num_decode),
+                factor * costs.decode_s,
+                factor * costs.decode_window_s,
+            )
             return self._decode[num_decode]
         own = self._fullest(num_decode)
         costs, share = self._attention, own / num_decode if num_decode else 1.0

@@ -382,8 +382,9 @@ def _solve(
                 used[k, s, e].append((float(each.needs[k, e]), variable))
             done.append([*((1.0, variable) for variable in y), *zip(each.most[:, e].tolist(), d, strict=False)])
     for (k, s, e), terms in used.items():
-        of_kind = [(-has[k][e] * float(h[s]), x[p][s]) for p, pool in enumerate(pools)
-                   if (pool.model, pool.peak) == kinds[k]]  # fmt: skip
+        of_kind = [
+            (-has[k][e] * float(h[s]), x[p][s]) for p, pool in enumerate(pools) if (pool.model, pool.peak) == kinds[k]
+        ]
         model.addConstr(dot(*zip(*of_kind, *terms, strict=True)) <= 0.0)
     for terms in done:
         model.addConstr(dot(*zip(*terms, strict=True)) >= 1.0)

@@ -139,7 +139,7 @@ class RehearsalRunner:
 
     def __init__(
         self, cache: RehearsalCache, pool: Executor | None, progress: Callable[[int, int], None] | None, total: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cache, self._pool, self._progress = cache, pool, progress
         self.total = total
         """Rehearsals that are expected in all."""

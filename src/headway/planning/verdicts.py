@@ -92,8 +92,9 @@ class _WatchedSource:
         limits_s = self._slo_s[:, request].tolist()
         if latencies_s is None:
             return any(limit_s == limit_s for limit_s in limits_s)
-        return any(limit_s == limit_s and not value <= limit_s
-                   for value, limit_s in zip(latencies_s, limits_s, strict=True))  # fmt: skip
+        return any(
+            limit_s == limit_s and not value <= limit_s for value, limit_s in zip(latencies_s, limits_s, strict=True)
+        )
 
 
 def _latencies_s(request: Any, end_s: float) -> tuple[float, float, float]:

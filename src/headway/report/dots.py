@@ -51,9 +51,11 @@ def figure(names: Sequence[str], seeded: SeededMetrics, keys: Sequence[str] = KE
         low, high = i / len(keys), (i + 1) / len(keys)
         gap = 0.06 if len(keys) > 1 else 0.0
         axes[f"xaxis{suffix}"] = {
-            "domain": [low + gap * (i > 0), high], "title": {"text": _title(key)}, "rangemode": "tozero",
+            "domain": [low + gap * (i > 0), high],
+            "title": {"text": _title(key)},
+            "rangemode": "tozero",
             "anchor": f"y{suffix}",
-        }  # fmt: skip
+        }
         if _spans_decades(seeded, len(names), key):
             axes[f"xaxis{suffix}"] |= {"type": "log", "rangemode": "normal"}
         axes[f"yaxis{suffix}"] = {

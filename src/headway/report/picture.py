@@ -100,9 +100,11 @@ class _Canvas:
         columns = sorted({domains[x] for x, _ in named})
         rows = sorted({domains[y] for _, y in named}, reverse=True)
         grid = self.drawing.add_gridspec(
-            len(rows), len(columns),
-            width_ratios=[high - low for low, high in columns], height_ratios=[high - low for low, high in rows],
-        )  # fmt: skip
+            len(rows),
+            len(columns),
+            width_ratios=[high - low for low, high in columns],
+            height_ratios=[high - low for low, high in rows],
+        )
         return {
             (x, y): self.drawing.add_subplot(grid[rows.index(domains[y]), columns.index(domains[x])]) for x, y in named
         }
@@ -169,10 +171,11 @@ class _Canvas:
         )[0]  # fmt: skip
         if "markers" in mode:
             drawn.set(
-                marker=_MARKERS.get(_single(marker.get("symbol")) or "circle", "o"), markeredgewidth=0,
+                marker=_MARKERS.get(_single(marker.get("symbol")) or "circle", "o"),
+                markeredgewidth=0,
                 markersize=float(_single(marker.get("size")) or 6) * _POINTS,
                 markerfacecolor=_color(_single(marker.get("color")) or color),
-            )  # fmt: skip
+            )
         if "text" in mode:
             for at, height, text in zip(x, y, _list(trace.get("text")), strict=False):
                 axes.annotate(_plain(text), (at, height), (0, 4), textcoords="offset points", ha="center")

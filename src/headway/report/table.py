@@ -215,10 +215,11 @@ def _seeded_cells(column: Column, seeded: SeededMetrics, num_runs: int) -> list[
     if column.better and means and max(means) - min(means) > SAME_WITHIN * max(map(abs, means)):
         verdicts = seeded.verdicts(column.key, column.better)
     return [
-        Cell("-", False) if each is None
+        Cell("-", False)
+        if each is None
         else Cell(with_half(column, each), verdict == "best", verdict == "indistinguishable")
         for each, verdict in zip(estimates, verdicts, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def with_half(column: Column, each: Estimate) -> str:
@@ -359,10 +360,11 @@ def error_notes(runs: Sequence[Run]) -> list[str]:
     if not shown:
         return []
     parts = ", ".join(
-        f"{column.title} {column.show(bands[0].low)} to {column.show(bands[0].high)}" if len(runs) == 1
+        f"{column.title} {column.show(bands[0].low)} to {column.show(bands[0].high)}"
+        if len(runs) == 1
         else f"{column.title} within {max(map(percent_of, bands)):.0f}%"
         for column, bands in shown
-    )  # fmt: skip
+    )
     source = _source_of_errors(dict.fromkeys(band.basis for _, bands in shown for band in bands))
     return [f"With the error of the step times, 9 of 10 likely: {parts}. {source}"]
 

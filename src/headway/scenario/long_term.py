@@ -414,8 +414,10 @@ class ScenarioPlanner:
         bounds = [_endpoint_bounds(place, own) for place, own in endpoints.items()]
         bounds += [
             InstanceBounds(model, region, gpu, 0, 0)
-            for model, gpu in kinds for region in regions if (model, region, gpu) not in endpoints
-        ]  # fmt: skip
+            for model, gpu in kinds
+            for region in regions
+            if (model, region, gpu) not in endpoints
+        ]
         return RegionProblem(
             tuple(kinds.values()), regions, (_demand_by_model(demand_tps, pools),), have,
             self._gpu_limits(regions, pools, unplanned), self._config.epsilon, bounds=tuple(bounds),

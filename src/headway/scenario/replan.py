@@ -111,14 +111,12 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
         replace(policies, cascade=None, scaler=None, migration=None, admission=None),
         {keys[pool.name]: coefficients[pool.name] for pool in reversed(pools)},
         spec.seed,
-        {
-            name: {parts: most[pool] for (model, parts), pool in by_unit.items() if model == name}
-            for name in models
-        },
-        HandoverSettings(pools[0].network_bytes_per_s, *(part.handover for combo in own.combos[:1]
-                                                         for part in combo.parts[:1])),
+        {name: {parts: most[pool] for (model, parts), pool in by_unit.items() if model == name} for name in models},
+        HandoverSettings(
+            pools[0].network_bytes_per_s, *(part.handover for combo in own.combos[:1] for part in combo.parts[:1])
+        ),
         keys,
-    )  # fmt: skip
+    )
     counts = {each.name: each.replicas for each in _deployments(own)}
     setup = CascadeSetup(_thresholds(spec.cascade, places, scenario.base_dir), counts)
     replanner = Replanner(
@@ -263,8 +261,10 @@ def _named(gpu: str, own: Fleet) -> str:
 
 def _by_unit(own: Fleet) -> dict[ModelUnit, str]:
     """The name of each pool and combo by its unit."""
-    names = {(pool.model.name, unit(pool.parallel.tp, pool.parallel.pp, _named(pool.gpu.name, own))): pool.name
-             for pool in own.pools}  # fmt: skip
+    names = {
+        (pool.model.name, unit(pool.parallel.tp, pool.parallel.pp, _named(pool.gpu.name, own))): pool.name
+        for pool in own.pools
+    }
     for combo in own.combos:
         parts = tuple(
             Replicas(part.parallel.tp, part.parallel.pp, part.replicas, _named(part.gpu.name, own), part.role)
@@ -280,8 +280,9 @@ def _combo_kinds(own: Fleet) -> dict[str, tuple[ComboShapes, ...]]:
     for combo in own.combos:
         prefill, decode = sorted(combo.parts, key=lambda part: part.role, reverse=True)
         ratio = prefill.replicas / decode.replicas
-        kind = ComboShapes(prefill.parallel, decode.parallel, ratio, ratio, _named(prefill.gpu.name, own),
-                           _named(decode.gpu.name, own))  # fmt: skip
+        kind = ComboShapes(
+            prefill.parallel, decode.parallel, ratio, ratio, _named(prefill.gpu.name, own), _named(decode.gpu.name, own)
+        )
         name = prefill.model.name
         kinds[name] = (*kinds.get(name, ()), kind)
     return kinds

@@ -62,9 +62,11 @@ class SimulatedLimits:
             return 1 + REFUSAL_REASONS.index(refused[0])
         self._begin_periods(now)
         account = self._accounts[live.tenant]
-        usd = dearest_usd(
-            live.model, most.input, most.output, self._pools, self._names, self._fallbacks
-        ) if account.budget.usd is not None else 0.0  # fmt: skip
+        usd = (
+            dearest_usd(live.model, most.input, most.output, self._pools, self._names, self._fallbacks)
+            if account.budget.usd is not None
+            else 0.0
+        )
         if account.lacks(tokens, usd):
             rates.give_back(tokens, now)
             return _BUDGET

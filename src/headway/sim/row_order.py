@@ -76,8 +76,9 @@ class RowPlaces:
         self._times_s, self._codes = array("d"), array("q")
         """The latest rows; those before them are in the columns."""
         self._columns = {
-            "times_s": Column(np.dtype(np.float64), SpillFile), "codes": Column(np.dtype(np.int64), SpillFile),
-        }  # fmt: skip
+            "times_s": Column(np.dtype(np.float64), SpillFile),
+            "codes": Column(np.dtype(np.int64), SpillFile),
+        }
         self.num_rows = 0
 
     def note(self) -> None:

@@ -146,9 +146,11 @@ class Schedulers:
     ) -> None:
         """HeadwayError if the fleet or the policies need one scheduler."""
         parts = {
-            "policies.scaling": policies.scaler, "cascade": policies.cascade, "combos": fleet.combos,
+            "policies.scaling": policies.scaler,
+            "cascade": policies.cascade,
+            "combos": fleet.combos,
             "fallback": fleet.fallbacks.models,
-        }  # fmt: skip
+        }
         for key, part in parts.items():
             if part:
                 raise HeadwayError(f"observe: schedulers: {key} is simulated with one scheduler only; expected num: 1")

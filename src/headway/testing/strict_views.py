@@ -186,9 +186,11 @@ def admission_view(
 ) -> AdmissionView:
     """The replicas of one model and the requests held for them, as an admission policy sees them."""
     values = {
-        "now": now, "random": random, "replicas": _replica_views("view.replicas", replicas, call),
+        "now": now,
+        "random": random,
+        "replicas": _replica_views("view.replicas", replicas, call),
         "held": call.listed("view.held", [call.view("request", values, _ORACLE_REQUEST) for values in held]),
-    }  # fmt: skip
+    }
     return cast(AdmissionView, call.view("admission", values))
 
 

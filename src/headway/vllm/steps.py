@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "HEADWAY_STEP_LOG"
-COLUMNS = (
-    "seq,scheduled_s,done_s,decodes,decode_context_tokens,prompt_tokens,prompt_chunks,running,waiting"
-)  # fmt: skip
+COLUMNS = "seq,scheduled_s,done_s,decodes,decode_context_tokens,prompt_tokens,prompt_chunks,running,waiting"
 FILE_BYTES = 32 * 2**20
 """A file is closed at this size, and the next one begun."""
 FILES = 8

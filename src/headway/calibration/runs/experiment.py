@@ -49,8 +49,10 @@ def experiment(run: MeasuredRun, pool: Pool) -> ServingExperiment:
     latencies = {key: 1e3 * seconds for key, seconds in run.latencies_s.items()}
     measured = MeasuredLatencies(
         **{f"{key}_ms": latencies[key] for key in ("e2e_mean", "e2e_p90", "e2e_p99", "ttft_mean", "ttft_p90")},
-        ttft_p99_ms=latencies["ttft_p99"], itl_mean_ms=latencies["itl_mean"], tpot_mean_ms=latencies["tpot_mean"],
-    )  # fmt: skip
+        ttft_p99_ms=latencies["ttft_p99"],
+        itl_mean_ms=latencies["itl_mean"],
+        tpot_mean_ms=latencies["tpot_mean"],
+    )
     is_closed = run.concurrency is not None and run.requested_rps is None
     load = GivenLoad(_workload(run), run.concurrency if is_closed else None)
     engine = one.engine

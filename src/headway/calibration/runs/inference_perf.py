@@ -15,9 +15,11 @@ from headway.core.errors import HeadwayError
 CONFIG = "config.yaml"
 """The file beside the reports."""
 KEYS = {
-    "ttft": "time_to_first_token", "tpot": "time_per_output_token", "itl": "inter_token_latency",
+    "ttft": "time_to_first_token",
+    "tpot": "time_per_output_token",
+    "itl": "inter_token_latency",
     "e2e": "request_latency",
-}  # fmt: skip
+}
 """Latencies, in seconds."""
 
 

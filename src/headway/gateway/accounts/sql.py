@@ -33,8 +33,7 @@ _BUDGET = ("budget_tokens", "budget_usd", "period")
 
 
 def _budget_columns() -> list[Column[Any]]:
-    return [Column("budget_tokens", BigInteger), Column("budget_usd", Float),
-            Column("period", Text, nullable=False)]  # fmt: skip
+    return [Column("budget_tokens", BigInteger), Column("budget_usd", Float), Column("period", Text, nullable=False)]
 
 
 TEAMS = Table("headway_teams", TABLES, Column("name", Text, primary_key=True), *_budget_columns())
@@ -176,9 +175,11 @@ def _row(key: StoredKey) -> dict[str, Any]:
     key = stamped(key)
     expires = None if key.expires is None else key.expires.isoformat()
     return {name: getattr(key, name) for name in names} | {
-        "expires": expires, "budget_tokens": key.budget.tokens, "budget_usd": key.budget.usd,
+        "expires": expires,
+        "budget_tokens": key.budget.tokens,
+        "budget_usd": key.budget.usd,
         "period": key.budget.period,
-    }  # fmt: skip
+    }
 
 
 def _stored_key(row: RowMapping) -> StoredKey:

@@ -35,10 +35,12 @@ FILES = Table(
     Column("filename", Text, nullable=False), Column("bytes", BigInteger, nullable=False),
 )  # fmt: skip
 PARTS = Table(
-    "headway_file_parts", TABLES,
-    Column("file", Text, primary_key=True), Column("part", Integer, primary_key=True),
+    "headway_file_parts",
+    TABLES,
+    Column("file", Text, primary_key=True),
+    Column("part", Integer, primary_key=True),
     Column("data", LargeBinary, nullable=False),
-)  # fmt: skip
+)
 BATCHES = Table(
     "headway_batches", TABLES,
     Column("id", Text, primary_key=True), Column("owner", Text, nullable=False),

@@ -230,9 +230,10 @@ class LiveScaling:
             return None
         self._states |= {name: PoolState(deployment, services) for name, deployment in self._deployments.items()}
         holding_gpus = frozenset(
-            served.deployment.name for served in self._pools.values()
+            served.deployment.name
+            for served in self._pools.values()
             if served.combo is not None or isinstance(served.start, Kubernetes)
-        )  # fmt: skip
+        )
         scaler = plan.policies.scaler()
         if plan.past_demand is not None and isinstance(scaler, RemembersDemand):
             scaler.remember(plan.past_demand)

@@ -47,8 +47,10 @@ class KvEvents(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         that says where the rank is."""
         parts = urlsplit(url)
         names = {
-            "host": parts.hostname or "", "port": parts.port or (443 if parts.scheme == "https" else 80), "rank": rank,
-        }  # fmt: skip
+            "host": parts.hostname or "",
+            "port": parts.port or (443 if parts.scheme == "https" else 80),
+            "rank": rank,
+        }
         values = []
         for name in ("endpoint", "replay_endpoint", "topic"):
             value: str = getattr(self, name)

@@ -355,8 +355,9 @@ class Peers:
             if not replica.is_removed
         ]
         messages: list[Sample] = [
-            ({"way": "sent"}, float(self.num_sent)), ({"way": "received"}, float(self.num_received))
-        ]  # fmt: skip
+            ({"way": "sent"}, float(self.num_sent)),
+            ({"way": "received"}, float(self.num_received)),
+        ]
         leads: list[Sample] = [] if self.scaling is None else [({}, float(self.scaling.leader.leads))]
         return [
             ("headway_peers", [({}, float(len(self.loads.peers)))]),

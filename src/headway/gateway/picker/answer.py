@@ -120,8 +120,9 @@ class Answer:
                 self._failed(error)
         if is_failed(self.status, has_begun=False):
             is_local = self.status in (503, 504) and body.startswith(_LOCAL_REPLIES)
-            self._failed(UnreachableError("cannot be reached by Envoy") if is_local
-                         else RefusedError(self.status, body))  # fmt: skip
+            self._failed(
+                UnreachableError("cannot be reached by Envoy") if is_local else RefusedError(self.status, body)
+            )
         if in_flight.prefill_leg is not None:
             driver.prefill_leg_done(in_flight)
         is_refused = self._has_failed or self.status >= 300

@@ -387,9 +387,11 @@ class Exchange:
         able = [
             self._gateway.replicas[member.view.id]
             for member in self._gateway.driver.services[live.model].members
-            if member.view.id != replica.id and member.can_serve(tokens, live.lora)
-            and member.view.role == replica.role and (live.allowed is None or member.view.id in live.allowed)
-        ]  # fmt: skip
+            if member.view.id != replica.id
+            and member.can_serve(tokens, live.lora)
+            and member.view.role == replica.role
+            and (live.allowed is None or member.view.id in live.allowed)
+        ]
         return heapq.nsmallest(_NUM_FALLBACKS, able, key=lambda each: (each.num_in_flight, each.id))
 
     def _engine_body(

@@ -54,16 +54,16 @@ class Picker:
         self._gateway = gateway
         gateway.driver.roster.place_pairs_at_once()
         self._bodies = Bodies(lambda: gateway.settings)
-        self._server = aio.server(options=(
-            ("grpc.max_receive_message_length", gateway.settings.max_body_bytes + _MESSAGE_BYTES),
-            ("grpc.so_reuseport", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 250),  # Envoy's keepalive finds a picker that hangs
-            ("grpc.keepalive_permit_without_calls", 1),
-        ))  # fmt: skip
+        self._server = aio.server(
+            options=(
+                ("grpc.max_receive_message_length", gateway.settings.max_body_bytes + _MESSAGE_BYTES),
+                ("grpc.so_reuseport", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 250),  # Envoy's keepalive finds a picker that hangs
+                ("grpc.keepalive_permit_without_calls", 1),
+            )
+        )
         process = grpc.stream_stream_rpc_method_handler(self._process)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),)
-        )  # fmt: skip
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),))
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._tls = tls
@@ -114,9 +114,11 @@ class Picker:
         self._has_started |= num_up > 0
         is_open = self._has_started and not gateway.admission.is_closing
         for service, is_serving in (
-            (health.OVERALL_HEALTH, is_open), (SERVICE, is_open), ("liveness", True),
+            (health.OVERALL_HEALTH, is_open),
+            (SERVICE, is_open),
+            ("liveness", True),
             ("readiness", is_open and num_up > 0),
-        ):  # fmt: skip
+        ):
             await self._health.set(service, _SERVING if is_serving else _NOT_SERVING)
 
 

@@ -64,9 +64,9 @@ def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields | No
     """`body` as JSON. Values that are still those `read` from `fields` are copied from there, and not encoded."""
     if fields is None:
         return msgspec.json.encode(body)
-    return msgspec.json.encode({
-        name: fields[name] if name in fields and read.get(name) is value else value for name, value in body.items()
-    })  # fmt: skip
+    return msgspec.json.encode(
+        {name: fields[name] if name in fields and read.get(name) is value else value for name, value in body.items()}
+    )
 
 
 # Limits.

@@ -38,7 +38,7 @@ from headway.gateway.relay.request import (
     TOKENIZE,
     ClientRequest,
     RequestFields,
-)  # fmt: skip
+)
 from headway.gateway.upstream.loose_json import count_of
 
 _STREAMED_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES, *FORMS))
@@ -210,8 +210,10 @@ def _input_prompt(body: dict[str, Any]) -> Prompt:
     if isinstance(value, list) and value:
         if (ids := _token_ids(value)) is not None:
             return "", ids
-        items = [[item] if isinstance(item, str) else _texts(item.get("content")) if isinstance(item, dict) else []
-                 for item in value]  # fmt: skip
+        items = [
+            [item] if isinstance(item, str) else _texts(item.get("content")) if isinstance(item, dict) else []
+            for item in value
+        ]
         return "\n".join([*instructions, *(text for item in items for text in item)]), None
     text, _ = _chat_prompt(body)
     return "\n".join([*instructions, *([text] if text else [])]), None

@@ -79,10 +79,12 @@ class TracedRelay(Relay):
     def _request_attributes(self) -> dict[str, Any]:
         request = self._request
         attributes = {
-            "gen_ai.operation.name": self._operation, "gen_ai.provider.name": "headway",
-            "gen_ai.request.model": request.model, "headway.request_id": self.in_flight.request_id,
+            "gen_ai.operation.name": self._operation,
+            "gen_ai.provider.name": "headway",
+            "gen_ai.request.model": request.model,
+            "headway.request_id": self.in_flight.request_id,
             "headway.tier": self._live.tier,
-        }  # fmt: skip
+        }
         if request.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = request.max_tokens
         if request.session is not None:

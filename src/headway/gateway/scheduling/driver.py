@@ -282,9 +282,7 @@ class Driver:
             request.has_left = request.is_away = True
             self._write_segment(request.live, self.now, cause, replica)
 
-    def _write_segment(
-        self, live: Live, now: float, cause: Cause = Cause.FINISHED, replica: int | None = None
-    ) -> None:  # fmt: skip
+    def _write_segment(self, live: Live, now: float, cause: Cause = Cause.FINISHED, replica: int | None = None) -> None:
         """Record one replica's part in a request of a cascade or combo, or of several attempts; by default the present
         replica's."""
         segments = self._recorder.segments

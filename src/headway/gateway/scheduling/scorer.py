@@ -95,9 +95,11 @@ class JudgingModel:
         parts = {"question": question, "answer": answer}
         prompt = _PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], self._config.prompt or PROMPT)
         body: dict[str, Any] = {
-            "model": self._config.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0,
+            "model": self._config.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
             "max_tokens": self._config.max_tokens,
-        }  # fmt: skip
+        }
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 return _parse_score(await self._complete(msgspec.json.encode(body)))

@@ -81,9 +81,7 @@ class DualDispatch:
         """Status and body with which the prefill replica rejected the request."""
         self._task: asyncio.Task[None] | None = None
 
-    async def send(
-        self, send: Send, replica: EngineEndpoint, path: str, headers: str, body: dict[str, Any]
-    ) -> None:  # fmt: skip
+    async def send(self, send: Send, replica: EngineEndpoint, path: str, headers: str, body: dict[str, Any]) -> None:
         """Send to both replicas, to the decode replica by `send`, and wait for the latter's end.
 
         EngineError if the decode replica fails, PrefillLegError if the prefill replica does, and PrefillRejectedError

@@ -156,9 +156,10 @@ class StallWatch:
         self._stays = stays
         self._silent_s = {id: 0.0 if id in alive else self._silent_s.get(id, -PERIOD_S) + PERIOD_S for id in busy}
         self._streams_silent_s = {
-            id: self._streams_silent_s.get(id, 0.0) + PERIOD_S for id, each in streams.items()
+            id: self._streams_silent_s.get(id, 0.0) + PERIOD_S
+            for id, each in streams.items()
             if each.num >= _MIN_BEGUN and not each.has_progressed and id in busy and not busy[id].load.waiting
-        }  # fmt: skip
+        }
         self._silence_suspected_s = {
             id: suspected_s
             for id, suspected_s in self._silence_suspected_s.items()

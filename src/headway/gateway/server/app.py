@@ -120,8 +120,10 @@ def application(
         if each.handler is not None or beside is None
     ]
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-        HTTPException: _http_error, ClientDisconnect: _disconnected, Exception: _internal_error,
-    }  # fmt: skip
+        HTTPException: _http_error,
+        ClientDisconnect: _disconnected,
+        Exception: _internal_error,
+    }
     app = Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False  # a redirect would name the host that the client sent
     app.completions, app.gateway, app.relays = completions, running, beside is None

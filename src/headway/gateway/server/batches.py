@@ -205,9 +205,10 @@ def _page(request: Request) -> Page:
 
 
 _UPLOAD = {
-    "type": "object", "required": ["file", "purpose"],
+    "type": "object",
+    "required": ["file", "purpose"],
     "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
-}  # fmt: skip
+}
 _ONE = (path_id({"type": "string"}),)
 _PURPOSE = query("purpose", {"enum": list(PURPOSES)})
 

@@ -45,9 +45,7 @@ class RequestGateway(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    async def begin(
-        self, request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, /
-    ) -> Relay:  # fmt: skip
+    async def begin(self, request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, /) -> Relay:
         """Accept a request. ApiError if the request is not accepted."""
 
     def end(self, request: ClientRequest, relay: Relay, /) -> None:

@@ -82,7 +82,7 @@ def document(endpoints: Sequence[Endpoint], settings: Settings) -> Schema:
         "info": {"title": "Headway", "version": __version__, "description": "LLM engines behind one address."},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"bearer": bearer, "header": key_header}},
-    }  # fmt: skip
+    }
     text = _CLASS_NAME.sub(_published_name, msgspec.json.encode(described).decode())
     published: Schema = msgspec.json.decode(text)
     return published

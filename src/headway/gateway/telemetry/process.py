@@ -24,9 +24,7 @@ def is_compiled() -> bool:
 
 
 def build_info() -> Metric:
-    labels = {
-        "version": __version__, "python": platform.python_version(), "compiled": "yes" if is_compiled() else "no"
-    }  # fmt: skip
+    labels = {"version": __version__, "python": platform.python_version(), "compiled": "yes" if is_compiled() else "no"}
     return "headway_build_info", [(labels, 1.0)]
 
 

@@ -219,8 +219,10 @@ class RollingStats:
             for tenant, part in slot.tenants.items():
                 total = found.setdefault(tenant, TenantStats(tenant, 0, 0, 0, SloCounts()))
                 total.num, total.failed, total.tokens = (
-                    total.num + part.num, total.failed + part.failed, total.tokens + part.tokens
-                )  # fmt: skip
+                    total.num + part.num,
+                    total.failed + part.failed,
+                    total.tokens + part.tokens,
+                )
                 total.slo.num, total.slo.met = total.slo.num + part.slo.num, total.slo.met + part.slo.met
         return sorted(found.values(), key=lambda each: -each.tokens)
 

@@ -142,8 +142,9 @@ def parse_load(adapter: Adapter, page: str, models: Collection[str] = ()) -> Loa
     with too much to say of these metrics says nothing.
     """
     page = _lines_of(adapter, page)
-    running, waiting, share = (samples.values(names, page, models)
-                               for names in (adapter.running, adapter.waiting, adapter.kv_share))  # fmt: skip
+    running, waiting, share = (
+        samples.values(names, page, models) for names in (adapter.running, adapter.waiting, adapter.kv_share)
+    )
     host_share = samples.values(adapter.host_share, page, models)
     named = (adapter.running, running), (adapter.waiting, waiting), (adapter.kv_share, share)
     loras = _adapters(adapter.loras, page) if adapter.loras else ((), (), None)

@@ -49,9 +49,11 @@ def _hints(from_client: object, request: HintedRequest, live: Live, tokens: int,
     deadline_s = None if live.deadline_s is None else live.deadline_s - live.arrival_s
     promoted_s = None if live.tier_since_s == live.arrival_s else live.tier_since_s - live.arrival_s
     values = {
-        "headway_deadline_s": deadline_s, "headway_promoted_s": promoted_s, "headway_slo_ttft_s": request.slo_ttft_s,
+        "headway_deadline_s": deadline_s,
+        "headway_promoted_s": promoted_s,
+        "headway_slo_ttft_s": request.slo_ttft_s,
         "headway_slo_tpot_s": request.slo_tpot_s,
-    }  # fmt: skip
+    }
     hints = {name: round(value, 6) for name, value in values.items() if value is not None}
     if isinstance(from_client, dict):
         hints |= from_client

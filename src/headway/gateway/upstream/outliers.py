@@ -235,5 +235,6 @@ class OutlierDetector:
         """Whether another replica of the group has not failed as often in a row."""
         return any(
             each.group == host.group and each.until_s is None and each.num_in_row < self.settings.failures
-            for other, each in self._hosts.items() if other != replica
-        )  # fmt: skip
+            for other, each in self._hosts.items()
+            if other != replica
+        )

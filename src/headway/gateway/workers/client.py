@@ -357,9 +357,9 @@ class RemoteScheduler:
             request.copy.go_on_after(message.part)
 
     def _refused(self, request: PendingRequest, message: protocol.RequestRefused) -> None:
-        request.complete_reply(ApiError(
-            message.status, message.message, message.code, message.param, message.retry_after_s
-        ))  # fmt: skip
+        request.complete_reply(
+            ApiError(message.status, message.message, message.code, message.param, message.retry_after_s)
+        )
 
     def _ended(self, request: PendingRequest, message: protocol.RequestEnded) -> None:
         request.retry_after_s, request.is_shed = message.retry_after_s, message.is_shed
@@ -443,9 +443,9 @@ class RemoteHealth:
         self._reported_s.pop(replica.id, None)
         status = error.status if isinstance(error, RefusedError) else 0
         unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
-        self._link.send(protocol.RequestFailed(
-            replica.id, str(error), status, unreachable, broken_off, error.after_tokens
-        ))  # fmt: skip
+        self._link.send(
+            protocol.RequestFailed(replica.id, str(error), status, unreachable, broken_off, error.after_tokens)
+        )
 
     def has_other(self, replica: EngineEndpoint) -> bool:
         return True  # the scheduler knows

@@ -308,9 +308,11 @@ class WorkerSession:
             self._send_limits(caller)
             gateway.copies.end(key, copy, is_finished=False)
             answer = error if isinstance(error, ApiError) else policy_error()
-            self.link.send(protocol.RequestRefused(
-                number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
-            ))  # fmt: skip
+            self.link.send(
+                protocol.RequestRefused(
+                    number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
+                )
+            )
             if answer is not error:
                 raise
         else:

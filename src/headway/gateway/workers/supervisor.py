@@ -146,7 +146,7 @@ class WorkerSupervisor:
         left = asyncio.Event()
         session = WorkerSession(
             self._gateway, lambda: self._drain(process, session), left.set, self._end_idle, self._config()
-        )  # fmt: skip
+        )
         self._sessions[process] = session
         hang_s = self._gateway.settings.hang_s
         monitor = HeartbeatMonitor(session.link, hang_s, lambda: self._kill_hanging(index, process, session))

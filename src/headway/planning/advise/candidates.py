@@ -22,9 +22,11 @@ ENGINE_FACTORS = (0.5, 2.0)
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens")
 NEED_RATES = ("lt-i", "lt-u", "lt-ua")
 _POLICIES: Mapping[str, tuple[Mapping[str, type], Callable[[Any], PolicyChoice[Any]]]] = {
-    "routing": (ROUTERS, router), "ordering": (ORDERINGS, ordering), "admission": (ADMISSIONS, admission),
+    "routing": (ROUTERS, router),
+    "ordering": (ORDERINGS, ordering),
+    "admission": (ADMISSIONS, admission),
     "migration": (MIGRATIONS, migration),
-}  # fmt: skip
+}
 _OPTIONAL = ("admission", "migration")
 Assemble = Callable[[Mapping[str, Any]], Scenario]
 
@@ -215,8 +217,9 @@ def _replicas(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidat
         )
         return
     sections: tuple[tuple[str, Sequence[Pool | Combo]], ...] = (
-        ("fleet", today.fleet.pools), ("combos", today.fleet.combos),
-    )  # fmt: skip
+        ("fleet", today.fleet.pools),
+        ("combos", today.fleet.combos),
+    )
     for section, deployments in sections:
         for i, each in enumerate(deployments):
             given = document[section][i]

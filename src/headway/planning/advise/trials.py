@@ -121,8 +121,9 @@ class Trials:
         today = found.pop(None)
         return {
             each: [gain(one, before, target) for one, before in zip(outcomes, today, strict=True)]
-            for each, outcomes in found.items() if each is not None
-        }  # fmt: skip
+            for each, outcomes in found.items()
+            if each is not None
+        }
 
     def _scenario(self, candidate: Candidate | None, part: Part, factor: float) -> Scenario:
         document = dict(self.document) if candidate is None else candidate.document(self.document)

@@ -112,9 +112,11 @@ class TwinTask:
             return Rehearsed({}, {}, 1.0, None, str(error))
         found = _latencies(flatten(summary, replicas=False))
         return Rehearsed(
-            found, {key: bands[key].high / found[key] for key in found if key in bands and found[key] > 0},
-            _joint(on_gpus), summary.cached_prompt_share,
-        )  # fmt: skip
+            found,
+            {key: bands[key].high / found[key] for key in found if key in bands and found[key] > 0},
+            _joint(on_gpus),
+            summary.cached_prompt_share,
+        )
 
 
 def _joint(on_gpus: Sequence[tuple[Model, Coefficients]]) -> float:
@@ -185,8 +187,9 @@ def check(days: Sequence[Day], rehearsed: Sequence[Rehearsed], slo: Any) -> Twin
         raise HeadwayError(notes[0])
     terms = tuple(
         Term(key, exp(fmean(off for off, _ in found)) - 1, exp(fmean(wide for _, wide in found)) - 1)
-        for key in KEYS if (found := logs.get(key))
-    )  # fmt: skip
+        for key in KEYS
+        if (found := logs.get(key))
+    )
     if not factors:
         notes.append("no measured runs are like these pools, so that the error of their step times is not known")
     return TwinCheck(tuple(residuals), terms, max(factors, default=None), tuple(notes))

@@ -302,10 +302,7 @@ def _best_policy(
     """
     assert best.high is not None
     replicas, targets, replica = best.high, search.problem.targets, _replica(best.candidate)
-    peers = [
-        each for each in searches
-        if _replica(each.candidate) == replica and each.bounds.reason is None
-    ]  # fmt: skip
+    peers = [each for each in searches if _replica(each.candidate) == replica and each.bounds.reason is None]
     if len(peers) == 1:
         return best, ()
     search.together([partial(search.measured, each, replicas) for each in peers])
@@ -320,7 +317,7 @@ def _best_policy(
             each.candidate.policy, search.measured(each, replicas), each.sizes[replicas].misses, ties=each in tied
         )
         for each in ordered
-    )  # fmt: skip
+    )
 
 
 def _replica(candidate: CapacityCandidate) -> CapacityCandidate:

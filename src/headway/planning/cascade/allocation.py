@@ -54,8 +54,10 @@ class GpuBudget:
 
     def __post_init__(self) -> None:
         if self.num_cells > MOST_CELLS:
-            raise HeadwayError(f"{' x '.join(map(str, self.limits))} GPUs of {len(self.limits)} types: too many "
-                               f"combinations; expected {MOST_CELLS:,} at most")  # fmt: skip
+            raise HeadwayError(
+                f"{' x '.join(map(str, self.limits))} GPUs of {len(self.limits)} types: too many "
+                f"combinations; expected {MOST_CELLS:,} at most"
+            )
         if not self.left:
             object.__setattr__(self, "left", self.limits)
 

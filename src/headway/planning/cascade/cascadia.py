@@ -91,9 +91,7 @@ def best_plan_of(search: Search, result: SearchResult, planner: str) -> CascadeP
     )
 
 
-def plan_of(
-    search: Search, routing: int, deployment: Deployment, result: SearchResult, planner: str
-) -> CascadePlan:  # fmt: skip
+def plan_of(search: Search, routing: int, deployment: Deployment, result: SearchResult, planner: str) -> CascadePlan:
     """The plan of a routing and a deployment of it."""
     objective, quality = result.objective, float(search.routings.quality[routing])
     is_met = objective.met(deployment.minimised, quality)

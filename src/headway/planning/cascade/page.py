@@ -23,13 +23,15 @@ def page(answer: CascadeAnswer, command: str) -> str:
     """The plan as HTML, for `write_page`; `command` is the one that made it."""
     chosen, result = answer.chosen.plan, answer.chosen.rehearsed
     used = " → ".join(f"{stage.model} on {stage.gpus}" for stage in chosen.stages if stage.replicas)
-    reached = facts({
-        "asked for": _target(answer.target),
-        "rehearsal": "keeps it" if answer.chosen.is_met else "does not keep it",
-        "status": chosen.status,
-        "planner": chosen.planner,
-        "GPUs": f"{chosen.gpus_used} of {chosen.num_gpus}",
-    })  # fmt: skip
+    reached = facts(
+        {
+            "asked for": _target(answer.target),
+            "rehearsal": "keeps it" if answer.chosen.is_met else "does not keep it",
+            "status": chosen.status,
+            "planner": chosen.planner,
+            "GPUs": f"{chosen.gpus_used} of {chosen.num_gpus}",
+        }
+    )
     rows = [_cells((name,), numbers_of(each)) for name, each, _ in named_plans(answer)]
     losses = [_cells([str(each) for each in row[:3]], [str(each) for each in row[3:]]) for row in lost(answer)]
     regrets = f"<section><h2>With a judge that is wrong</h2>{table(LOST, 3, losses)}</section>" if losses else ""

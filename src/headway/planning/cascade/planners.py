@@ -197,9 +197,7 @@ class SearchPlanner:
     name: str
     search: Search | None = None
 
-    def __call__(
-        self, problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds
-    ) -> Sequence[CascadePlan]:  # fmt: skip
+    def __call__(self, problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds) -> Sequence[CascadePlan]:
         """Use all GPUs if the problem says so and an allocation of all exists; else as many as help.
 
         Where no plan is in the time of a `Cheapest` target, the fastest plans with its quality.

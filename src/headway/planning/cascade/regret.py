@@ -71,9 +71,7 @@ class Regret(Struct, frozen=True, forbid_unknown_fields=True):
     informed: JudgedPlan = field(name="knowing")
 
 
-def regrets(
-    request: PlanningRequest, latencies: StageLatencies, errors: Sequence[JudgeError]
-) -> tuple[Regret, ...]:  # fmt: skip
+def regrets(request: PlanningRequest, latencies: StageLatencies, errors: Sequence[JudgeError]) -> tuple[Regret, ...]:
     """For each judge. HeadwayError unless the target is a quality."""
     target, without_error = request.problem.target, _with_judge(request, JudgeError(0.0, 0.0))
     if not isinstance(target, QualityFloor):

@@ -88,7 +88,7 @@ class RehearsedPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 def rehearse(
     request: PlanningRequest, plan: CascadePlan, seed: int | None = None, policy: Mapping[str, Any] | None = None
-) -> RehearsalResult:  # fmt: skip
+) -> RehearsalResult:
     """Simulate a plan as `headway simulate` would simulate the scenario that is written of it.
 
     `policy`: keys of the cascade's policy, in place of the plan's.
@@ -143,7 +143,7 @@ def result_of(chosen: Scenario, records: Records) -> RehearsalResult:
 
 def planned_document(
     request: PlanningRequest, plan: CascadePlan, policy: Mapping[str, Any] | None = None
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The scenario with the plan's pools, and with its thresholds, or `policy`, where more than one model is used."""
     used = [stage for stage in plan.stages if stage.replicas]
     fleet = [

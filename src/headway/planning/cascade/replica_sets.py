@@ -113,9 +113,7 @@ def all_sets(problem: CascadeProblem) -> StageSets:
         by_type, reasons = [], list[str]()
         for offer in problem.offers:
             num_gpus = offer.limit or 0
-            shapes, reason = feasible_shapes(
-                model, offer.gpu, problem.engine, num_gpus, offer.server, problem.max_pp
-            )  # fmt: skip
+            shapes, reason = feasible_shapes(model, offer.gpu, problem.engine, num_gpus, offer.server, problem.max_pp)
             by_type.append(replica_sets(shapes, num_gpus, problem.max_kinds))
             reasons.append(f"{num_gpus} x {offer.gpu.name}: {reason}")
         if i == 0 and not any(len(sets) for sets in by_type):
@@ -236,9 +234,10 @@ def across_types(
 
 
 def combo_kinds_of(
-    problem: CascadeProblem, coefficients: Mapping[str, Coefficients],
+    problem: CascadeProblem,
+    coefficients: Mapping[str, Coefficients],
     network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S,
-) -> dict[str, tuple[ComboShapes, ...]]:  # fmt: skip
+) -> dict[str, tuple[ComboShapes, ...]]:
     """The kinds of combos of each model. `coefficients`: in place of the catalog's, as of `StepTimeBounds`."""
     return {
         model.name: _PhaseRates(problem, i, coefficients, network_bytes_per_s).combo_kinds()

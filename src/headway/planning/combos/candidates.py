@@ -65,8 +65,9 @@ def usd_per_hour(groups: Sequence[Group], offers: Mapping[str, Offer]) -> float:
     until that instance is back. With R interruptions an hour in all, each of s seconds: price * (1 + R s / 3600).
     """
     price = sum(group.num_gpus * offers[group.gpu].price for group in groups)
-    lost_s = sum(group.instances * offers[group.gpu].interruptions_per_hour * offers[group.gpu].restart_s
-                 for group in groups)  # fmt: skip
+    lost_s = sum(
+        group.instances * offers[group.gpu].interruptions_per_hour * offers[group.gpu].restart_s for group in groups
+    )
     return price * (1 + lost_s / 3600)
 
 
@@ -170,8 +171,9 @@ def select(
         if top is not None:
             what = f"not among the {top} best by {'Eq. 15' if ranking == 'eq15' else 'served tokens per dollar'}"
             rejected[service.name] = (
-                *rejected[service.name], *(Rejected(each.combo.label, what) for each in some[top:])
-            )  # fmt: skip
+                *rejected[service.name],
+                *(Rejected(each.combo.label, what) for each in some[top:]),
+            )
         candidates += some[:top]
     return Selection(tuple(candidates), rejected)
 

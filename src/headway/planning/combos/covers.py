@@ -189,8 +189,9 @@ class Covers:
         bought = reals(model, np.full(len(use), inf))
         for covers in chosen:
             model.addConstr(dot(np.ones(len(covers)), covers) >= 1.0)
-        gpus = [model.addConstr(used - more <= limit)
-                for used, more, limit in zip(use, bought, self.limits, strict=True)]  # fmt: skip
+        gpus = [
+            model.addConstr(used - more <= limit) for used, more, limit in zip(use, bought, self.limits, strict=True)
+        ]
         prohibitive = 10 * float(self.cost.max(initial=1.0))
         prices = _dual_prices(model, cost + dot(np.full(len(use), prohibitive), bought), gpus)
         if prices is None:

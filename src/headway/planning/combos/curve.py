@@ -274,9 +274,7 @@ def sized_document(
     usd = {f"combo-{i}": combo.usd_per_hour for i, (combo, _, _) in enumerate(kinds)}
     scaling: dict[str, Any] = {"name": "combos", "gpu_limits": limits}
     if options.objective == "co" and all(usd.values()):
-        scaling["cost_efficiency"] = {
-            name: round(goodput_rps / usd[name], 6) for _, _, goodput_rps, name in named
-        }  # fmt: skip
+        scaling["cost_efficiency"] = {name: round(goodput_rps / usd[name], 6) for _, _, goodput_rps, name in named}
     policies = {**sections["policies"], "scaling": scaling}
     return {**chosen.document, **sections, "policies": policies}
 

@@ -149,9 +149,9 @@ def service_scenario(
     used[pool.gpu.name] = StepTimes(scenario).coefficients[pool.name]
     if not rate and rps is None:
         raise places.error(
-            ("workload",), f"requests arrive at one time ({num} of them), so their rate is unknown; expected --rps, or"
-            " more arrivals"
-        )  # fmt: skip
+            ("workload",),
+            f"requests arrive at one time ({num} of them), so their rate is unknown; expected --rps, or more arrivals",
+        )
     service = ComboService(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s, used)
     document["workload"] = strict_yaml.plain(workload if rps is None else structs.replace(workload, arrivals=rps))
     is_recorded = workload.trace is not None or isinstance(workload.arrivals, Replay)
@@ -283,8 +283,9 @@ def _profiled(
             return best, selection
         sure: dict[ComboCandidate, ComboCandidate] = {}
         of = [efficiencies[each.service].service for each in unsure]
-        profiles = [partial(profiler.lasting_rps, each.combo, s.pattern, s.slo)
-                    for each, s in zip(unsure, of, strict=True)]  # fmt: skip
+        profiles = [
+            partial(profiler.lasting_rps, each.combo, s.pattern, s.slo) for each, s in zip(unsure, of, strict=True)
+        ]
         for each, goodput in zip(unsure, together(profiles), strict=True):
             sure[each] = structs.replace(efficiencies[each.service].candidate(each.combo, goodput), is_lasting=True)
         candidates = tuple(sure.get(each, each) for each in selection.candidates)
@@ -301,11 +302,13 @@ def _as_demanded(best: ComboPlan, scenarios: Sequence[ServiceScenario], asked: S
             notes.append(f"{name}: a plan for {demand[name]:.4g}/s does not last; this one is for {each.rps:.4g}/s")
     services = tuple(
         ServiceGoodput(
-            each.service, demand[each.service], each.goodput_rps,
+            each.service,
+            demand[each.service],
+            each.goodput_rps,
             max(0.0, demand[each.service] - each.goodput_rps) if each.shortfall_rps else 0.0,
         )
         for each in best.services
-    )  # fmt: skip
+    )
     return structs.replace(best, services=services, notes=(*best.notes, *notes))
 
 

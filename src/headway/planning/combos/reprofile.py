@@ -78,7 +78,7 @@ def reprofile(
         "name": str(document.get("name", "fleet")),
         "workload": {"trace": {"path": str(requests.absolute())}, "arrivals": mean_rps},
         "fleet": [pool],
-    }  # fmt: skip
+    }
     if "handover" in first:
         contents["handover"] = first["handover"]
     service = service_scenario(contents, places, base_dir, simulator)

@@ -185,13 +185,15 @@ class DeploymentProgram:
         self.weights = {each: self.sign * self._weight(each) for each in useful}
         self.candidates = _undominated(useful, self.weights, self.limited, rps, keep=problem.objective == "mce")
         self.cost = np.array([self.weights[each] for each in self.candidates])
-        self.shares = np.array([
-            [min(each.goodput_rps / demand.rps, 1.0) * (each.service == demand.service) for each in self.candidates]
-            for demand in self.demands
-        ]).reshape(len(self.demands), len(self.candidates))  # fmt: skip
-        self.use = np.array([
-            [each.combo.gpus.get(gpu, 0) for each in self.candidates] for gpu in self.limited
-        ], dtype=float).reshape(len(self.limited), len(self.candidates))  # fmt: skip
+        self.shares = np.array(
+            [
+                [min(each.goodput_rps / demand.rps, 1.0) * (each.service == demand.service) for each in self.candidates]
+                for demand in self.demands
+            ]
+        ).reshape(len(self.demands), len(self.candidates))
+        self.use = np.array(
+            [[each.combo.gpus.get(gpu, 0) for each in self.candidates] for gpu in self.limited], dtype=float
+        ).reshape(len(self.limited), len(self.candidates))
         self.limits = np.array([float(problem.limits[gpu]) for gpu in self.limited])
 
     def _weight(self, each: ComboCandidate) -> float:

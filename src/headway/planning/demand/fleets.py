@@ -192,8 +192,9 @@ def _costed(weeks: tuple[FleetWeek, ...], largest: FleetPlan, chance: float, num
     is_met = all(week.gpus for week in weeks)
     types = {gpu for week in weeks for gpu in week.gpus}
     always = {gpu: min(week.gpus.get(gpu, 0) for week in weeks) for gpu in sorted(types)} if is_met else {}
-    rented = {gpu: float(sum((week.gpus.get(gpu, 0) - num) * week.num_hours for week in weeks))
-              for gpu, num in always.items()}  # fmt: skip
+    rented = {
+        gpu: float(sum((week.gpus.get(gpu, 0) - num) * week.num_hours for week in weeks)) for gpu, num in always.items()
+    }
     usd = sum(week.usd or 0.0 for week in weeks)
     notes = [
         "the chance is that of the demand alone: the errors of the step times are not in it",
@@ -228,8 +229,10 @@ def sentences(found: FleetDemandPlan) -> list[str]:
             lines.append(f"From {week.begins[:10]}: {_listed(week.gpus)}, routed by {week.router}.")
             before = week.gpus
     rented = ", ".join(f"{hours:,.0f} hours of {gpu}" for gpu, hours in found.rented_gpu_hours.items())
-    lines.append(f"Every week has {_listed(found.always) or 'no GPU in common'}: reserve these"
-                 + (f", and rent {rented}." if rented else "."))  # fmt: skip
+    lines.append(
+        f"Every week has {_listed(found.always) or 'no GPU in common'}: reserve these"
+        + (f", and rent {rented}." if rented else ".")
+    )
     lines.append(f"A month costs ${found.usd_per_month or 0.0:,.2f}.")
     return lines
 

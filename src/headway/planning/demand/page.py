@@ -24,8 +24,10 @@ def page(plan: DemandPlan, forecast: DemandForecast, command: str) -> str:
         "rehearsals": str(plan.num_rehearsals),
     }
     answer = "".join(f"<p>{escape(line)}</p>" for line in sentences(plan))
-    cells = ["".join(f'<td class="{"name" if i < 2 else ""}">{escape(str(cell))}</td>' for i, cell in enumerate(row))
-             for row in week_rows(plan)]  # fmt: skip
+    cells = [
+        "".join(f'<td class="{"name" if i < 2 else ""}">{escape(str(cell))}</td>' for i, cell in enumerate(row))
+        for row in week_rows(plan)
+    ]
     notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in (*plan.notes, *forecast.assumptions))
     body = f"""<header>
 <div class="brand">Headway · capacity for forecast demand</div>

@@ -89,8 +89,9 @@ def _is_sized(parts: Parts, options: Sequence[SizedOption]) -> bool:
     if len(parts) > 1:
         return False
     part = parts[0]
-    return any(each.model == part.model and each.unit == part.unit and (each.least or 0) <= part.count
-               for each in options)  # fmt: skip
+    return any(
+        each.model == part.model and each.unit == part.unit and (each.least or 0) <= part.count for each in options
+    )
 
 
 def _unserved_reason(model: str, options: Sequence[SizedOption]) -> str:

@@ -63,11 +63,12 @@ def of_trace(
     trace |= {"models": served} if served else {}
     fleet = [
         {
-            "model": model if _is_listed(model) else {"config": model, "assume": assume}, **engines,
+            "model": model if _is_listed(model) else {"config": model, "assume": assume},
+            **engines,
             **({"served_name": name} if name else {}),
         }
         for model, name in planned.items()
-    ]  # fmt: skip
+    ]
     return {"name": path.name.split(".")[0], "workload": {"trace": trace}, "fleet": fleet}
 
 

@@ -83,10 +83,12 @@ def decision(plan: FleetPlan) -> Figure:
     axes = {
         "xaxis": {"tickprefix": "$", "range": [min(costs) - room, max(costs) + room], "rangemode": "normal"},
         "yaxis": {
-            "tickvals": [nines(each) for each in TICKS], "ticktext": [share(each) for each in TICKS],
-            "range": [max(-0.05, min(*reached, target) - 0.25), nines(1.0) + 0.2], "rangemode": "normal",
+            "tickvals": [nines(each) for each in TICKS],
+            "ticktext": [share(each) for each in TICKS],
+            "range": [max(-0.05, min(*reached, target) - 0.25), nines(1.0) + 0.2],
+            "rangemode": "normal",
         },
-    }  # fmt: skip
+    }
     legend = {"orientation": "h", "y": -0.17, "x": 0, "traceorder": "reversed"}
     return {
         "data": traces,

@@ -63,8 +63,10 @@ class FleetTemplate(Struct, frozen=True):
     def scenario(self, parts: Sequence[FleetPart], policies: Mapping[str, Any], requests: Path) -> Scenario:
         """The fleet with the requests of a file."""
         document = {
-            **self.document, **self.fleet(parts, policies), "workload": {"trace": {"path": str(requests.absolute())}},
-        }  # fmt: skip
+            **self.document,
+            **self.fleet(parts, policies),
+            "workload": {"trace": {"path": str(requests.absolute())}},
+        }
         return assemble(document, Places(), self.base_dir)
 
 

@@ -82,9 +82,11 @@ def _together(task: SizingTask) -> SizedOptions:
     tps = tuple(tp for tp in task.tps if tp <= min(offer.server, offer.limit or offer.server))
     pool = {**template.pools[task.model], "gpu": offer.gpu.name}
     document = {
-        **template.document, "workload": {"trace": {"path": str(task.requests.absolute())}}, "fleet": [pool],
+        **template.document,
+        "workload": {"trace": {"path": str(task.requests.absolute())}},
+        "fleet": [pool],
         "policies": {"routing": task.routing},
-    }  # fmt: skip
+    }
     options = CapacityOptions(
         gpus=(offer.gpu.name,), tps=tps or (1,), targets=Targets(attainment=task.attainment), situations=(),
         max_replicas=min(MOST_UNITS, 4 * (offer.limit or MOST_UNITS)),

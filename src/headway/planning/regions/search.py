@@ -230,8 +230,9 @@ class _RegionProgram:
                     tight.append(RegionBinding("gpus", f"{gpu} in {region}", t, used, limit))
             tight += [
                 RegionBinding("most", name, t, float(num), float(most))
-                for name, num, most in zip(self.names, x[t], self.u, strict=True) if num == most > 0
-            ]  # fmt: skip
+                for name, num, most in zip(self.names, x[t], self.u, strict=True)
+                if num == most > 0
+            ]
         return tuple(tight)
 
     def without(self, constraint: RegionBinding) -> RegionBinding:

@@ -80,16 +80,19 @@ def _keda(inputs: LadderInputs) -> list[ScalerCandidate]:
 def _freeness(inputs: LadderInputs) -> list[ScalerCandidate]:
     return [
         ScalerCandidate(
-            "freeness", f"out below {low:g}",
+            "freeness",
+            f"out below {low:g}",
             {"name": "freeness", "normalised": True, "out_below": low, "in_above": min(low + 0.4, 0.95)},
         )
         for low in (0.1, 0.25, 0.4, 0.55)
-    ]  # fmt: skip
+    ]
 
 
 def _chiron(inputs: LadderInputs) -> list[ScalerCandidate]:
-    return [ScalerCandidate("Chiron", f"theta {theta:g}", {"name": "chiron", "theta": theta})
-            for theta in (0.3, 0.6, 0.8, 0.95)]  # fmt: skip
+    return [
+        ScalerCandidate("Chiron", f"theta {theta:g}", {"name": "chiron", "theta": theta})
+        for theta in (0.3, 0.6, 0.8, 0.95)
+    ]
 
 
 def _long_term(name: str, family: str) -> Callable[[LadderInputs], list[ScalerCandidate]]:

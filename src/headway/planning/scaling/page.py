@@ -88,8 +88,10 @@ def page(answer: ScalingPlan, command: str) -> str:
     for i, each in enumerate(answer.plans):
         charts[f"frontier{i}"] = _picture(each, answer.max_late)
         paragraphs = "".join(f"<p>{escape(line)}</p>" for line in sentences(each))
-        cells = ["".join(f'<td class="{"name" if j < 3 else ""}">{escape(cell)}</td>' for j, cell in enumerate(row))
-                 for row in rows(each)]  # fmt: skip
+        cells = [
+            "".join(f'<td class="{"name" if j < 3 else ""}">{escape(cell)}</td>' for j, cell in enumerate(row))
+            for row in rows(each)
+        ]
         sections.append(
             f"<section><h2>{escape(headline(each, answer.max_late))}</h2>{paragraphs}"
             f"{chart(f'frontier{i}', f'GPU-hours against lateness, {title(each)}', _CAPTION)}"
@@ -133,9 +135,10 @@ def _picture(answer: StartUpPlan, max_late: float) -> dict[str, Any]:
         })  # fmt: skip
     return {
         "data": traces,
-        "layout": layout("GPU-hours", "requests late (%)", 460, showlegend=True, shapes=shapes,
-                         xaxis={"rangemode": "tozero"}),
-    }  # fmt: skip
+        "layout": layout(
+            "GPU-hours", "requests late (%)", 460, showlegend=True, shapes=shapes, xaxis={"rangemode": "tozero"}
+        ),
+    }
 
 
 def _points(name: str, results: Sequence[ScalerResult], color: str, dash: str = "solid") -> list[dict[str, Any]]:

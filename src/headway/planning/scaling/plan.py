@@ -241,10 +241,12 @@ class StartUpCase:
             for seed in self.seeds
         ]
         found = runner.run(
-            [(scenario_key(scenario, "scaling", with_bound), _Task(simulator, scenario, with_bound))
-             for scenario, with_bound in wanted],
+            [
+                (scenario_key(scenario, "scaling", with_bound), _Task(simulator, scenario, with_bound))
+                for scenario, with_bound in wanted
+            ],
             Rehearsed,
-        )  # fmt: skip
+        )
         results, num = [], len(self.seeds)
         for i, candidate in enumerate(self.candidates):
             by_seed = tuple(found[i * num : (i + 1) * num])

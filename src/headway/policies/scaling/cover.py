@@ -51,8 +51,10 @@ class GreedyCover:
             growing = [pool for pool in pools if counts[pool.name] < pool.max_replicas]
             if not growing:
                 return
-            deficits = {p.region: peaks.get(p.region, 0.0) - capacity_tps(q for q in pools if q.region == p.region)
-                     for p in growing}  # fmt: skip
+            deficits = {
+                p.region: peaks.get(p.region, 0.0) - capacity_tps(q for q in pools if q.region == p.region)
+                for p in growing
+            }
             cheapest = min(growing, key=lambda p: (self._usd_per_tps(p, counts[p.name]), -deficits[p.region], p.name))
             counts[cheapest.name] += 1
 

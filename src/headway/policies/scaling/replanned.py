@@ -75,10 +75,11 @@ class ReplannedScaler:
     def _wanted(self, pools: Sequence[PoolView]) -> dict[str, int]:
         """Replicas by pool of the newest plan, with what was scaled since."""
         return {
-            pool.name: min(max(self._scaled.get(pool.name, self._planned[pool.name]), pool.min_replicas),
-                           pool.max_replicas)
+            pool.name: min(
+                max(self._scaled.get(pool.name, self._planned[pool.name]), pool.min_replicas), pool.max_replicas
+            )
             for pool in pools
-        }  # fmt: skip
+        }
 
     def _scale_between_plans(
         self, pools: Sequence[PoolView], scaled: Mapping[str, int], counts: Mapping[str, int], free: Counter[str]

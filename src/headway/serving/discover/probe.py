@@ -74,11 +74,13 @@ def probe(url: str, fetch: Fetch) -> FoundEngine:
     adapters = tuple(str(each["id"]) for each in models if each.get("parent"))
     running = [float(each) for each in _RUNNING.findall(page)]
     more: dict[str, Any] = {
-        "model": base[0]["id"], "adapters": adapters, "other_models": tuple(str(each["id"]) for each in base[1:]),
+        "model": base[0]["id"],
+        "adapters": adapters,
+        "other_models": tuple(str(each["id"]) for each in base[1:]),
         "weights": found.get("weights") or _text(base[0], "root") or base[0]["id"],
         "context_tokens": found.get("context_tokens") or _whole(base[0], "max_model_len"),
         "is_idle": not any(running) if running else None,
-    }  # fmt: skip
+    }
     return FoundEngine(url, **{**found, **more})
 
 
@@ -105,9 +107,11 @@ def _read(url: str, owner: str, page: str, fetch: Fetch) -> dict[str, Any]:
 
 def _vllm(url: str, page: str, fetch: Fetch) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "api": "vllm", "product": "vLLM", "version": _text(_json(fetch("/version")), "version"),
+        "api": "vllm",
+        "product": "vLLM",
+        "version": _text(_json(fetch("/version")), "version"),
         "dp": len(set(_RANKED.findall(page))) or None,
-    }  # fmt: skip
+    }
     ranks = [dict(_LABEL.findall(line)) for line in page.splitlines() if line.startswith(_CACHE_CONFIG)]
     if not ranks:
         return found
@@ -127,9 +131,10 @@ def _vllm(url: str, page: str, fetch: Fetch) -> dict[str, Any]:
 
 def _sglang(info: Page) -> dict[str, Any]:
     keys = {
-        "max_num_seqs": "max_running_requests", "max_num_batched_tokens": "chunked_prefill_size",
+        "max_num_seqs": "max_running_requests",
+        "max_num_batched_tokens": "chunked_prefill_size",
         "block_size_tokens": "page_size",
-    }  # fmt: skip
+    }
     settings: dict[str, Any] = {name: num for name, key in keys.items() if (num := _whole(info, key))}
     if isinstance(info.get("disable_radix_cache"), bool):
         settings["prefix_caching"] = not info["disable_radix_cache"]

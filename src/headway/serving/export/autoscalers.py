@@ -33,8 +33,10 @@ def autoscalers(scenario: Scenario, scaling: Mapping[str, Any]) -> str:
     if name not in ("target-utilization", "keda"):
         raise HeadwayError(f"scaler {name}: no autoscaler of Kubernetes does what it does")
     pools = [pool for pool in scenario.fleet.pools if pool.max_replicas is not None]
-    made = [_horizontal(pool, scaling) if scaling.get("kv_use", 0.7) and name != "keda" else _keda(pool, scaling)
-            for pool in pools]  # fmt: skip
+    made = [
+        _horizontal(pool, scaling) if scaling.get("kv_use", 0.7) and name != "keda" else _keda(pool, scaling)
+        for pool in pools
+    ]
     return yaml.safe_dump_all(made, sort_keys=False, width=100)
 
 

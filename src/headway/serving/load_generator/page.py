@@ -20,8 +20,10 @@ Predicted = dict[str, float]
 
 def rows(found: Sweep, predicted: Sequence[Predicted | None]) -> list[list[str]]:
     """A row for each load, with the columns of `HEADS`, and of `PREDICTED` if anything is."""
-    return [_row(point, each, any(predicted), point is found.knee)
-            for point, each in zip(found.points, predicted, strict=True)]  # fmt: skip
+    return [
+        _row(point, each, any(predicted), point is found.knee)
+        for point, each in zip(found.points, predicted, strict=True)
+    ]
 
 
 def heads(predicted: Sequence[Predicted | None]) -> list[str]:
@@ -104,9 +106,11 @@ def _picture(found: Sweep, predicted: Sequence[Predicted | None], kind: str) -> 
         errors = [abs(value / (_mean(point, kind) or value) - 1) for point, value in known]
         others = [(sum(errors) - error) / max(len(errors) - 1, 1) for error in errors]
         made["error_y"] = {
-            "type": "data", "array": [value * other for (_, value), other in zip(known, others, strict=True)],
-            "thickness": 1, "width": 3,
-        }  # fmt: skip
+            "type": "data",
+            "array": [value * other for (_, value), other in zip(known, others, strict=True)],
+            "thickness": 1,
+            "width": 3,
+        }
         made["line"] = {"dash": "dash", "width": 1.5, "color": COLORS[1]}
         traces.append(made)
     knee = found.knee

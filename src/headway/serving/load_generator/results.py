@@ -165,9 +165,10 @@ def _meets(sent: Sent, slo: Slo) -> bool:
     if not answer.is_whole:
         return False
     pairs = (
-        (answer.first_s - answer.sent_s, slo.ttft_s), (tpot_s(answer), slo.tpot_s),
+        (answer.first_s - answer.sent_s, slo.ttft_s),
+        (tpot_s(answer), slo.tpot_s),
         (answer.last_s - answer.sent_s, slo.e2e_s),
-    )  # fmt: skip
+    )
     return not any(limit_s is not None and found_s > limit_s for found_s, limit_s in pairs)
 
 

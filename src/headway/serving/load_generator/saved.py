@@ -95,10 +95,11 @@ def vllm_bench(
         **({} if temperature is None else {"temperature": temperature}),
     }  # fmt: skip
     latencies = {
-        "ttft": [each.first_s - each.sent_s for each in good], "tpot": [tpot_s(each) for each in good],
+        "ttft": [each.first_s - each.sent_s for each in good],
+        "tpot": [tpot_s(each) for each in good],
         "itl": [gap for each in good for gap in token_gaps_s(each).tolist()],
         "e2el": [each.last_s - each.sent_s for each in good],
-    }  # fmt: skip
+    }
     for name, values in latencies.items():
         result |= dict(_statistics(name, [value for value in values if not math.isnan(value)]))
     return result

@@ -104,23 +104,27 @@ ID = CellType(
 )  # fmt: skip
 SMALL = CellType(pa.int16(), "a whole number from 0 to 32767", _between(0, 32767), _whole_between(0, 32767))
 SECONDS = CellType(
-    pa.float64(), "seconds, 0 or more", lambda v: np.isfinite(v) & (v >= 0),
+    pa.float64(),
+    "seconds, 0 or more",
+    lambda v: np.isfinite(v) & (v >= 0),
     _number(lambda v: 0 <= v < float("inf"), empty=False),
-)  # fmt: skip
+)
 OPTIONAL = CellType(
     pa.float64(), "a number, or nothing", lambda v: ~np.isinf(v),
     _number(lambda v: abs(v) != float("inf"), empty=True), empty_value=float("nan"),
 )  # fmt: skip
 TIME = CellType(
-    pa.timestamp("ns"), "a time such as 2023-11-16 18:15:46.6805900", lambda v: v == v,
+    pa.timestamp("ns"),
+    "a time such as 2023-11-16 18:15:46.6805900",
+    lambda v: v == v,
     lambda cell: _is_time(cell) and not _has_zone(cell),
-)  # fmt: skip
+)
 ZONED_TIME = CellType(
     pa.timestamp("ns", "UTC"),
     "a time with its zone, such as 2024-05-10 00:00:00.009930+00:00",
     lambda v: v == v,
     lambda cell: _is_time(cell) and _has_zone(cell),
-)  # fmt: skip
+)
 TEXT = CellType(pa.string(), "text", lambda v: v == v, lambda cell: True, is_text=True)
 
 

@@ -61,7 +61,7 @@ def _numbered(codes: npt.NDArray[Any], names: tuple[str, ...]) -> npt.NDArray[np
 
 def _trace(
     arrival: str, cells: CellType, ticks_per_s: float, prompt: str, output: str, model: str = "", sessions: str = ""
-) -> CsvTrace:  # fmt: skip
+) -> CsvTrace:
     columns = {"arrival_s": (arrival, cells), "prompt_tokens": (prompt, TOKENS), "output_tokens": (output, TOKENS)}
     return CsvTrace(columns | ({"model": (model, TEXT)} if model else {}), ticks_per_s, sessions)
 
