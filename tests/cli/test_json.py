@@ -47,6 +47,7 @@ LINES = {
     "load": "load {engine} --num-requests 3 --concurrency 1 --prompt-tokens 9 --output-tokens 3 --no-warm-up",
     "advise": "simulate small.yaml --num-requests 300 --out day; advise small.yaml --records day --slo ttft=1,e2e=2"
     " --kinds admission --jobs 1 --no-cache",
+    "autopilot status": "autopilot status small.yaml",
     "why": "simulate small.yaml --out whyran; why --records whyran --slowest 1",
     "keys add": "keys --store a.db add quiet",
     "keys change": "keys --store b.db add quiet; keys --store b.db change quiet --requests-per-minute 5",
@@ -113,6 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     for name, scenario in scenarios.items():
         (made / f"{name}.yaml").write_text(yaml.safe_dump(scenario))
+    (made / "small.autopilot").mkdir()
     rows = [f"{i / 4},{100 + i},{10 + i % 7},llama-3.1-8b" for i in range(60)]
     (made / "trace.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,model", *rows, ""]))
     demand = [f"{900 * i},{5 + i % 4}" for i in range(96 * 3)]

@@ -49,6 +49,8 @@ MAY_READ = {
     "gateway/telemetry/drift.py": "stamp: since when an engine is slower than its profile",
     "gateway/telemetry/recording.py": "stamp: the begin of a run",
     "gateway/upstream/kv_snapshot.py": "the age of files that killed gateways left, and that nobody has locked",
+    "serving/autopilot.py": "the time of day, and when a change began",
+    "serving/shadow_comparison.py": "stamp of a line",
     "serving/demand_history.py": "until when demand is read, once at the start",
 }
 

@@ -13,7 +13,7 @@ Simchi-Levi and Zhao, "Design and analysis of switchback experiments" (Managemen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log, log1p
+from math import exp, log, log1p, sqrt
 from statistics import NormalDist, fmean
 
 from msgspec import Struct
@@ -70,7 +70,7 @@ def pairs_needed(gain: float, deviation: float, alpha: float) -> float:
     if growth <= 0:
         return float("inf")
     mean = (log(1 / alpha) + log(len(BETS))) / growth
-    return mean + 2 * mean**0.5  # the evidence of single runs scatters
+    return mean + 2 * sqrt(mean)  # the evidence of single runs scatters
 
 
 def _log_factor(bet: float, gain: float) -> float:

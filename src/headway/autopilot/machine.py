@@ -101,6 +101,7 @@ TRANSITIONS: dict[tuple[Stage, type], tuple[Stage, ...]] = {
     ("staged", Observed): ("staged", "judged"),
     ("staged", Withdrawn): ("judged",),
     ("staged", Stopped): ("judged",),
+    ("judged", Withdrawn): ("judged",),
     ("judged", CarriedOut): ("promoted", "rolled back"),
     **{(stage, Stopped): (stage,) for stage in ("idle", "judged", "promoted", "rolled back")},
     **{(stage, Resumed): (stage,) for stage in ("idle", "staged", "judged", "promoted", "rolled back")},

@@ -29,6 +29,7 @@ COMMANDS = {
     "reproduce": "Reproduce the tables and figures of a paper, and check its claims.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "serve": "Serve a fleet of engines as one OpenAI-compatible endpoint.",
+    "autopilot": "Show and control the autopilot of headway serve --autopilot.",
     "epp": "Choose endpoints for Envoy: an endpoint picker of the Gateway API Inference Extension.",
     "advise": "Say what to change in a fleet, by recorded days.",
     "why": "Say why a request was slow, or list the slowest.",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
 from headway.api.advice import fleet_file
 from headway.cli.flags import listed
-from headway.cli.output import PATH, POSITIVE, list_option, print_json, print_table
+from headway.cli.output import PATH, POSITIVE, SECONDS_ABOVE_0, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.core.errors import HeadwayError
 from headway.planning.advise.candidates import KINDS
@@ -22,6 +25,7 @@ from headway.planning.advise.plan import (
     AdviceOptions,
     advise,
     fleet_yaml,
+    policies_of,
 )
 from headway.planning.advise.text import (
     HEADS,
@@ -33,6 +37,7 @@ from headway.planning.advise.text import (
     twin_rows,
 )
 from headway.planning.fleet.document import slo_of
+from headway.records.parts import snapshot
 from headway.scenario import Simulator
 
 
@@ -57,11 +62,19 @@ from headway.scenario import Simulator
     "--max-requests", type=POSITIVE, default=MOST_REQUESTS, show_default=True,
     help="Requests of one rehearsal of a change at most; longer days are cut into parts.",
 )  # fmt: skip
+@click.option(
+    "--candidate", type=PATH,
+    help="Compare the policies of this fleet file with today's, in place of trying others.",
+)  # fmt: skip
+@click.option(
+    "--last", "last_s", type=SECONDS_ABOVE_0,
+    help="Of runs that are under way: the requests of the last time, such as 1h or 90min.",
+)  # fmt: skip
 @jobs_option
 @plan_options
 def command(
     fleet: Path, days: tuple[Path, ...], first_days: tuple[Path, ...], attainment: float, slo: str | None, kinds: str,
-    max_rehearsals: int, max_requests: int, **outputs: Any,
+    max_rehearsals: int, max_requests: int, candidate: Path | None, last_s: float | None, **outputs: Any,
 ) -> int:  # fmt: skip
     """Say what to change in a fleet, by recorded days.
 
@@ -79,14 +92,28 @@ def command(
         raise HeadwayError(f"--slo: {error}") from None
     options = AdviceOptions(attainment, tuple(listed(kinds, "--kinds")), max_rehearsals, max_requests)
     file, output = fleet_file(fleet, slos), PlanOutput(**outputs)
-    with output.processes() as pool, output.counting("rehearsing") as progress:
-        answer = advise(file, folders, options, Simulator(), output.cache_dir("advise"), progress, pool)
+    compared = None
+    if candidate is not None:
+        compared = policies_of(fleet_file(candidate, {}).document, candidate.name)
+    with ExitStack() as stack:
+        if last_s is not None:
+            folders = _snapshots(folders, last_s, stack)
+        pool, progress = stack.enter_context(output.processes()), stack.enter_context(output.counting("rehearsing"))
+        answer = advise(file, folders, options, Simulator(), output.cache_dir("advise"), progress, pool, compared)
     if output.html is not None:
         write_html(output.html, page(answer, command_line()))
     if output.out is not None and answer.proposals:
         write(output.out, fleet_yaml(answer, file.text))
     print_json(answer) if output.as_json else _show(answer)
     return INFEASIBLE if answer.is_withheld else 0
+
+
+def _snapshots(folders: Sequence[Path], last_s: float, stack: ExitStack) -> list[Path]:
+    """Records of the last seconds of each run, which are deleted in the end."""
+    made = [Path(stack.enter_context(TemporaryDirectory())) / folder.name for folder in folders]
+    for folder, target in zip(folders, made, strict=True):
+        snapshot(folder, target, last_s)
+    return made
 
 
 def _show(answer: Advice) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import click
 from msgspec import Struct
@@ -148,12 +148,25 @@ def _latest(file: FleetFile, plan: ServingPlan) -> ServingPlan:
         return plan
 
 
+class Companion(Protocol):
+    """What runs in a gateway's event loop beside it."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class LiveRun:
     """One process's run. The records hold the fleet file's text."""
 
     def __init__(
-        self, plan: ServingPlan, file: FleetFile, options: LiveOptions, is_restart: bool
-    ) -> None:  # fmt: skip
+        self,
+        plan: ServingPlan,
+        file: FleetFile,
+        options: LiveOptions,
+        is_restart: bool,
+        companions: Callable[[Gateway], Sequence[Companion]] = lambda gateway: (),
+    ) -> None:
+        """`companions` run beside the gateway."""
         self._plan, self._file, self._reload = _with_history(plan, file, is_restart), file, options.reload
         self._decisions, self._records = None, None
         if options.decisions is not None:
@@ -163,6 +176,7 @@ class LiveRun:
         if options.records is not None:
             self._records = PartWriter(options.records, {"fleet": file.path.read_text(encoding="utf-8")})
         self._reloader: Reloader | None = None
+        self._make_companions, self._companions = companions, list[Companion]()
 
     def make(self) -> Gateway:
         """The gateway; to be called in its event loop."""
@@ -175,10 +189,15 @@ class LiveRun:
         gateway = Gateway(self._plan, recording, None if self._decisions is None else self._decisions.write)
         self._reloader = Reloader(gateway, self._file.read_again, self._file.signature if self._reload else None)
         self._reloader.start()
+        self._companions += self._make_companions(gateway)
+        for each in self._companions:
+            each.start()
         return gateway
 
     def stopped(self, gateway: Gateway) -> None:
         """Write what is left, once the gateway has stopped."""
+        for each in self._companions:
+            each.close()
         if self._reloader is not None:
             self._reloader.close()
         if self._decisions is not None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from headway.cli.flags import scenario_file
 from headway.cli.live_run import (
+    Companion,
     LiveOptions,
     LiveRun,
     allow_clients,
@@ -26,7 +27,9 @@ from headway.core.errors import HeadwayError
 from headway.gateway.server import web_server
 from headway.gateway.termination import exit_at_sigterm
 from headway.records.json_lines import JsonLinesFile
+from headway.serving.autopilot import Autopilot
 from headway.serving.reload import FleetFile
+from headway.serving.shadow_comparison import ShadowComparison
 
 if TYPE_CHECKING:
     from headway.gateway.fleet.specs import ServingPlan
@@ -42,6 +45,7 @@ class ServeOptions(LiveOptions, frozen=True):
     workers: int
     access_log: Path | None
     shadow: Path | None = None
+    autopilot: bool = False
 
 
 @click.command()
@@ -57,6 +61,10 @@ class ServeOptions(LiveOptions, frozen=True):
 @click.option(
     "--shadow", type=PATH, metavar="CANDIDATE",
     help="Have the policies of this fleet file decide beside the real ones, without effect, and compare.",
+)  # fmt: skip
+@click.option(
+    "--autopilot", is_flag=True,
+    help="Try the changes that the file's section autopilot allows, and keep or take back each by what it does.",
 )  # fmt: skip
 @click.option("--access-log", type=PATH, help="Write one line of JSON for each request to this file; - for stdout.")
 def command(
@@ -79,6 +87,8 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
     host, port, workers, tls = options.host, options.port, options.workers, options.tls()
     plan = file.plan
     plan = replace(plan, settings=replace(plan.settings, hosts=(*plan.settings.hosts, host)))
+    if options.autopilot:
+        _check_autopilot(file, options)
     if options.shadow is not None:
         shadow, notes = file.candidate(options.shadow)
         plan = replace(plan, shadow=shadow)
@@ -106,6 +116,28 @@ def _serve(file: FleetFile, options: ServeOptions) -> None:
     run_restarted(run, file, plan, options.restarts)
 
 
+def _check_autopilot(file: FleetFile, options: ServeOptions) -> None:
+    """HeadwayError if the autopilot cannot do its work."""
+    if file.scenario.spec.autopilot is None:
+        raise HeadwayError(
+            f"--autopilot: {file.path} has no section autopilot; expected autopilot: {{allow: [routing]}}"
+        )
+    if options.records is None:
+        raise HeadwayError("--autopilot: needs --records, from which it chooses changes")
+    if file.plan.settings.peers is not None:
+        raise HeadwayError("--autopilot: several gateways of one fleet (gateway.peers) would each change it")
+
+
+def _companions(gateway: Gateway, file: FleetFile, options: ServeOptions) -> list[Companion]:
+    """What runs beside the gateway, by its records."""
+    found: list[Companion] = []
+    if options.records is not None and options.autopilot:
+        found.append(Autopilot(gateway, file, options.records))
+    if options.records is not None and options.shadow is not None:
+        found.append(ShadowComparison(gateway, file.path, options.shadow, options.records))
+    return found
+
+
 def _num_clients(plan: ServingPlan) -> int:
     """Clients whose requests engines may run, or the gateway hold, at a time."""
     running = sum(each.pool.engine.max_num_seqs * max(len(each.endpoints), each.num_initial) for each in plan.pools)
@@ -128,7 +160,7 @@ def _run(
     supervisor = None
     if options.workers > 1:
         supervisor = WorkerSupervisor(listeners, tls, options.log, options.access_log)
-    live = LiveRun(plan, file, options, is_restart)
+    live = LiveRun(plan, file, options, is_restart, lambda gateway: _companions(gateway, file, options))
 
     def make() -> Gateway:
         gateway = live.make()

@@ -23,7 +23,7 @@ from headway.core.fleet import (
 from headway.core.pacer import Pacer
 from headway.gateway.fleet.specs import InferencePool, Kubernetes, Processes
 from headway.gateway.kv_events.address import KvEvents
-from headway.gateway.settings import Api, Judge, Settings
+from headway.gateway.settings import Api, AutopilotSettings, Judge, Settings
 from headway.limits.tenants import TenantLimits
 from headway.metrics.latency import DefaultSlo
 from headway.workload.spec import WorkloadSpec
@@ -425,4 +425,6 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How recent the loads are that policies see."""
     gateway: Settings = field(default_factory=Settings)
     """Settings of `headway serve`."""
+    autopilot: AutopilotSettings | None = None
+    """What `headway serve --autopilot` may change by itself. Without the option it has no effect."""
     simulation: Simulation = field(default_factory=Simulation)

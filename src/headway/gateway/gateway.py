@@ -35,6 +35,7 @@ from headway.gateway.scheduling.stalls import PERIOD_S, StallWatch
 from headway.gateway.scheduling.stream_copy import StreamCopies, StreamKey
 from headway.gateway.served_models import ServedModels
 from headway.gateway.settings import Settings
+from headway.gateway.telemetry.autopilot import AutopilotControls
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.reloads import Reload, Reloads
 from headway.gateway.upstream.dialects import Load
@@ -102,6 +103,8 @@ class Gateway:
         self.reloads = Reloads()
         self.request_reload: Callable[[str], Awaitable[Reload]] | None = None
         """Reads the fleet file again; the argument names the source of the request. None: the gateway has no file."""
+        self.autopilot: AutopilotControls | None = None
+        """Tries changes of the fleet file by itself."""
         self.on_replica_up: list[Callable[[LiveReplica], None]] = []
         """Called when a replica begins to get requests."""
         self.on_reconfigured: list[Callable[[], None]] = []
@@ -150,6 +153,7 @@ class Gateway:
             cache_feeds=self.cache_feeds,
             peers=self.peers,
             shadows=self.shadows,
+            autopilot=lambda: self.autopilot,
         )
 
     def _make_relays(self) -> tuple[Tracing | None, Callable[..., Relay]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.shadows import Shadows
+from headway.gateway.telemetry.autopilot import AutopilotControls
+from headway.gateway.telemetry.autopilot import metrics as autopilot_metrics
 from headway.gateway.telemetry.drift import PredictionDrift
 from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
 from headway.gateway.telemetry.process import build_info, process_metrics
@@ -42,12 +44,13 @@ class MetricsPage:
         cache_feeds: CacheFeeds | None,
         peers: Peers | None,
         shadows: Shadows | None,
+        autopilot: Callable[[], AutopilotControls | None],
     ) -> None:
         """`ended` counts the requests that have ended."""
         self._ended, self._fleet, self._health, self._drift, self._driver = ended, fleet, health, drift, driver
         self._keys, self._reloads, self._charges, self._batches = keys, reloads, charges, batches
         self._cache_feeds, self._peers, self._build_info = cache_feeds, peers, build_info()
-        self._shadows = shadows
+        self._shadows, self._autopilot = shadows, autopilot
 
     def lines(self, is_open: bool = False) -> Iterator[str]:
         """The page line by line, in Prometheus' text format; `is_open`: in OpenMetrics, with exemplars."""
@@ -61,6 +64,8 @@ class MetricsPage:
             metrics += self._peers.metrics()
         if self._shadows is not None:
             metrics += self._shadows.metrics()
+        if (autopilot := self._autopilot()) is not None:
+            metrics += autopilot_metrics(autopilot)
         metrics += [self._build_info, *process_metrics()]
         return self._ended.lines(metrics, time() - self._driver.now if is_open else None)
 

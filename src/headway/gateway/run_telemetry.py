@@ -19,6 +19,7 @@ from headway.gateway.telemetry.drift import COMPARISON_PERIOD_S, PredictionDrift
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
+from headway.gateway.telemetry.trial import Trial
 
 _RECORDS_PER_PART = 20_000
 """Records of so many requests are written before their time."""
@@ -45,6 +46,8 @@ class RunTelemetry:
         fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
         self.decisions: DecisionObserver | None = None
         """The decision log and the dashboard read it."""
+        self.trial: Trial | None = None
+        """Counts requests by periods, where a change may be tried."""
         self.rolling_stats: RollingStats | None = None
         if decision_log is not None or self.settings.has_dashboard:
             self.decisions = decisions = DecisionObserver(request_id, time() - clock.now, is_live=True)
@@ -86,6 +89,8 @@ class RunTelemetry:
             if outcome is Outcome.REJECTED:
                 self.decisions.record_hold_refusal(live, now, request.request_id or str(live.id))
             self.decisions.forget(live)
+        if self.trial is not None:
+            self.trial.ended(live, outcome, now)
         if self.rolling_stats is not None:
             self.rolling_stats.count_end(live, outcome, now)
         cascade = "" if live.stage_index < 0 else self._cascade

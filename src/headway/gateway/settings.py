@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 Api = Literal["vllm", "sglang", "llama.cpp", "openai"]
 """The API that an engine serves."""
 _Seconds = Annotated[float, Meta(gt=0)]
+AutopilotKind = Literal["routing", "ordering", "admission", "migration", "scaling.settings"]
 _ID_DIGITS = 12
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -185,6 +186,25 @@ class DemandHistory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         if (self.records is None) == (self.prometheus is None):
             raise ValueError("expected either records or prometheus")
+
+
+class AutopilotSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """For `headway serve --autopilot`: which changes it may try by itself, and when."""
+
+    allow: Annotated[tuple[AutopilotKind, ...], Meta(min_length=1)]
+    """Kinds of changes. `scaling.settings` is accepted and not tried: a gateway that runs keeps its scaler."""
+    max_usd_per_h: Annotated[float, Meta(ge=0)] | None = None
+    """No change is tried with which the fleet may cost more in an hour, with all replicas that it may have."""
+    freeze: str | tuple[str, ...] = ()
+    """Times of the week in which no change begins: `Mon 08:00-10:00`, `Mon-Fri 22:00-06:00`, `08:00-10:00`."""
+    time_zone: str = "UTC"
+    """Of `freeze` and `at`, such as Europe/Berlin."""
+    at: Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = "02:00"
+    """The time of day at which changes are looked for. None: by `headway autopilot now` alone."""
+    records_s: _Seconds = 86400.0
+    """The last records, from which a change is chosen."""
+    judge_s: _Seconds = 7200.0
+    """The time in which a change is to be judged: it serves as little of the traffic as that permits."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -161,6 +161,27 @@ def join(folder: Path) -> Records | None:
     return assemble(parts) if parts else None
 
 
+def snapshot(folder: Path, target: Path, last_s: float) -> None:
+    """Write the requests that arrived in the last seconds of a run under way, as the records of a run that has ended.
+
+    HeadwayError if the folder has no parts, or a damaged one.
+    """
+    found = read_all(folder)
+    if not found:
+        raise HeadwayError(f"{folder}: no run is under way there: it has no {FOLDER}/")
+    from_s = max(state.started_s + state.end_s for _, state in found) - last_s
+    kept = [
+        (
+            {**tables, "arrivals": tables["arrivals"].filter(
+                compute.greater_equal(tables["arrivals"]["arrival_s"], from_s - state.started_s)
+            )},
+            state,
+        )
+        for tables, state in found
+    ]  # fmt: skip
+    parquet_files.save(assemble(kept), target, _provenance(kept))
+
+
 def read_all(folder: Path) -> list[tuple[Tables, RunState]]:
     """The parts in a records folder, in order. HeadwayError for a damaged part."""
     parts: list[tuple[Tables, RunState]] = []

@@ -27,10 +27,11 @@ from headway.core.policy import Ordering, SteppedOrdering
 from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
-from headway.gateway.settings import Judge, Key, PeerSettings, Settings
+from headway.gateway.settings import AutopilotSettings, Judge, Key, PeerSettings, Settings
 from headway.gateway.valkey_address import SCHEMES, is_valkey, valkey_address
 from headway.gateway.workers.planner_process import PlannerProcesses
 from headway.limits.budgets import TokenPrices
+from headway.limits.calendar import weekly, zone
 from headway.policies import ORDERINGS, resolve
 from headway.policies.resolve import PolicyChoice
 from headway.policies.scaling.hourly_plan import Planning
@@ -89,6 +90,9 @@ def plan(scenario: Scenario) -> ServingPlan:
     starts = pools.starts(scenario, declared)
     check_followed(scenario)
     _check_starts(scenario, declared, starts)
+    if spec.autopilot is not None:
+        with places.at("autopilot"):
+            check_times(spec.autopilot)
     planners = PlannerProcesses()
     policies = _checked_policies(scenario, declared, planners)
     served, replanner = _served_pools(scenario, declared, starts), replanner_of(policies)
@@ -181,6 +185,18 @@ def _served_pools(
 
 
 # Settings.
+
+
+def windows(settings: AutopilotSettings) -> Sequence[str]:
+    """The times of the week in which an autopilot begins nothing."""
+    return (settings.freeze,) if isinstance(settings.freeze, str) else settings.freeze
+
+
+def check_times(settings: AutopilotSettings) -> None:
+    """HeadwayError for a time zone or a time of the week that is none."""
+    zone(settings.time_zone)
+    for text in windows(settings):
+        weekly(text)
 
 
 def _with_tenants(scenario: Scenario) -> Scenario:

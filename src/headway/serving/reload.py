@@ -50,7 +50,20 @@ class FleetFile:
 
     def read_again(self, present: ServingPlan) -> ServingPlan:
         """The file's plan in place of the present one. HeadwayError if it cannot be served, or needs a restart."""
-        found = read(self.path)
+        self._read, self.scenario, changed = self._checked(self.path, present)
+        return changed
+
+    def policies_of(self, version: Path, present: ServingPlan) -> Policies:
+        """The policies of another version of the file, in place of the present ones. HeadwayError if it cannot be
+        served, needs a restart, or differs in more than policies."""
+        found, _, changed = self._checked(version, present)
+        if replace(self._read.spec, policies=found.spec.policies, name=found.spec.name) != found.spec:
+            raise HeadwayError(f"{version}: differs from {self.path.name} in more than its policies")
+        return changed.policies
+
+    def _checked(self, path: Path, present: ServingPlan) -> tuple[Scenario, Scenario, ServingPlan]:
+        """A file as read and as changed, and its plan in place of the present one."""
+        found = read(path)
         before, after = self._read.spec, found.spec
         places = found.places
 
@@ -70,26 +83,29 @@ class FleetFile:
         self._check_pools(before, after, check)
         new = plan(changed)
         kept = {each.pool.name: each for each in present.pools if self._is_fleet_fixed or each.start is not None}
-        self._read, self.scenario = found, changed
-        return replace(
-            new,
-            pools=tuple(
-                replace(kept[each.pool.name], combo=each.combo) if each.pool.name in kept else each
-                for each in new.pools
+        return (
+            found,
+            changed,
+            replace(
+                new,
+                pools=tuple(
+                    replace(kept[each.pool.name], combo=each.combo) if each.pool.name in kept else each
+                    for each in new.pools
+                ),
+                policies=_policies(present.policies, new.policies),
+                settings=replace(
+                    new.settings,
+                    hosts=present.settings.hosts,
+                    batches=present.settings.batches,
+                    key_store=present.settings.key_store,
+                    peers=present.settings.peers,
+                ),
+                stop_planners=present.stop_planners,
+                planned_gpus=present.planned_gpus,
+                planner_messages=present.planner_messages,
+                past_demand=present.past_demand,
+                shadow=present.shadow,
             ),
-            policies=_policies(present.policies, new.policies),
-            settings=replace(
-                new.settings,
-                hosts=present.settings.hosts,
-                batches=present.settings.batches,
-                key_store=present.settings.key_store,
-                peers=present.settings.peers,
-            ),
-            stop_planners=present.stop_planners,
-            planned_gpus=present.planned_gpus,
-            planner_messages=present.planner_messages,
-            past_demand=present.past_demand,
-            shadow=present.shadow,
         )
 
     def candidate(self, path: Path) -> tuple[ShadowPlan, list[str]]:

@@ -87,6 +87,8 @@ class Shadows:
         self.plan, self._seed = plan, seed
         self.of: dict[str, Shadow] = {}
         """By model."""
+        self.gain: dict[str, dict[str, float]] = {}
+        """By the last rehearsal: `attainment` and `usd_per_hour` that the candidate gains, each mean, low and high."""
         self._told = set[tuple[str, Kind]]()
 
     def new(self, model: str) -> Shadow:
@@ -134,3 +136,8 @@ class Shadows:
             for each in self.decisions() if each.agreement is not None
         ]  # fmt: skip
         yield "headway_shadow_agreement", agreement
+        gains: list[Sample] = [
+            ({"quantity": quantity, "bound": bound}, value)
+            for quantity, bounds in self.gain.items() for bound, value in bounds.items()
+        ]  # fmt: skip
+        yield "headway_shadow_gain", gains

@@ -20,6 +20,7 @@ from headway.gateway.server.schema import (
     ReplicaList,
     ReplicaState,
 )
+from headway.gateway.telemetry.autopilot import AutopilotControls, AutopilotState
 from headway.gateway.telemetry.reloads import Reload
 
 _BODY_TIMEOUT_S = 10.0
@@ -109,6 +110,31 @@ async def _set_role(request: Request, gateway: Gateway) -> ReplicaState:
     return replica_state(gateway, replica)
 
 
+def _autopilot(gateway: Gateway) -> AutopilotControls:
+    if gateway.autopilot is None:
+        raise ApiError(409, "this gateway has no autopilot: it was started without --autopilot", "conflict")
+    return gateway.autopilot
+
+
+async def _autopilot_state(request: Request, gateway: Gateway) -> AutopilotState:
+    return _autopilot(gateway).state()
+
+
+async def _stop_autopilot(request: Request, gateway: Gateway) -> AutopilotState:
+    _autopilot(gateway).stop()
+    return _autopilot(gateway).state()
+
+
+async def _resume_autopilot(request: Request, gateway: Gateway) -> AutopilotState:
+    _autopilot(gateway).resume()
+    return _autopilot(gateway).state()
+
+
+async def _look_now(request: Request, gateway: Gateway) -> AutopilotState:
+    _autopilot(gateway).look_now()
+    return _autopilot(gateway).state()
+
+
 async def _reload(request: Request, gateway: Gateway) -> Reload:
     """Read the fleet file again. ApiError if it cannot be served."""
     if gateway.request_reload is None:
@@ -135,5 +161,12 @@ ENDPOINTS = [
              errors=(409,), parameters=(_ID,)),
     Endpoint("POST", "/workers/{id}/role", "Set the role of a replica in a combo", _set_role, ReplicaState, ADMIN,
              accepts=NewRole, errors=(409,), parameters=(_ID,)),
+    Endpoint("GET", "/autopilot", "The autopilot's stage, and the changes that it tried", _autopilot_state,
+             AutopilotState, ADMIN, errors=(409,)),
+    Endpoint("POST", "/autopilot/stop", "Take back the change that is tried, and begin none", _stop_autopilot,
+             AutopilotState, ADMIN, errors=(409,)),
+    Endpoint("POST", "/autopilot/resume", "Let changes begin again", _resume_autopilot, AutopilotState, ADMIN,
+             errors=(409,)),
+    Endpoint("POST", "/autopilot/now", "Look for a change now", _look_now, AutopilotState, ADMIN, errors=(409,)),
     Endpoint("POST", "/reload", "Read the fleet file again", _reload, Reload, ADMIN, errors=(409,)),
 ]  # fmt: skip

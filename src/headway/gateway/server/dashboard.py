@@ -88,6 +88,7 @@ async def _data(request: Request, gateway: Gateway) -> Response:
         series=stats.series(now, dict(await collected(stats.medians(now), 1))),
         decisions=stats.decisions,
         reload=gateway.reloads.last,
+        autopilot=None if gateway.autopilot is None else gateway.autopilot.state(),
         shadow=[] if gateway.shadows is None else gateway.shadows.decisions(),
     )
     return json_response(data, headers={"cache-control": "no-store"})

@@ -10,6 +10,7 @@ from headway.control.decisions import Decision
 from headway.core.fleet import Role
 from headway.gateway.relay.request import MAX_NAME_CHARS, MAX_TIER
 from headway.gateway.scheduling.shadows import ShadowedDecisions, ShadowPlacements
+from headway.gateway.telemetry.autopilot import AutopilotState
 from headway.gateway.telemetry.drift import PredictionRatio
 from headway.gateway.telemetry.reloads import Reload
 from headway.gateway.telemetry.rolling_stats import (
@@ -351,6 +352,7 @@ class DashboardData(Struct, forbid_unknown_fields=True):
     """The last reload of the fleet file."""
     shadow: list[ShadowedDecisions] = []
     """Of the candidate of `--shadow`."""
+    autopilot: AutopilotState | None = None
 
 
 PUBLISHED_NAMES = {

@@ -145,6 +145,16 @@ DEFINITIONS = {
         " an hour that it saves; mean, low and high",
         "quantity", "bound",
     ),
+    # The autopilot.
+    "headway_autopilot_stage": _gauge(
+        "1 for the stage of the autopilot's change, the present or the last one: idle, staged, judged, promoted, rolled"
+        " back",
+        "stage",
+    ),
+    "headway_autopilot_stopped": _gauge("Whether the autopilot's kill switch is on"),
+    "headway_autopilot_changes": _gauge("Changes that the autopilot has tried, among the last 20", "outcome"),
+    "headway_autopilot_pairs": _gauge("Pairs of periods with and without the autopilot's present or last change"),
+    "headway_autopilot_gain": _gauge("SLO attainment that its change adds, the mean over these pairs"),
     # Several gateways.
     "headway_peers": _gauge("Other gateways whose state counts"),
     "headway_peer_leads": _gauge("Whether this gateway is the one that scales"),

@@ -13,6 +13,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
+from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
 from headway.metrics.seeds import Estimate
 from headway.planning.advise.candidates import Candidate, Change
@@ -86,6 +87,16 @@ def judge(
     kept = _without_idle_parts(proposals)[:MOST_PROPOSALS]
     names = {each.name for each in kept}
     return Verdict(tuple(kept), tuple(each.name for each in chosen if each.name not in names))
+
+
+def compare(
+    candidate: Candidate, parts: Sequence[Part], trials: Trials, target: float, factors: Sequence[float]
+) -> Proposal:
+    """What a change gains, whether or not that is above 0. HeadwayError if it cannot be rehearsed."""
+    worlds = [trials.gains([candidate], parts, target, factor) for factor in (1.0, *factors)]
+    if candidate in trials.refused:
+        raise HeadwayError(f"{candidate.name}: {trials.refused[candidate]}")
+    return _proposal(candidate, [world[candidate] for world in worlds], parts)
 
 
 def _is_above_0(candidate: Candidate, worlds: Sequence[Gains], parts: Sequence[Part]) -> bool:

@@ -16,11 +16,11 @@ from headway.config.yaml_edit import edited, unified_diff
 from headway.core.errors import HeadwayError, unknown
 from headway.metrics.columns import floats
 from headway.planning.advise import days as days_of
-from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, Candidate, LeftOut, candidates
+from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, Candidate, Change, LeftOut, candidates
 from headway.planning.advise.choose import MOST_JUDGED, Chosen, choose
 from headway.planning.advise.correct import MOST_ROUNDS, MeansTask, PartMeans, StepTimeFactor, correct, measured, slower
 from headway.planning.advise.days import Day, Part, Split
-from headway.planning.advise.judge import Proposal, Verdict, judge, rehearsals_for
+from headway.planning.advise.judge import Proposal, Verdict, compare, judge, rehearsals_for
 from headway.planning.advise.trials import Outcome, Trials
 from headway.planning.advise.twin import Rehearsed, TwinCheck, TwinTask, as_it_ran, check, whole
 from headway.planning.rehearsals import RehearsalCache, RehearsalRunner, Simulator, scenario_key
@@ -82,6 +82,8 @@ class Advice(Struct, frozen=True):
     tried: Tried
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
+    compared: Proposal | None = None
+    """The candidate that was asked for, in place of proposals."""
 
 
 def advise(
@@ -92,8 +94,10 @@ def advise(
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     pool: Executor | None = None,
+    candidate: Candidate | None = None,
 ) -> Advice:
-    """Changes to a fleet, by its recorded days. `pool`: rehearse in worker processes.
+    """Changes to a fleet, by its recorded days. `pool`: rehearse in worker processes. `candidate`: compare this one
+    with today's fleet, and try no other.
 
     Rehearsals are cached one by one, so that an interrupted answer resumes. HeadwayError where records or the fleet
     cannot be used, or no request has an SLO.
@@ -121,6 +125,8 @@ def advise(
     trials = Trials(
         fleet.document, fleet.assemble, simulator, runner, options.max_rehearsals, runner.num_done, step_times.mean
     )
+    if candidate is not None:
+        return found.comparison(trials, candidate, step_times)
     return found.advice(trials, today, step_times)
 
 
@@ -205,6 +211,16 @@ class _Found:
         proposals = tuple(replace(each, diff=self._diff(each)) for each in verdict.proposals)
         return self._answer(tried, _mean(before), proposals, left_out, chosen.notes, step_times)
 
+    def comparison(self, trials: Trials, candidate: Candidate, step_times: StepTimeFactor) -> Advice:
+        """A candidate and today's fleet, on all parts: nothing was chosen on any of them."""
+        parts = (*self.split.chosen_on, *self.split.judged_on)
+        before = trials.outcomes([None], parts)[None]
+        factors = (step_times.high / step_times.mean, step_times.low / step_times.mean)
+        compared = compare(candidate, parts, trials, self.options.attainment, factors)
+        names = tuple(part.name for part in parts)
+        tried = Tried(1, 0, trials.runner.num_done, trials.runner.num_simulated, (), names, ())
+        return replace(self._answer(tried, _mean(before), (), (), (), step_times), compared=compared)
+
     def _candidates(self, today: Scenario) -> tuple[list[Candidate], list[LeftOut]]:
         """What the simulator and, if the file can be served, the gateway accept."""
         part, rows = self.split.chosen_on[0], self.days[0].records.workload
@@ -255,6 +271,11 @@ def _mean(outcomes: Sequence[Outcome]) -> Outcome:
         sum(each.usd_per_hour for each in outcomes) / num, sum(each.attainment for each in outcomes) / num,
         sum(each.num_requests for each in outcomes),
     )  # fmt: skip
+
+
+def policies_of(document: Mapping[str, Any], name: str) -> Candidate:
+    """The policies of another fleet file, as a change."""
+    return Candidate(("candidate",), name, (Change(("policies",), document.get("policies") or {}),))
 
 
 def fleet_yaml(answer: Advice, text: str, number: int = 1) -> str:

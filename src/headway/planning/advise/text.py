@@ -50,6 +50,9 @@ def _on_best(answer: Advice) -> str:
             "Advice is withheld, as what would have been cannot be believed either; "
             "headway calibrate fits the step times to these records."
         )
+    if (each := answer.compared) is not None:
+        gained = f"gains {points(each.attainment)} of SLO attainment and saves {dollars(each.usd_per_month)} a month"
+        return f"{each.name} {gained}{_today(answer)}."
     if not answer.proposals:
         return f"{NO_CHANGE}{_today(answer)}."
     best = answer.proposals[0]

@@ -1,0 +1,59 @@
+"""The SLO attainment of the requests that arrived in a period, while a change is tried."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from headway.control.live import Live
+from headway.core.record import Outcome
+from headway.gateway.telemetry.metrics import has_slo, latencies_s, met_slos
+
+_NUM_RECENT = 2000
+
+
+class Period:
+    """Requests with SLOs that arrived in a period, counted as they end."""
+
+    def __init__(self, from_s: float, to_s: float) -> None:
+        self.from_s, self.to_s = from_s, to_s
+        self.num = self.num_met = 0
+
+    def attainment(self, in_flight: Iterable[Live]) -> float | None:
+        """Share of the requests that met their SLOs; those in flight have missed them. None: there are none."""
+        num = self.num + sum(self.from_s <= live.arrival_s < self.to_s and has_slo(live) for live in in_flight)
+        return self.num_met / num if num else None
+
+
+class Trial:
+    """Counts requests by the period of their arrival."""
+
+    def __init__(self) -> None:
+        self.periods: list[Period] = []
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
+        """Ends of the last requests, and how long they took."""
+        self.num, self.num_met = 0, 0
+        """Requests with SLOs that have ended, and those that met them."""
+
+    def ended(self, live: Live, outcome: Outcome, now: float) -> None:
+        """Count a request that has ended."""
+        latencies = latencies_s(live, now)
+        self._recent.append((now, latencies[0]))
+        if not has_slo(live):
+            return
+        is_met = outcome is Outcome.FINISHED and met_slos(live, *latencies)
+        self.num, self.num_met = self.num + 1, self.num_met + is_met
+        for period in self.periods:
+            if period.from_s <= live.arrival_s < period.to_s:
+                period.num, period.num_met = period.num + 1, period.num_met + is_met
+
+    def requests_per_s(self, now: float) -> float:
+        """Of the last requests that ended."""
+        if len(self._recent) < 2:
+            return 0.0
+        return len(self._recent) / max(now - self._recent[0][0], 1e-9)
+
+    def longest_s(self) -> float:
+        """The time within which 99% of the last requests ended; 0: none has."""
+        taken_s = sorted(each for _, each in self._recent)
+        return taken_s[int(0.99 * (len(taken_s) - 1))] if taken_s else 0.0

@@ -1,0 +1,355 @@
+"""Carries out the stages of `headway.autopilot.machine` at a gateway: policies, measurements, the fleet file.
+
+The state is on disk before each effect. While a change is staged, the fleet file stays as it was and the policies in
+memory take turns; so a gateway that is killed starts again with what was before. Once a change is judged, the fleet
+file becomes the new version, or stays; both can be done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from headway.autopilot.evidence import Bounds
+from headway.autopilot.machine import (
+    ALPHA,
+    CarriedOut,
+    Change,
+    Event,
+    Limits,
+    Observed,
+    Resumed,
+    Staged,
+    State,
+    Stopped,
+    Withdrawn,
+    step,
+    why_not,
+)
+from headway.autopilot.staging import staging
+from headway.config.yaml_edit import edited
+from headway.control.decisions import Decision
+from headway.control.policies import Policies
+from headway.core.errors import HeadwayError
+from headway.gateway.fleet.specs import ServingPlan
+from headway.gateway.gateway import Gateway
+from headway.gateway.settings import AutopilotSettings
+from headway.gateway.telemetry.autopilot import AutopilotState, PastChange
+from headway.gateway.telemetry.trial import Period, Trial
+from headway.limits.calendar import weekly, zone
+from headway.serving.autopilot_state import AutopilotFiles, shown
+from headway.serving.gateway import windows
+from headway.serving.proposals import advice, changes_of, kinds_option, why_none
+from headway.serving.reload import FleetFile
+
+log = logging.getLogger("headway.gateway")
+POLL_S = 0.5
+LIVE_KINDS = ("routing", "ordering", "admission", "migration")
+"""Kinds that a gateway that runs can change."""
+LEAST_SETTLE_S = 1.0
+_MOST_STAGED = 3.0
+"""Times the time in which a change is to be judged; then it is taken back, however little traffic there was."""
+Ask = Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
+
+
+class _WithdrawnError(HeadwayError):
+    """What is tried cannot go on."""
+
+
+class Autopilot:
+    """One gateway's autopilot. Satisfies `gateway.telemetry.autopilot.AutopilotControls`."""
+
+    def __init__(self, gateway: Gateway, file: FleetFile, records: Path, ask: Ask | None = None) -> None:
+        """`ask(kinds)` answers as `headway advise --json`. HeadwayError if the state on disk cannot be used."""
+        self._gateway, self._file, self._records = gateway, file, records
+        self._ask = ask or self._ask_advise
+        self._files = AutopilotFiles(file.path)
+        self._stored = self._files.load()
+        self._files.save(self._stored)
+        self._trial = gateway.telemetry.trial = Trial()
+        self._task: asyncio.Task[None] | None = None
+        self._looked: str = ""
+        """The day on which changes were looked for last."""
+        gateway.autopilot = self
+
+    # For the gateway.
+
+    def start(self) -> None:
+        self._looked = self._day() if self._is_past_time() else ""
+        self._task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def state(self) -> AutopilotState:
+        return shown(self._stored)
+
+    def stop(self) -> None:
+        self._files.stop()
+        self._follow_switch()
+
+    def resume(self) -> None:
+        self._files.resume()
+        self._follow_switch()
+
+    def look_now(self) -> None:
+        self._files.look_now()
+
+    # What the operator allows.
+
+    @property
+    def _settings(self) -> AutopilotSettings:
+        settings = self._file.scenario.spec.autopilot
+        if settings is None:
+            raise HeadwayError(f"{self._file.path}: autopilot: missing; nothing is allowed")
+        return settings
+
+    @property
+    def _limits(self) -> Limits:
+        settings = self._settings
+        return Limits(tuple(each for each in settings.allow if each in LIVE_KINDS), settings.max_usd_per_h)
+
+    def _now(self) -> datetime:
+        return datetime.now(zone(self._settings.time_zone))
+
+    def _is_frozen(self) -> bool:
+        return any(weekly(text).contains(self._now()) for text in windows(self._settings))
+
+    def _is_past_time(self) -> bool:
+        at = self._settings.at
+        return at is not None and f"{self._now():%H:%M}" >= at
+
+    def _day(self) -> str:
+        return f"{self._now():%Y-%m-%d}"
+
+    # The loop.
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._next()
+            except HeadwayError as error:
+                self._note(str(error))
+            except Exception:
+                log.exception("the autopilot failed")
+                self._note("it failed; the log says why")
+            await asyncio.sleep(POLL_S)
+
+    async def _next(self) -> None:
+        self._follow_switch()
+        match self._stored.state.stage:
+            case "staged":
+                await self._stage()
+            case "judged":
+                await self._carry_out()
+            case _:
+                if self._is_due():
+                    await self._look()
+
+    def _is_due(self) -> bool:
+        if self._files.take_request():
+            return True
+        if not self._is_past_time() or self._looked == self._day():
+            return False
+        self._looked = self._day()
+        return True
+
+    def _follow_switch(self) -> None:
+        state = self._stored.state
+        if self._files.is_stopped != state.is_stopped:
+            self._step(Stopped() if self._files.is_stopped else Resumed())
+
+    def _step(self, event: Event) -> None:
+        """The next state, on disk before anything follows from it."""
+        before = self._stored.state
+        after = step(before, event, self._limits)
+        self._stored = replace(self._stored, state=after, note="")
+        self._files.save(self._stored)
+        if after.stage != before.stage or after.is_stopped != before.is_stopped:
+            self._log(_told(after))
+
+    def _note(self, why: str) -> None:
+        """Note why nothing is tried, once."""
+        if why != self._stored.note:
+            self._stored = replace(self._stored, note=why)
+            self._files.save(self._stored)
+            self._log(why)
+
+    def _log(self, what: str) -> None:
+        log.info("autopilot: %s", what)
+        decisions = self._gateway.telemetry.decisions
+        if decisions is not None:
+            line = Decision(time.time(), "autopilot", "", "", 0, "", why=what)
+            for listener in decisions.listeners:
+                listener(line)
+
+    # A change begins.
+
+    async def _ask_advise(self, kinds: Sequence[str]) -> dict[str, Any]:
+        return await advice(self._file.path, self._records, self._settings.records_s, *kinds_option(kinds))
+
+    async def _look(self) -> None:
+        """Ask for proposals, and stage the first one that may be tried."""
+        if self._stored.state.is_stopped:
+            return self._note("the autopilot is stopped")
+        if not self._limits.allow:
+            return self._note("none of the allowed kinds can change while the gateway runs")
+        self._log("looks for a change")
+        text = self._files.text()
+        answer = await self._ask(self._limits.allow)
+        if why := why_none(answer):
+            return self._note(why)
+        tried = {each.change for each in self._stored.past if each.outcome == "rolled back"}
+        found = [await self._change(each, answer, text) for each in answer["proposals"] if each["name"] not in tried]
+        reasons = [each for each in found if isinstance(each, str)]
+        for change in found:
+            if isinstance(change, Change):
+                why = why_not(self._stored.state, change, self._limits, self._is_frozen())
+                if not why and self._files.text() == text:
+                    self._stored = replace(self._stored, began_s=time.time())
+                    return self._step(Staged(change, self._is_frozen()))
+                reasons.append(f"{change.name}: {why or 'the fleet file was changed meanwhile'}")
+        self._note("; ".join(reasons) or "every proposal was tried before, and rolled back")
+
+    async def _change(self, proposal: dict[str, Any], answer: dict[str, Any], text: str) -> Change | str:
+        """A proposal as a change of this text, with its version on disk; or why it cannot be tried."""
+        name, gain = proposal["name"], proposal["attainment"]
+        try:
+            plan = staging(
+                gain["low"], answer["today"]["attainment"], self._trial.requests_per_s(self._gateway.clock.now),
+                max(self._trial.longest_s(), LEAST_SETTLE_S), self._settings.judge_s, ALPHA,
+            )  # fmt: skip
+            changed = edited(text, changes_of(proposal), self._file.path.name)
+            if changed == text:
+                return f"{name}: the fleet file says so already"
+            before, version = self._files.version_of(text), self._files.version_of(changed)
+            await self._policies_of(version)
+        except HeadwayError as error:
+            return f"{name}: {error}"
+        return Change(
+            name, tuple(proposal["kinds"]), before, version, Bounds(gain["low"], gain["high"]),
+            most_usd_per_h(self._gateway.plan), plan,
+        )  # fmt: skip
+
+    async def _policies_of(self, version: str) -> Policies:
+        return await asyncio.to_thread(self._file.policies_of, self._files.path(version), self._gateway.plan)
+
+    # A change is tried.
+
+    async def _stage(self) -> None:
+        """Serve pairs of periods until the change is judged."""
+        change = self._stored.state.change
+        assert change is not None
+        try:
+            if not self._files.is_at(change.before):
+                raise _WithdrawnError("the fleet file was changed by hand")
+            before = self._gateway.plan.policies
+            after = await self._policies_of(change.version)
+            try:
+                while self._stored.state.stage == "staged":
+                    await self._pair(change, before, after)
+            finally:
+                if self._gateway.plan.policies is after:
+                    self._serve(before)
+        except HeadwayError as error:
+            if self._stored.state.stage == "staged":
+                self._step(Withdrawn(str(error)))
+
+    async def _pair(self, change: Change, before: Policies, after: Policies) -> None:
+        """Serve two periods in random order, and note what the change gains."""
+        staging = change.staging
+        periods: dict[bool, Period] = {}
+        for has_change in random.sample((True, False), 2):
+            self._serve(after if has_change else before)
+            now = self._gateway.clock.now
+            periods[has_change] = Period(now + staging.settle_s, now + staging.period_s)
+            self._trial.periods = [*periods.values()]
+            await self._wait(staging.period_s, change, after if has_change else before)
+        self._serve(before)
+        await self._wait(staging.settle_s, change, before)
+        self._trial.periods = []
+        in_flight = [request.live for request in self._gateway.driver.requests.values()]
+        with_change, without = (periods[each].attainment(in_flight) for each in (True, False))
+        if with_change is not None and without is not None:
+            self._step(Observed(with_change - without))
+        if self._stored.state.stage == "staged":
+            await self._wait(staging.rest_s, change, before)
+
+    def _serve(self, policies: Policies) -> None:
+        plan = self._gateway.plan
+        if plan.policies is not policies:
+            self._gateway.reconfigure(replace(plan, policies=policies))
+
+    async def _wait(self, wait_s: float, change: Change, policies: Policies) -> None:
+        """Serve these policies while the change may go on, a reload or not. HeadwayError once it may not."""
+        end_s = self._gateway.clock.now + wait_s
+        while (left_s := end_s - self._gateway.clock.now) > 0:
+            await asyncio.sleep(min(POLL_S, left_s))
+            self._follow_switch()
+            if self._stored.state.stage != "staged":
+                raise _WithdrawnError("stopped")
+            if not self._files.is_at(change.before):
+                raise _WithdrawnError("the fleet file was changed by hand")
+            if time.time() > self._stored.began_s + _MOST_STAGED * self._settings.judge_s:
+                raise _WithdrawnError("there was too little traffic to judge it")
+            limits = self._limits
+            if more := [each for each in change.kinds if each not in limits.allow]:
+                raise _WithdrawnError(f"not among the allowed kinds any more: {', '.join(more)}")
+            if limits.max_usd_per_h is not None and most_usd_per_h(self._gateway.plan) > limits.max_usd_per_h:
+                raise _WithdrawnError("the fleet may cost more than max_usd_per_h")
+            self._serve(policies)
+
+    # A change is judged.
+
+    async def _carry_out(self) -> None:
+        """Make the fleet file what the verdict says, and serve it. Doing it twice does no harm."""
+        state = self._stored.state
+        change = state.change
+        assert change is not None
+        if state.verdict == "promote":
+            if self._files.is_at(change.before):
+                self._files.use(change.version)
+            elif not self._files.is_at(change.version):
+                self._step(Withdrawn("the fleet file was changed by hand"))
+        if self._gateway.request_reload is not None:
+            reload = await self._gateway.request_reload("autopilot")
+            if reload.outcome == "failed" and self._stored.state.verdict == "promote":
+                self._files.use(change.before)
+                self._step(Withdrawn(f"it cannot be reloaded: {reload.error}"))
+                return
+        self._step(CarriedOut())
+        stage: Any = self._stored.state.stage
+        past = PastChange(time.time(), change.name, stage, self._stored.state.reason, len(state.gains))
+        self._stored = self._stored.with_past(past)
+        self._files.save(self._stored)
+
+
+def most_usd_per_h(plan: ServingPlan) -> float:
+    """What a fleet may cost in an hour, with all the replicas that it may have."""
+    usd = 0.0
+    for served in plan.pools:
+        num = max(len(served.endpoints), served.num_initial)
+        if plan.policies.scaler is not None and served.pool.max_replicas is not None:
+            num = max(num, served.pool.max_replicas)
+        usd += num * served.pool.usd_per_hour
+    return usd
+
+
+def _told(state: State) -> str:
+    """The stage in words."""
+    if state.change is None:
+        return "stopped by the operator" if state.is_stopped else "waits for a change"
+    staging, name = state.change.staging, state.change.name
+    if state.stage == "staged":
+        return f"{name} is staged, for {staging.share:.0%} of the time, in periods of {staging.period_s:.3g} s"
+    verdict = f"{state.verdict}: " if state.stage == "judged" else ""
+    return f"{name} is {state.stage}: {verdict}{state.reason}"

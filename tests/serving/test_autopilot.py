@@ -1,0 +1,347 @@
+"""The autopilot at a gateway: it keeps what gains, takes back what does not, and survives a crash at any write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+import serving
+from headway.autopilot.evidence import Bounds
+from headway.autopilot.machine import Change, Observed, State
+from headway.autopilot.staging import Staging
+from headway.cli import main
+from headway.core.errors import HeadwayError
+from headway.gateway.telemetry.reloads import Reload
+from headway.serving import autopilot_state
+from headway.serving.autopilot import Autopilot
+from headway.serving.autopilot_state import AutopilotFiles, Stored
+from headway.serving.reload import FleetFile
+from keys import ADMIN, digest
+from serving import chat, send, until
+
+pytest.importorskip("httptools")
+
+POOL = {"name": "pool", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-0.15", "endpoints": ["http://127.0.0.1:1"]}
+ALLOW = {"allow": ["routing"], "max_usd_per_h": 100}
+BEFORE, AFTER = "round-robin", "least-loaded"
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        yaml.safe_dump({"fleet": [POOL], "policies": {"routing": BEFORE}, "autopilot": ALLOW, "slo": {"e2e_s": 60}})
+    )
+    return path
+
+
+def proposal(name: str = "routing: least-loaded", value: Any = AFTER, low: float = 0.2) -> dict[str, Any]:
+    return {
+        "name": name, "kinds": ["routing"], "changes": [{"key": ["policies", "routing"], "value": value}],
+        "attainment": {"mean": low + 0.1, "low": low, "high": low + 0.2},
+    }  # fmt: skip
+
+
+def answer(*proposals: dict[str, Any]) -> dict[str, Any]:
+    return {"is_withheld": False, "proposals": list(proposals), "today": {"attainment": 0.5}}
+
+
+def staged(fleet: Path, staging: Staging, value: str = AFTER, low: float = 0.2) -> None:
+    """Have a change staged, as if the process had been killed there."""
+    files = AutopilotFiles(fleet)
+    document = yaml.safe_load(files.text())
+    changed = yaml.safe_dump(document | {"policies": {"routing": value}})
+    change = Change(
+        f"routing: {value}", ("routing",), files.version_of(files.text()), files.version_of(changed),
+        Bounds(low, low + 0.2), 0.0, staging,
+    )  # fmt: skip
+    files.save(Stored(State("staged", change), time.time()))
+
+
+def pilot(fleet: Path, ask: Any = None, refuses: str = "") -> Autopilot:
+    """An autopilot at a gateway that only notes its policies; `refuses`: the reload of this router fails."""
+    file = FleetFile(fleet, lambda read: read)
+    gateway = SimpleNamespace(
+        telemetry=SimpleNamespace(trial=None, decisions=None), clock=SimpleNamespace(now=1000.0), plan=file.plan,
+        driver=SimpleNamespace(requests={}), autopilot=None, request_reload=None,
+    )  # fmt: skip
+
+    async def reload(cause: str) -> Reload:
+        plan = file.read_again(gateway.plan)
+        if str(plan.policies.router) == refuses:
+            return Reload(0.0, cause, "failed", error="no")
+        gateway.plan = plan
+        return Reload(0.0, cause, "applied")
+
+    gateway.request_reload = reload
+    gateway.reconfigure = lambda plan: setattr(gateway, "plan", plan)
+    made = Autopilot(gateway, file, fleet.parent, ask)  # type: ignore[arg-type]
+    made._trial.requests_per_s = lambda now: 50.0  # type: ignore[method-assign]
+    return made
+
+
+def router(made: Autopilot) -> str:
+    return str(made._gateway.plan.policies.router)
+
+
+def run(made: Autopilot, gains: dict[str, float] | None = None) -> None:
+    """Go on until nothing is tried any more; pairs take no time, and show these gains by router."""
+
+    async def pair(change: Change, before: Any, after: Any) -> None:
+        made._serve(after)
+        assert router(made) != str(before.router)
+        made._serve(before)
+        made._step(Observed((gains or {})[str(after.router)]))
+
+    made._pair = pair  # type: ignore[method-assign]
+
+    async def go() -> None:
+        while True:
+            await made._next()
+            if made._stored.state.stage in ("idle", "promoted", "rolled back"):
+                return
+
+    asyncio.run(go())
+
+
+def asked(*proposals: dict[str, Any]) -> Any:
+    async def ask(kinds: Any) -> dict[str, Any]:
+        assert kinds == ("routing",)
+        return answer(*proposals)
+
+    return ask
+
+
+def routing_of(fleet: Path) -> str:
+    return str(yaml.safe_load(fleet.read_text())["policies"]["routing"])
+
+
+@pytest.mark.parametrize(("gain", "outcome", "routing"), [(0.3, "promoted", AFTER), (-0.3, "rolled back", BEFORE)])
+def test_what_gains_is_kept_and_what_loses_is_taken_back(gain: float, outcome: str, routing: str, fleet: Path) -> None:
+    made = pilot(fleet, asked(proposal()))
+    made.look_now()
+    run(made, {AFTER: gain})
+    assert routing_of(fleet) == routing == router(made)
+    (past,) = made.state().past
+    assert (past.outcome, past.change) == (outcome, "routing: least-loaded") and past.reason
+    made.look_now()
+    run(made)  # what was rolled back is not tried again, and what is promoted is no proposal any more
+    assert len(made.state().past) == 1
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("gain", [0.3, -0.3])
+def test_a_crash_at_any_write_leaves_the_old_or_the_promoted_fleet_and_goes_on(
+    gain: float, is_before: bool, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed before or after its n-th write, for all n, each time in a new folder."""
+    real, text = autopilot_state._write, fleet.read_text()
+    for at in range(100):
+        folder = fleet.parent / f"run{at}"
+        folder.mkdir()
+        path = folder / "fleet.yaml"
+        path.write_text(text)
+        num = 0
+
+        def write(target: Path, data: bytes) -> None:
+            nonlocal num
+            num += 1
+            if num == at + 1 and is_before:  # noqa: B023
+                raise Crash
+            real(target, data)
+            if num == at + 1:  # noqa: B023
+                raise Crash
+
+        monkeypatch.setattr(autopilot_state, "_write", write)
+        has_crashed = False
+        try:
+            made = pilot(path, asked(proposal()))
+            made.look_now()
+            run(made, {AFTER: gain})
+        except Crash:
+            has_crashed = True
+        monkeypatch.setattr(autopilot_state, "_write", real)
+        stored = AutopilotFiles(path).load()
+        was_promoted = stored.state.verdict == "promote"
+        assert routing_of(path) in ((BEFORE, AFTER) if was_promoted else (BEFORE,))
+        again = pilot(path, asked(proposal()))
+        assert router(again) == routing_of(path)
+        run(again, {AFTER: gain})
+        if not again.state().past and again.state().stage == "idle":  # it was killed before anything was staged
+            again.look_now()
+            run(again, {AFTER: gain})
+        assert routing_of(path) == (AFTER if gain > 0 else BEFORE) == router(again)
+        assert again.state().stage == ("promoted" if gain > 0 else "rolled back")
+        if not has_crashed:
+            assert at > 5
+            return
+    raise AssertionError("it never came to an end")
+
+
+def test_a_promotion_that_cannot_be_reloaded_is_taken_back(fleet: Path) -> None:
+    made = pilot(fleet, asked(proposal()), refuses=AFTER)
+    made.look_now()
+    run(made, {AFTER: 0.3})
+    assert routing_of(fleet) == BEFORE == router(made)
+    assert made.state().past[0].reason == "it cannot be reloaded: no"
+
+
+def test_a_fleet_file_that_is_changed_by_hand_wins(fleet: Path) -> None:
+    staged(fleet, Staging(0.0, 0.01, 0.0, 9))
+    by_hand = fleet.read_text().replace(BEFORE, "random")
+    fleet.write_text(by_hand)
+    made = pilot(fleet)
+    run(made, {})
+    assert fleet.read_text() == by_hand and router(made) == "random"
+    assert made.state().past[0].reason == "the fleet file was changed by hand"
+
+
+@pytest.mark.parametrize(
+    ("settings", "proposals", "why"),
+    [
+        ({"freeze": "00:00-24:00"}, [proposal()], "no change begins in a freeze window"),
+        ({"max_usd_per_h": 0.5}, [proposal()], r"the fleet may cost \$\d+\.\d\d an hour, above the \$0\.50 allowed"),
+        ({"allow": ["scaling.settings"]}, [], "none of the allowed kinds can change while the gateway runs"),
+        ({}, [], "no change is distinguishable from today's fleet"),
+        ({}, [proposal(low=0.0)], "not to add to the SLO attainment"),
+        ({}, [proposal(value="no-such")], "unknown router 'no-such'"),
+        ({"judge_s": 1}, [proposal()], "cannot be told within"),
+    ],
+)
+def test_what_is_not_allowed_does_not_begin_and_says_why(
+    settings: dict[str, Any], proposals: list[dict[str, Any]], why: str, fleet: Path
+) -> None:
+    fleet.write_text(yaml.safe_dump(yaml.safe_load(fleet.read_text()) | {"autopilot": ALLOW | settings}))
+    made = pilot(fleet, asked(*proposals))
+    made.look_now()
+    try:
+        run(made)
+    except HeadwayError as error:
+        made._note(str(error))
+    assert made.state().stage == "idle" and routing_of(fleet) == BEFORE
+    assert re.search(why, made.state().reason), made.state().reason
+
+
+def test_the_kill_switch_works_by_command_with_or_without_a_gateway(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["autopilot", "status", str(fleet)]) == 2
+    assert "no headway serve --autopilot has served fleet.yaml" in capsys.readouterr().err
+    staged(fleet, Staging(0.0, 0.01, 0.0, 9))
+    assert main(["autopilot", "stop", str(fleet)]) == 0
+    made = pilot(fleet, asked(proposal()))
+    run(made, {})
+    assert made.state().past[0].reason == "stopped by the operator" and routing_of(fleet) == BEFORE
+    made.look_now()
+    run(made)
+    assert made.state().stage == "rolled back" and made.state().stopped
+    assert main(["autopilot", "resume", str(fleet)]) == 0
+    asyncio.run(made._next())
+    assert not made.state().stopped
+    capsys.readouterr()
+    assert main(["autopilot", "status", str(fleet), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["past"][0]["outcome"] == "rolled back"
+
+
+@pytest.mark.parametrize("wrong", [{"freeze": "Monday 8-10"}, {"time_zone": "Nowhere"}, {"allow": []}, {"at": "25:00"}])
+def test_a_wrong_section_is_refused(wrong: dict[str, Any], fleet: Path) -> None:
+    fleet.write_text(yaml.safe_dump(yaml.safe_load(fleet.read_text()) | {"autopilot": ALLOW | wrong}))
+    with pytest.raises(HeadwayError, match=rf"autopilot.*{next(iter(wrong))}|autopilot: "):
+        FleetFile(fleet, lambda read: read)
+
+
+# With processes.
+
+HALF = """
+from headway.core.decision import Placement
+
+class Half:
+    \"\"\"Fails for every other request.\"\"\"
+
+    def __init__(self):
+        self.num = 0
+
+    def route(self, request, view):
+        self.num += 1
+        if self.num % 2:
+            raise ValueError("planted")
+        return Placement(view.replicas[0].id)
+"""
+
+
+@pytest.fixture
+def engines() -> Iterator[list[serving.Process]]:
+    made = [serving.emulator(), serving.emulator()]
+    with serving.closing(*made):
+        yield made
+
+
+def _traffic(front: serving.Process, is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        try:
+            chat(front, max_tokens=1).text()
+        except OSError:
+            time.sleep(0.05)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [("own:Half", "least-loaded", "promoted"), ("round-robin", "own:Half", "rolled back")],
+)
+def test_a_change_goes_on_after_kill_9_and_is_judged_by_what_clients_got(
+    before: str, after: str, outcome: str, engines: list[serving.Process], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(HALF)
+    path = serving.fleet_file(
+        tmp_path, [each.url for each in engines], policies={"routing": before}, autopilot={"allow": ["routing"]},
+        slo={"e2e_s": 60}, gateway={"admin_keys": [digest("root")], "records_period_s": 0.5},
+    )  # fmt: skip
+    staged(path, Staging(0.1, 0.5, 0.0, 40), after)
+    text = path.read_text()
+    options = ("--autopilot", "--records", str(tmp_path / "records"), "--decisions", str(tmp_path / "log.jsonl"))
+
+    def state(front: serving.Process) -> Any:
+        return send(front, "/autopilot", headers=ADMIN).json()
+
+    killed = serving.gateway(path, *options)
+    with serving.closing(killed):
+        serving.all_up(killed, 2)
+        assert state(killed)["stage"] == "staged"
+        killed.kill()
+    assert path.read_text() == text
+    front = serving.gateway(path, *options)
+    with serving.closing(front):
+        serving.all_up(front, 2)
+        is_over, written = threading.Event(), front.process.stderr
+        assert written is not None
+        threading.Thread(target=written.read, daemon=True).start()  # the errors of the planted policy are long
+        clients = [threading.Thread(target=_traffic, args=(front, is_over)) for _ in range(2)]
+        for each in clients:
+            each.start()
+        try:
+            until(lambda: state(front)["past"])
+        finally:
+            is_over.set()
+            for each in clients:
+                each.join()
+        found = state(front)
+        until(lambda: f"is {outcome}" in (tmp_path / "log.jsonl").read_text())
+    assert found["stage"] == outcome == found["past"][0]["outcome"]
+    assert (found["gain"] > 0.3) == (outcome == "promoted")
+    assert routing_of(path) == (after if outcome == "promoted" else before)
