@@ -19,6 +19,8 @@ from headway.metrics.tokens import token_times
 from headway.perf import copies, memory
 from headway.policies.ordering.tiers import PriorityOrdering
 from headway.policies.ordering.time_sharing import RoundRobinOrdering
+from headway.sim.kernel import COMMAND
+from inside import replicas_of
 from simulation import GPU, MODEL, Demoting, Scenario, by_request, pool, request, seconds
 
 pytestmark = pytest.mark.parametrize("step", ["stretch", "exact"])
@@ -427,3 +429,19 @@ def test_the_way_to_the_client_is_that_of_the_replica_that_finished(step: str) -
     assert column(records, "replica") == [1]
     ends = token_times(records, [0])[0][-1]
     assert column(records, "end_s") == [ends]
+
+
+def test_a_request_that_is_paused_while_it_waits_waits_once(step: Any) -> None:
+    """It is placed here again at once, as the queue has no limit. A crash then loses each request once."""
+    pools, faults = (pool(max_num_seqs=1),), (Fault(5.5, 0, 1.0),)
+    scenario = Scenario((request(0, 0, 4, 9), request(1, 1, 4, 2)), pools, line=seconds(1.0), faults=faults)
+    cluster = scenario.cluster(step)
+    (replica,) = replicas_of(cluster)
+    at, seen = replica.timeline.kernel.at, list[int]()
+    at(2.5, COMMAND, 0, lambda now, _: replica.pause(replica.batch.queue.requests()[0], now))
+    at(4.5, COMMAND, 0, lambda now, _: seen.extend(sorted(live.id for live in replica.view.requests)))
+    records = scenario.run(cluster)
+    assert seen == [0, 1]
+    assert column(records, "preemptions") == [0, 1]
+    assert column(records, "attempts") == [2, 2]
+    assert column(records, "outcome") == [FINISHED, FINISHED]

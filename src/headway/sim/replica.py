@@ -360,6 +360,7 @@ class Replica:
         """Let go of a request that decodes, or that was preempted here since. One that has ended has gone already."""
         if live.stage is WAITING:
             self.remove_waiting(live, now)
+            self.transit.unqueue(live)  # it may be placed here again
         elif live.stage is DECODING:
             if live.move is not None:
                 live.move.abandon(now, MoveOutcome.PREEMPTED)
