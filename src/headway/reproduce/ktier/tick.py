@@ -20,11 +20,11 @@ TIERS = 4
 
 
 def tasks(seeds: Sequence[int]) -> dict[Key, SimulationTask]:
-    """The baseline, and K-tier with each interval; uniform, 10,000 requests."""
+    """The baseline, and K-tier with each interval; uniform, half of the fleet, the requests and the rate."""
     tasks: dict[Key, SimulationTask] = {}
-    baseline = scenario(INFAAS, VLLM, SCALES["10k"])
+    baseline = scenario(INFAAS, VLLM, SCALES["10k"], quick=True)
     by_tick = {
-        tick_s: scenario(at_once(TIERS, interval_s=tick_s), LLUMLET, SCALES["10k"], num_tiers=TIERS)
+        tick_s: scenario(at_once(TIERS, interval_s=tick_s), LLUMLET, SCALES["10k"], num_tiers=TIERS, quick=True)
         for tick_s in TICKS_S
     }
     for seed in seeds:
