@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from control_fakes import Fleet
 from fakes import FakeReplica
 from headway.control.decisions import Decision, DecisionObserver
-from headway.control.shadow import Kind, Shadow
+from headway.control.policies import Policies
+from headway.control.shadow import PACED, Kind, Shadow
 from headway.core.decision import Placement
 from headway.core.record import Ended
+from headway.gateway.scheduling import shadows
 from headway.policies import ROUTERS
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.round_robin import RoundRobinRouter
@@ -145,6 +147,29 @@ def test_a_hostile_candidate_changes_no_decision(name: str, data: st.DataObject)
     assert beside.fleet.service.view.random.getstate() == plain.service.view.random.getstate()
     num = len(beside.fleet.effects.started)
     assert beside.shadow.counts["routing"].failed == num == len([e for e in beside.errors if "learn" not in e[1]])
+
+
+def test_a_candidate_that_is_paced_decides_about_every_nth_placement() -> None:
+    paced: list[int] = []
+    beside = Beside(LastRouter())
+    beside.shadow._pace = lambda shadow: paced.append(shadow.every) or setattr(shadow, "every", 4)  # type: ignore[func-returns-value]
+    for i in range(PACED + 40):
+        beside.fleet.arrive(i)
+    assert paced == [1] and sum(line.shadow == 2 for line in beside.lines) == (PACED - 1) + 11
+    assert beside.shadow.counts["routing"].differed == PACED + 10 == beside.shadow.placed[0]
+
+
+def test_a_costly_candidate_is_paced_and_a_cheap_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s = 0.0
+    monkeypatch.setattr(shadows, "process_time", lambda: cpu_s)
+    policies = Policies(RoundRobinRouter, FcfsOrdering)
+    made = shadows.Shadows(shadows.ShadowPlan("other", policies, ("routing",)), 0)
+    shadow = made.new("m")
+    for share, every in ((0.2, 10), (0.02, 10), (0.002, 1), (0.0, 1)):
+        cpu_s += 10.0
+        shadow.spent_s += 10.0 * share
+        made._pace(shadow)
+        assert shadow.every == pytest.approx(every, abs=1)
 
 
 def test_a_candidates_order_of_held_requests_is_compared_when_one_is_placed() -> None:

@@ -93,6 +93,26 @@ def test_parts_become_what_one_file_would_be(tmp_path: Path, monkeypatch: pytest
     assert found.replicas == expected.replicas and set(found.tenants) == {"ann", "bob"}
 
 
+def test_the_last_seconds_of_a_run_under_way_are_records_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="no run is under way there"):
+        parts.snapshot(tmp_path, tmp_path / "last", 10.0)
+    for started_s, arrivals in ((1000.0, [1.0, 4.0]), (1100.0, [2.0, 7.5, 8.0, 9.0])):
+        writer = PartWriter(tmp_path / "run", {"fleet": "text"})
+        run = Run(writer.write, started_s)
+        for id, arrival_s in enumerate(arrivals):
+            run.ends(id, arrival_s)
+        run.flush()
+        writer.close()
+    before = parts.numbers(tmp_path / "run")
+    parts.snapshot(tmp_path / "run", tmp_path / "last", 42.5)  # until 1150, as it is flushed at 50
+    found, provenance = records.load(tmp_path / "last")
+    assert found.workload["arrival_s"].tolist() == [0.0, 0.5, 1.5]
+    assert found.workload["prompt_tokens"].tolist() == [11, 12, 13]
+    assert found.requests["end_s"].tolist() == [2.0, 2.5, 3.5]
+    assert (provenance["fleet"], provenance[parts.BEGAN_S]) == ("text", 1107.5)
+    assert parts.numbers(tmp_path / "run") == before
+
+
 def test_runs_that_were_killed_come_one_after_the_other(tmp_path: Path) -> None:
     """Even if the clock went back meanwhile; a part that was combined and not deleted counts once."""
     for started_s in (1000.0, 2000.0, 1500.0):  # the third run begins before the second one did

@@ -24,6 +24,10 @@ MOST_COMPARED = 64
 """Held requests that a candidate's ordering ranks for one comparison, at most; with more, nothing is compared."""
 
 
+PACED = 200
+"""Placements after which the pace is set anew."""
+
+
 class ShadowCounts(Struct):
     """How many decisions of a candidate agreed with the real ones."""
 
@@ -51,14 +55,21 @@ class Shadow:
         compares_admission: bool,
         random: Random,
         on_error: Callable[[Kind, str, Exception | None], None],
+        timer: Callable[[], float] = lambda: 0.0,
+        pace: Callable[[Shadow], None] = lambda shadow: None,
     ) -> None:
         """A policy that is None is not compared; `compares_admission` without a policy: it would hold no request.
 
         `on_error(kind, what, error)` is called for each decision that fails; `error` is None if the choice was not
-        among those offered.
+        among those offered. `timer` returns seconds; by them `pace` may set `every` after `PACED` placements.
         """
         self._router, self._ordering, self._admission = router, ordering, admission
-        self._on_error = on_error
+        self._on_error, self._timer, self._pace = on_error, timer, pace
+        self.every = 1
+        """The router decides about one of so many placements."""
+        self.spent_s = 0.0
+        """Time of the router's decisions."""
+        self._num = 0
         self._view = MutableFleetView(random, wants_scores=False)
         kinds: dict[Kind, bool] = {
             "routing": router is not None,
@@ -80,11 +91,24 @@ class Shadow:
         """The replica that the candidate's router chooses where `real` was chosen; None: it chose none."""
         if self._router is None:
             return None
+        self._num += 1
+        if not self._num % PACED:
+            self._pace(self)
+        if self._num % self.every:
+            return None
+        began_s = self._timer()
+        chosen = self._chosen(self._router, live, replicas, real, now)
+        self.spent_s += self._timer() - began_s
+        return chosen
+
+    def _chosen(
+        self, router: Router, live: Live, replicas: Sequence[ReplicaView], real: int, now: float
+    ) -> int | None:  # fmt: skip
         view, counts = self._view, self.counts["routing"]
         view.now, view.replicas = now, tuple(replicas)
         self.placed[real] = self.placed.get(real, 0) + 1
         try:
-            chosen = self._router.route(live, view).replica
+            chosen = router.route(live, view).replica
         except Exception as error:
             self._failed("routing", "", error)
             return None

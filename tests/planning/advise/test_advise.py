@@ -337,3 +337,26 @@ def test_the_command_prints_sentences_a_table_and_diffs(
     assert answer.days == ("day0", "day1")
     assert main(["advise", str(fleet)]) == 2 and "--records is missing" in capsys.readouterr().err
     assert main(["advise", *line, "--kinds", "ruoting"]) == 2 and "'routing'" in capsys.readouterr().err
+
+
+# One candidate.
+
+
+@pytest.mark.ci
+def test_a_candidate_is_compared_with_todays_fleet_whether_it_gains_or_not(
+    days: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compared(text: str) -> dict[str, Any]:
+        other = tmp_path / "candidate.yaml"
+        other.write_text(text)
+        fleet = str(fleet_at(tmp_path, MIXED))
+        options = ("--candidate", str(other), "--max-rehearsals", "90", "--jobs", "1", "--no-cache", "--json")
+        assert main(["advise", fleet, "--records", days[0], *options]) == 0
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert answer["proposals"] == [] and len(answer["tried"]["judged_on"]) == 4
+        return answer["compared"]["attainment"]  # type: ignore[no-any-return]
+
+    same = compared(MIXED)
+    assert same == {"mean": 0, "low": 0, "high": 0}
+    better = compared(MIXED.replace("round-robin", "headway"))
+    assert better["low"] > 0.1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from math import ceil
 from random import Random
+from time import perf_counter, process_time
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -16,6 +18,8 @@ from headway.core.policy import SharingOrdering
 from headway.gateway.telemetry.metrics import Metric, Sample
 
 log = logging.getLogger("headway.gateway")
+MOST_SHARE = 0.02
+"""Of the process's CPU time, that a candidate's router may take; views and counting come on top."""
 _Num = Annotated[int, Meta(ge=0)]
 NAMES: dict[Kind, str] = {"routing": "router", "ordering": "ordering", "admission": "admission"}
 """The kinds that can be compared, with their names in `Policies`."""
@@ -90,6 +94,8 @@ class Shadows:
         self.gain: dict[str, dict[str, float]] = {}
         """By the last rehearsal: `attainment` and `usd_per_hour` that the candidate gains, each mean, low and high."""
         self._told = set[tuple[str, Kind]]()
+        self._seen: dict[Shadow, tuple[float, float]] = {}
+        """Seconds of the candidate and CPU seconds of the process, when the pace was set last."""
 
     def new(self, model: str) -> Shadow:
         """The candidate's policies of one more model."""
@@ -109,8 +115,18 @@ class Shadows:
             "admission" in kinds,
             Random(f"{self._seed}/shadow/{model}"),
             failed,
+            perf_counter,
+            self._pace,
         )
+        self._seen[shadow] = 0.0, process_time()
         return shadow
+
+    def _pace(self, shadow: Shadow) -> None:
+        """Let a candidate that takes more than `MOST_SHARE` of the CPU time decide about fewer placements."""
+        spent_s, cpu_s = self._seen[shadow]
+        self._seen[shadow] = shadow.spent_s, process_time()
+        share = (shadow.spent_s - spent_s) / max(self._seen[shadow][1] - cpu_s, 1e-9)
+        shadow.every = max(ceil(shadow.every * share / MOST_SHARE), 1)
 
     def decisions(self) -> list[ShadowedDecisions]:
         return [
