@@ -68,7 +68,7 @@ def test_minutes_without_a_gateway_are_not_idle(tmp_path: Path) -> None:
 
 
 def test_what_was_kept_outlives_the_records(tmp_path: Path) -> None:
-    """The files of a run that has ended replace those of the one before; each request counts once."""
+    """Also where the files of runs that have ended lie on top of each other; each request counts once."""
     whole, folder = tmp_path / "whole", tmp_path / "started again"
     for i in range(3):
         run(whole, START_S + 120 * i, [3.0 * i, 70.0], 120.0)

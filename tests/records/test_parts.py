@@ -172,6 +172,41 @@ def test_records_stay_as_parts_without_room_for_the_whole(tmp_path: Path, capsys
     assert joining.main([str(tmp_path)]) == 1 and "no parts of records" in capsys.readouterr().err
 
 
+def written_run(folder: Path, *ids: int, started_s: float = 1000.0) -> PartWriter:
+    writer = PartWriter(folder, {"fleet": ""})
+    run = Run(writer.write, started_s)
+    for id in ids:
+        run.ends(id, float(id))
+    run.flush()
+    until(lambda: not writer._queue)
+    return writer
+
+
+def test_a_run_does_not_replace_an_earlier_one(tmp_path: Path) -> None:
+    written_run(tmp_path, 0, 1, 2).finish()
+    later = written_run(tmp_path, 0, 1, started_s=5000.0)
+    (earlier,) = tmp_path.glob("ended-*")
+    assert earlier.name == "ended-19700101T001640Z"  # 1000 s after the epoch
+    assert len(records.load(earlier)[0].requests["request"]) == 3
+    assert len(records.load(tmp_path)[0].requests["request"]) == 2, "while the later one runs"
+    later.finish()
+    assert len(records.load(earlier)[0].requests["request"]) == 3
+    assert len(records.load(tmp_path)[0].requests["request"]) == 2
+    written_run(tmp_path, 0, started_s=5000.0).finish()
+    written_run(tmp_path, 0, started_s=5000.0).finish()
+    assert len(list(tmp_path.glob("ended-*"))) == 3 and not (tmp_path / "parts").exists()
+
+
+def test_one_gateway_at_a_time_writes_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = written_run(tmp_path, 0, 1, 2)
+    assert joining.main([str(tmp_path)]) == 1
+    assert "a gateway that runs writes its records there" in capsys.readouterr().err
+    with pytest.raises(HeadwayError, match="a gateway that runs writes its records there"):
+        PartWriter(tmp_path, {"fleet": ""})
+    assert writer.finish() == f"wrote 3 requests to {tmp_path}"
+    written_run(tmp_path, 0).finish()
+
+
 def test_damaged_parts_and_folders_are_errors(tmp_path: Path) -> None:
     (tmp_path / "parts" / "000001").mkdir(parents=True)
     (tmp_path / "parts" / "000001" / "arrivals.parquet").write_bytes(b"x")

@@ -10,6 +10,7 @@ from headway.api.arguments import checked
 from headway.api.plans import Plan, Seconds
 from headway.api.scenarios import ScenarioLike, document_of
 from headway.config import strict_yaml
+from headway.config.proxied import without_proxied
 from headway.config.strict_yaml import Places
 from headway.core.duration import in_seconds
 from headway.core.errors import HeadwayError
@@ -84,7 +85,7 @@ def fleet_file(source: ScenarioLike, slo: Mapping[str, float]) -> FleetFile:
 
 
 def _assembling(places: Places, base_dir: Path) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda document: assemble(document, places, base_dir)
+    return lambda document: assemble(*without_proxied(document, places), base_dir)
 
 
 def _why_not_served(document: Mapping[str, Any], places: Places, base_dir: Path) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
+from typing import Any
 
 import click
 
 from headway import __version__
 from headway.cli.stdout import keep_for_ourselves
-from headway.core.errors import HeadwayError, SloWarning, unknown
+from headway.core.errors import HeadwayError, HeadwayWarning, unknown
 
 COMMANDS = {
     "simulate": "Run a scenario and print its metrics.",
@@ -93,8 +94,15 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         keep_for_ourselves()
     with warnings.catch_warnings():
-        warnings.simplefilter("once", SloWarning)
-        warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
+        warnings.simplefilter("always", HeadwayWarning)  # "once" forgets when a library changes the filters
+        shown: set[str] = set()
+
+        def show(message: Warning | str, *_: Any, **__: Any) -> None:
+            if (text := str(message)) not in shown:
+                shown.add(text)
+                click.echo(f"warning: {text}", err=True)
+
+        warnings.showwarning = show
         return _run(args)
 
 

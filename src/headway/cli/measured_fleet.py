@@ -21,6 +21,7 @@ from headway.cli.flags import assume_option, changes, used_flags
 from headway.cli.output import PATH, POSITIVE
 from headway.config import scenario as scenarios
 from headway.config import strict_yaml
+from headway.config.proxied import proxied_names, without_proxied
 from headway.config.scenario import StepTimes
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
@@ -116,7 +117,9 @@ def found_runs(
     else:
         runs, skipped = read.read(path)
         fleet = MeasuredFleet(flags)
-    return [fleet.found(path, shortened(run)) for run in runs], skipped
+    proxied = [run for run in runs if run.pool in fleet.proxied]
+    skipped += [f"{run.where}: {run.pool} has no gpu, and cannot be simulated" for run in proxied]
+    return [fleet.found(path, shortened(run)) for run in runs if run not in proxied], skipped
 
 
 class MeasuredFleet:
@@ -156,9 +159,15 @@ class MeasuredFleet:
         pools = document.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
         document = {**document, "workload": self._sampling_of(document) | self._workload}
-        chosen = scenarios.assemble(document, self._places, self._base, changes(flags, num_pools))
+        changed = strict_yaml.change(document, self._places, changes(flags, num_pools))
+        chosen = scenarios.assemble(*without_proxied(*changed), self._base)
         pool = self._chosen(chosen.fleet.all_pools, run)
         return pool, StepTimes(chosen).coefficients[pool.name]
+
+    @property
+    def proxied(self) -> list[str]:
+        """Names of the fleet file's pools that cannot be simulated, for they name no GPU."""
+        return [] if self._document is None or "gpu" in self._flags else proxied_names(self._document)
 
     @staticmethod
     def _sampling_of(document: Mapping[str, Any]) -> dict[str, Any]:

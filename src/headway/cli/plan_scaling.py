@@ -12,6 +12,7 @@ import click
 from headway.cli.flags import gpu_file_option, listed, scenario_file, with_gpus
 from headway.cli.output import POSITIVE, SECONDS_ABOVE_0, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
+from headway.config.proxied import without_proxied
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.duration import seconds
@@ -110,7 +111,7 @@ def scaling(
 
 
 def _assembled(document: Mapping[str, Any], places: Places, base_dir: Path) -> Scenario:
-    return assemble(document, places, base_dir)
+    return assemble(*without_proxied(document, places), base_dir)
 
 
 def _start_times(text: str | None) -> tuple[float | None, ...]:

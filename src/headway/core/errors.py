@@ -17,8 +17,16 @@ class HeadwayError(Exception):
     """An error in the user's input. The message has the place, the expected value and the nearest valid name."""
 
 
-class SloWarning(UserWarning):
+class HeadwayWarning(UserWarning):
+    """Something that the user should know, and that is no error. Shown once."""
+
+
+class SloWarning(HeadwayWarning):
     """An SLO that is so long that its unit is likely another one."""
+
+
+class LeftOutWarning(HeadwayWarning):
+    """A part of the input that a command leaves out."""
 
 
 def unknown(kind: str, name: str, options: Iterable[str], where: str = "") -> HeadwayError:

@@ -19,7 +19,7 @@ from headway.control.decisions import Decision
 from headway.core.errors import HeadwayError
 from headway.core.record import LONGEST_GAP, RESUMED, Cause, Ended, Outcome, Records, ReplicaRecord
 from headway.diagnosis.terms import Stay, Times
-from headway.records.parts import BEGAN_S
+from headway.records.folder import BEGAN_S
 
 _NUM_NEAR = 5
 _MOST_COMPARED = 20_000

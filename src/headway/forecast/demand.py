@@ -15,6 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headway.catalog.errors import quantile
 from headway.core.errors import HeadwayError
@@ -138,6 +139,11 @@ class DemandForecast(Struct, frozen=True, forbid_unknown_fields=True):
         i = int(np.clip(np.searchsorted(scores, at), 1, len(scores) - 1))
         share = (at - scores[i - 1]) / (scores[i] - scores[i - 1])
         return np.asarray(np.exp(rows[i - 1] + share * (rows[i] - rows[i - 1])), "f8")
+
+    def of(self, model: str) -> DemandForecast:
+        """The demand for one of the models; the whole forecast if its requests name no such model."""
+        own = next((each for each in self.by_model if each.model == model), None)
+        return self if own is None else replace(self, total=own, by_model=())
 
     @property
     def weeks(self) -> list[range]:

@@ -18,8 +18,8 @@ from pyarrow import parquet
 from headway.core.errors import HeadwayError
 from headway.core.policy import Floats
 from headway.limits.calendar import moment, zone
+from headway.records.folder import BEGAN_S
 from headway.records.parquet import METADATA
-from headway.records.parts import BEGAN_S
 from headway.workload.read import read
 from headway.workload.readers.shared import trace_file
 from headway.workload.table import Workload

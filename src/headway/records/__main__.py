@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 from headway.core.errors import HeadwayError
+from headway.core.record import Records
 from headway.records import parts
+from headway.records.folder import FolderLock
 
 
 def main(arguments: list[str]) -> int:
@@ -15,8 +17,8 @@ def main(arguments: list[str]) -> int:
         return 2
     folder = Path(arguments[0])
     try:
-        records = parts.finish(folder)
-    except HeadwayError as error:
+        records = _finish(folder)
+    except (HeadwayError, OSError) as error:
         sys.stderr.write(f"headway: {error}\n")
         return 1
     if records is None:
@@ -24,6 +26,17 @@ def main(arguments: list[str]) -> int:
         return 1
     sys.stdout.write(f"wrote {len(records.workload['arrival_s']):,} requests to {folder}\n")
     return 0
+
+
+def _finish(folder: Path) -> Records | None:
+    """HeadwayError while a gateway writes to the folder: its later parts would be a run of their own."""
+    if not parts.numbers(folder):
+        return None
+    lock = FolderLock(folder)
+    try:
+        return parts.finish(folder)
+    finally:
+        lock.release()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pyarrow import compute, parquet
 from headway.core.errors import HeadwayError
 from headway.core.past_demand import DemandKey, PastDemand
 from headway.records import parts
+from headway.records.folder import BEGAN_S
 from headway.records.parquet import METADATA
 
 STEP_S = 60.0
@@ -138,7 +139,7 @@ def _runs(folder: Path) -> Iterator[tuple[pa.Table, float, Span]]:
         table = _table(file)
         try:
             run = msgspec.json.decode((table.schema.metadata or {})[METADATA])
-            began_s = run["provenance"].get(parts.BEGAN_S)
+            began_s = run["provenance"].get(BEGAN_S)
             end_s = float(run["end_s"])
         except (KeyError, TypeError, AttributeError, msgspec.MsgspecError):
             raise HeadwayError(f"{file}: not the records of a gateway") from None

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.records import parts
+from headway.records.folder import FolderLock, set_aside
 from headway.records.parts import Rows, RunState
 
 log = logging.getLogger("headway.records")
@@ -33,7 +34,10 @@ class PartWriter:
     def __init__(
         self, folder: Path, provenance: Mapping[str, Any], max_waiting: int = MAX_WAITING, pause_s: float = _PAUSE_S
     ) -> None:
-        """HeadwayError if nothing can be written to the folder now."""
+        """HeadwayError if nothing can be written to the folder now, or another gateway writes to it.
+
+        The files of an earlier run that has ended are set aside.
+        """
         self._folder, self._provenance = folder, dict(provenance)
         self._max_waiting, self._pause_s = max_waiting, pause_s
         self._queue: deque[Rows] = deque()
@@ -42,6 +46,9 @@ class PartWriter:
         """Requests whose records are lost."""
         try:
             (folder / parts.FOLDER).mkdir(parents=True, exist_ok=True)
+            self._folder_lock = FolderLock(folder)
+            if (earlier := set_aside(folder)) is not None:
+                log.info("%s: the records of the run before are in %s", folder, earlier)
         except OSError as error:
             raise HeadwayError(f"{folder}: records cannot be written ({error.strerror})") from None
         self._next = max(parts.numbers(folder), default=0) + 1
@@ -67,7 +74,11 @@ class PartWriter:
         self._changed.set()
 
     def close(self) -> None:
-        """Write what waits, and end the thread. What cannot be written at once is lost."""
+        """Write what waits, and leave the folder to others. What cannot be written at once is lost."""
+        self._end_thread()
+        self._folder_lock.release()
+
+    def _end_thread(self) -> None:
         self._is_closing = True
         self._changed.set()
         self._thread.join()
@@ -77,7 +88,13 @@ class PartWriter:
 
         HeadwayError if there is no room for that: the parts stay, and `python -m headway.records` can do it later.
         """
-        self.close()
+        self._end_thread()
+        try:
+            return self._finish()
+        finally:
+            self._folder_lock.release()
+
+    def _finish(self) -> str:
         lost = f"; those of {self.num_lost:,} are lost, as they could not be written" if self.num_lost else ""
         try:
             records = parts.finish(self._folder)

@@ -39,12 +39,11 @@ from headway.core.record import (
     ReplicaRecord,
 )
 from headway.records import parquet as parquet_files
+from headway.records.folder import BEGAN_S, set_aside
 from headway.records.parquet import METADATA
 from headway.workload.table import LENGTH, NAMED, QUALITY, Workload, default_of, dtype_of
 
 FOLDER = "parts"
-BEGAN_S = "began_s"
-"""In the provenance of a gateway's records: the wall-clock time from which their times count."""
 _TABLES = ("arrivals", "requests", "segments")
 _NUMBER = re.compile(r"\d{6,}")
 _BY_MODEL = pa.list_(pa.struct([("model", pa.string()), ("value", pa.float64())]))
@@ -218,12 +217,16 @@ def _provenance(found: Sequence[tuple[Tables, RunState]]) -> dict[str, Any]:
 def finish(folder: Path) -> Records | None:
     """Replace the parts in a records folder by the files of a run that has ended; None if there are no parts.
 
-    HeadwayError if they cannot be written: the parts stay.
+    Files of an earlier run are set aside. HeadwayError if nothing can be written: the parts stay.
     """
     found = read_all(folder)
     if not found:
         return None
     records = assemble(found)
+    try:
+        set_aside(folder)
+    except OSError as error:
+        raise HeadwayError(f"{folder}: records cannot be written ({error.strerror or error})") from None
     parquet_files.save(records, folder, _provenance(found))
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return records

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from headway.core.errors import HeadwayError, SloWarning
+from headway.core.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -68,7 +68,7 @@ def _begin() -> None:
     """Prepare a worker: it ends at Ctrl-C, and when its parent ends."""
     # A terminal sends Ctrl-C to all processes; Python's own handler would print a traceback in each.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    warnings.simplefilter("ignore", SloWarning)  # which the main process has shown
+    warnings.simplefilter("ignore", HeadwayWarning)  # which the main process has shown
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -20,7 +20,8 @@ from headway.config import scenario as config
 from headway.config.fleet import fleet_of
 from headway.config.limits import check_tenants, limits_of
 from headway.config.own_modules import named, plain
-from headway.config.scenario import Changes, Scenario, StepTimes, only_variant, read, variants, with_seed
+from headway.config.proxied import proxied_names, without_proxied
+from headway.config.scenario import Changes, Scenario, StepTimes, only_variant, read, variants, with_seed, written
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
 from headway.control.decisions import DecisionObserver
@@ -58,7 +59,7 @@ class Simulator:
     """Simulates scenarios for planners. Satisfies `planning.rehearsals.Simulator`."""
 
     def records(self, scenario: Scenario, watch: Watch | None = None) -> Records:
-        chosen = _with_empty_pools(only_variant(scenario))
+        chosen = _with_empty_pools(_simulated(scenario))
         source = _source(chosen) if watch is None else watch(_source(chosen))
         policies = policies_of(chosen)
         check_begins(chosen, policies)
@@ -67,7 +68,7 @@ class Simulator:
         return records
 
     def policies(self, scenario: Scenario) -> Policies:
-        return policies_of(_with_empty_pools(scenario))
+        return policies_of(_with_empty_pools(_without_proxied(scenario)))
 
 
 def load(path: str | Path, changes: Changes | None = None) -> Scenario:
@@ -82,6 +83,18 @@ def assemble(
     scenario = _with_empty_pools(config.assemble(document, places, base_dir, changes))
     check(scenario)
     return scenario
+
+
+def _simulated(scenario: Scenario) -> Scenario:
+    """The only variant, with what can be simulated."""
+    return only_variant(_without_proxied(scenario))
+
+
+def _without_proxied(scenario: Scenario) -> Scenario:
+    if not proxied_names(scenario.document):
+        return scenario
+    document, places = without_proxied(written(scenario), scenario.places)
+    return config.assemble(document, places, scenario.base_dir)
 
 
 def _with_empty_pools(scenario: Scenario) -> Scenario:
@@ -106,7 +119,7 @@ def run(
     one for each core if the run is long.
     `with_bound` adds the least GPU hours of any plan to the summary of a run that scales, which takes seconds.
     """
-    chosen = only_variant(scenario)
+    chosen = _simulated(scenario)
     spec, policies, step_times = chosen.spec, policies_of(chosen), StepTimes(chosen)
     check_begins(chosen, policies)
     began = time.perf_counter()

@@ -192,6 +192,8 @@ def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
         timestamp_unit=trace.timestamp_unit, block_tokens=trace.block_tokens, spread_ticks=trace.spread_ticks,
     )  # fmt: skip
     rows = _renamed(rows, trace.models, trace.format or detect(path), spec)
+    if trace.without_models:
+        rows = _without_models(rows, trace.without_models, path)
     if trace.from_s > 0 or trace.to_s is not None:
         rows = transform.window(rows, trace.from_s, trace.to_s)
     if not len(rows):
@@ -274,6 +276,20 @@ def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str, sp
     codes = np.array([targets.index(models[name]) for name in rows.models], "i2")
     columns = {**rows.columns, "model": codes[rows.columns["model"].astype("i8")]}
     return replace(rows, columns=columns, models=targets)
+
+
+def _without_models(rows: Workload, names: Sequence[str], path: Path) -> Workload:
+    """The requests for other models. HeadwayError if there is none."""
+    left_out = [code for code, name in enumerate(rows.models) if name in names]
+    if "model" not in rows.columns or not left_out:
+        return rows
+    is_kept = ~np.isin(rows.columns["model"], left_out)
+    if not is_kept.any():
+        raise HeadwayError(f"{path}: all requests are for {', '.join(names)}, which is left out")
+    what = ", ".join(name for name in rows.models if name in names)
+    kept = rows.take(np.flatnonzero(is_kept))
+    note = f"{len(rows) - len(kept):,} of the trace's {len(rows):,} requests are left out, those for {what}"
+    return replace(kept, notes=(*kept.notes, note))
 
 
 def _arrival_times(spec: WorkloadSpec, seed: int, num: int | None, base_dir: Path) -> Floats:

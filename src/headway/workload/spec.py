@@ -57,6 +57,8 @@ class TraceSpec(Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, str] | None = None
     """Map from the trace's model names to names of this fleet, as {GPT-4: llama-3.1-70b}. Nothing: model names of
     public traces are dropped (with a note); those of Headway's own files are kept."""
+    without_models: tuple[str, ...] = ()
+    """Leave out the requests for these models, by the names of this fleet."""
 
     def __post_init__(self) -> None:
         check_positive(self, "limit", "rate_scale", "block_tokens")

@@ -38,6 +38,7 @@ from headway.planning.capacity.text import LEGEND, render
 from headway.report.page import library_name, write_page
 from headway.report.table import seconds
 from headway.scenario.processes import processes
+from headway.workload.generate import generate
 
 MOST = 6
 SMALL = "--rate 40 --num-requests 200 --prompt-tokens 1500 --output-tokens 150 --model llama-3.1-8b".split()
@@ -113,7 +114,8 @@ def test_bounds_hold_in_the_simulation(
     rehearsal = planned(options, made)[1]
     (candidate,) = capacity._candidates(_spec(rehearsal), options)
     pool = rehearsal.scenario(candidate, 1, Situation()).fleet.pools[0]
-    requests = capacity._requests(_spec(rehearsal), Path())[0]
+    spec = _spec(rehearsal)
+    requests = capacity._requests(spec, generate(spec.workload, spec.seed, Path()))[0]
     found = rehearsal(candidate, replicas, Situation())
     reached = Targets(ttft_p99_s=found.ttft_p99_s, tpot_p99_s=found.tpot_p99_s, e2e_p99_s=found.e2e_p99_s)
     for targets in (reached, Targets(ttft_p99_s=found.ttft_p99_s), Targets(e2e_p99_s=found.e2e_p99_s)):

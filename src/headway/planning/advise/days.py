@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, inf, nextafter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec import Struct, structs
 
 from headway import records
 from headway.core.errors import HeadwayError
-from headway.core.record import Records
+from headway.core.record import Columns, Records
 from headway.metrics.columns import floats
 from headway.metrics.latency import distribution, sample
-from headway.records.parts import BEGAN_S
+from headway.records.folder import BEGAN_S
 from headway.workload.readers.shared import trace_file
 
 LEAST_REQUESTS = 100
@@ -47,6 +49,33 @@ class Day:
     @property
     def num_requests(self) -> int:
         return len(self.records.workload["arrival_s"])
+
+    def without_models(self, names: Collection[str]) -> Day:
+        """The day with the requests for other models. HeadwayError if there is none."""
+        codes = [code for code, name in enumerate(self.records.models) if name in names]
+        if not codes or "model" not in self.records.workload:
+            return self
+        is_kept = ~np.isin(self.records.workload["model"], codes)
+        if not is_kept.any():
+            raise HeadwayError(f"{self.folder}: all requests are for {', '.join(names)}, which cannot be simulated")
+        return replace(self, records=_of_rows(self.records, is_kept))
+
+
+def _of_rows(all_rows: Records, is_kept: npt.NDArray[np.bool_]) -> Records:
+    """The records of some rows of the workload, numbered anew."""
+    numbers = np.cumsum(is_kept) - 1
+
+    def of_kept(rows: Columns) -> Columns:
+        kept = is_kept[rows["request"]]
+        found = {name: column[kept] for name, column in rows.items()}
+        return {**found, "request": numbers[found["request"]].astype(rows["request"].dtype)}
+
+    ids = all_rows.request_ids
+    return structs.replace(
+        all_rows, workload={name: column[is_kept] for name, column in all_rows.workload.items()},
+        requests=of_kept(all_rows.requests), segments=of_kept(all_rows.segments),
+        request_ids=None if ids is None else ids.filter(pa.array(is_kept)),
+    )  # fmt: skip
 
 
 class Part(Struct, frozen=True):

@@ -24,6 +24,7 @@ from headway.planning.advise.judge import Proposal, Verdict, compare, judge, reh
 from headway.planning.advise.trials import Outcome, Trials
 from headway.planning.advise.twin import Rehearsed, TwinCheck, TwinTask, as_it_ran, check, whole
 from headway.planning.rehearsals import RehearsalCache, RehearsalRunner, Simulator, scenario_key
+from headway.workload.spec import TraceSpec
 
 ATTAINMENT = 0.99
 MOST_REHEARSALS = 600
@@ -107,6 +108,8 @@ def advise(
             raise unknown("kind", kind, KINDS, "--kinds")
     days = days_of.read(folders)
     today = only_variant(fleet.assemble(whole(days[0]).document(fleet.document)))
+    if isinstance(trace := today.spec.workload.trace, TraceSpec):
+        days = [day.without_models(trace.without_models) for day in days]
     if today.spec.cascade is not None:
         raise HeadwayError("cascade: a cascade's models are planned by headway plan cascade")
     split = days_of.split(days, options.max_requests, today.spec.policies.scaling is not None)

@@ -17,6 +17,7 @@ from headway.catalog.coefficients import versions_notes
 from headway.catalog.errors import prediction_errors
 from headway.config import strict_yaml
 from headway.config.fleet import own_of
+from headway.config.proxied import without_models
 from headway.config.scenario import StepTimes, listed, variants, with_absolute_paths
 from headway.config.spec import PolicySpec, Spec
 from headway.config.strict_yaml import Places
@@ -43,7 +44,8 @@ from headway.planning.rehearsals import RehearsalCache, Simulator
 from headway.planning.together import together_in
 from headway.report.model_error import error_class
 from headway.workload.generate import generate
-from headway.workload.spec import resolved
+from headway.workload.spec import WorkloadSpec, resolved
+from headway.workload.table import Workload
 
 DEFAULT_GPUS = ("a100-80gb", "h100-80gb-sxm", "h200-141gb-sxm", "l40s")
 """The types whose step times are measured."""
@@ -90,7 +92,12 @@ def plan(
     if not options.gpus and not _names_gpu(document):
         options = structs.replace(options, gpus=DEFAULT_GPUS)
     document, spec, notes = _checked(document, places, base_dir, options)
-    requests, own_slo = _requests(spec, base_dir)
+    table, left_out = _rows_of_its_model(spec, base_dir)
+    if left_out:
+        notes.append(f"the trace's requests for other models are left out: {', '.join(left_out)}")
+        document["workload"] = without_models(document["workload"], left_out)
+        spec = structs.replace(spec, workload=strict_yaml.convert(document["workload"], WorkloadSpec, Places()))
+    requests, own_slo = _requests(spec, table)
     targets = _targets(options.targets, spec, bool(own_slo.any()))
     document["slo"] = _slo(document.get("slo"), targets)
     if requests.counted is not None and not any(document["slo"].values()):
@@ -310,9 +317,19 @@ def _situations(options: CapacityOptions, regions: tuple[str, ...]) -> tuple[Sit
     return tuple(dict.fromkeys(situations))
 
 
-def _requests(spec: Spec, base_dir: Path) -> tuple[ArrivingRequests, Mask]:
-    """The workload's requests, and which of them have SLOs of their own."""
+def _rows_of_its_model(spec: Spec, base_dir: Path) -> tuple[Workload, list[str]]:
+    """The requests, and the models of a trace that are left out: all but the planned one, where that is among them."""
     table = generate(spec.workload, spec.seed, base_dir)
+    name = spec.fleet[0].model
+    if spec.workload.trace is None or name not in table.models:
+        return table, []
+    codes = table.columns["model"]
+    others = [each for code, each in enumerate(table.models) if each != name and (codes == code).any()]
+    return (table.take(np.flatnonzero(codes == table.models.index(name))), others) if others else (table, [])
+
+
+def _requests(spec: Spec, table: Workload) -> tuple[ArrivingRequests, Mask]:
+    """The workload's requests, and which of them have SLOs of their own."""
     reactive = resolved(spec.workload).reacts
     prompt = table.prompt_tokens.astype(float)
     computed = prompt.copy()

@@ -80,7 +80,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         if plan.monotone is False:
             verdicts = _verdicts(plan.choice)
             yield f"More replicas did not always do better, so all cheaper numbers were rehearsed ({verdicts})."
-    yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes)
+    yield from (f"{note[:1].upper()}{note[1:].removesuffix('.')}." for note in plan.notes)
 
 
 def _likely(each: LikelyTarget) -> str:

@@ -16,7 +16,7 @@ from headway.config.scenario import with_absolute_paths
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import HOURS_A_MONTH, DemandForecast
-from headway.forecast.recorded_hours import DAY_HOURS, HOUR_S
+from headway.forecast.recorded_hours import DAY_HOURS, HOUR_S, RecordedHour
 from headway.planning.capacity.plan import CapacityOptions, likely_targets
 from headway.planning.capacity.plan import plan as capacity_plan
 from headway.planning.capacity.problem import CandidateResult, CapacityPlan, Situation
@@ -99,12 +99,40 @@ def plan(
     capacity plans.
     """
     asked = structs.replace(options.capacity, situations=())
-    made = {**document, "workload": _workload(document, {"path": str(_extracted(recorded_hour(forecast), requests))})}
+    trace = recorded_hour(forecast)
+    if others := _other_models(forecast, document):
+        trace |= {"without_models": others}
+        forecast = forecast.of(_model(document))
+    made = {**document, "workload": _workload(document, {"path": str(hour := _extracted(trace, requests))})}
+    if others:
+        forecast = structs.replace(forecast, busiest=_at_rate_of(forecast.busiest, hour))
     best, rehearsal = capacity_plan(made, places, base_dir, asked, simulator, cache_dir, progress, pool)
     if best.choice is None or best.choice.replicas is None:
         notes = ("no kind of replica meets the targets at the busiest recorded hour",)
         return DemandPlan("infeasible", options.chance, None, None, "", 0, 0.0, best, notes=notes), rehearsal
     return _DemandPlanner(forecast, options, best, best.choice, rehearsal, progress, pool).plan(), rehearsal
+
+
+def _model(document: Mapping[str, Any]) -> str:
+    """The model that is planned for."""
+    pools = document.get("fleet")
+    first = pools[0] if isinstance(pools, list) and pools else {}
+    return str(first.get("model", "")) if isinstance(first, Mapping) else ""
+
+
+def _other_models(forecast: DemandForecast, document: Mapping[str, Any]) -> list[str]:
+    """The forecast's models but the planned one; none if that is not among them."""
+    names = [each.model for each in forecast.by_model]
+    return [name for name in names if name != _model(document)] if _model(document) in names else []
+
+
+def _at_rate_of(busiest: RecordedHour, hour: Path) -> RecordedHour:
+    """The recorded hour, of which the file has the requests of one model."""
+    from headway.workload.read import read  # with pyarrow, which other plans do not need
+
+    num = len(read(hour))
+    share = num / max(busiest.num_requests, 1)
+    return structs.replace(busiest, num_requests=num, requests_per_s=share * busiest.requests_per_s)
 
 
 @dataclass

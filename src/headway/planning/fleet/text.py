@@ -179,7 +179,7 @@ def _parts(plan: FleetPlan) -> Iterator[Any]:
         yield Text("\nWhole fleets", style="bold")
         yield _table(POINT_HEADS, point_rows(plan), words=(0, 1, 9))
     for note in plan.notes:
-        yield Text(f"\n{note[:1].upper()}{note[1:]}.")
+        yield Text(f"\n{note[:1].upper()}{note[1:].removesuffix('.')}.")
     yield Text("")
     yield from (Text(line, style="bold" if i == 0 else "") for i, line in enumerate(plan.sentences))
 

@@ -1,0 +1,75 @@
+"""A folder of records: one gateway at a time writes to it, and no run's files replace those of an earlier one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyarrow import parquet
+
+from headway.core.errors import HeadwayError
+from headway.records.parquet import METADATA
+
+LOCK = ".lock"
+BEGAN_S = "began_s"
+"""In the provenance of a gateway's records: the wall-clock time from which their times count."""
+
+
+class FolderLock:
+    """The right to write a folder's records, until `release` or the end of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        """HeadwayError if another process has it."""
+        self._handle: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise HeadwayError(
+                f"{folder}: a gateway that runs writes its records there; expected a folder for each gateway"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+
+    def release(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move the files of a run that has ended into a folder of their own, `ended-BEGIN`; None: there are none.
+
+    OSError if they cannot be moved.
+    """
+    files = sorted(folder.glob("*.parquet"))
+    requests = folder / "requests.parquet"
+    if requests not in files:
+        return None
+    began = datetime.fromtimestamp(_began_s(requests), UTC)
+    target = base = folder / f"ended-{began:%Y%m%dT%H%M%SZ}"
+    num = 1
+    while target.exists():
+        num += 1
+        target = base.with_name(f"{base.name}-{num}")
+    target.mkdir()
+    for file in files:
+        if file.name in _OF_A_RUN:
+            os.replace(file, target / file.name)
+    return target
+
+
+_OF_A_RUN = {f"{name}.parquet" for name in ("requests", "segments", "stretches", "moves", "replicas", "drafts")}
+
+
+def _began_s(requests: Path) -> float:
+    """When the run began, or when its file was written."""
+    with suppress(pa.ArrowException, OSError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
+        run = msgspec.json.decode((parquet.read_schema(requests).metadata or {})[METADATA])
+        return float(run["provenance"][BEGAN_S])
+    return requests.stat().st_mtime
