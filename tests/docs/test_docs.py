@@ -94,6 +94,11 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert latest in (headway.__version__, "Unreleased")
 
 
+def test_the_readme_installs_this_version() -> None:
+    files = re.findall(r"headway-(?:chart-)?(\d[\d.]*)(?:-py3|\.tgz)", README)
+    assert len(files) == 2 and set(files) == {headway.__version__}
+
+
 def test_the_makefile_says_what_contributors_are_told() -> None:
     documented = set(re.findall(r"^(?:`)?make (\w+)", (ROOT / "CONTRIBUTING.md").read_text() + README, re.MULTILINE))
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
