@@ -3,8 +3,8 @@
 
     headway-VERSION.tar.gz                      source distribution
     headway-VERSION-py3-none-any.whl            pure wheel, made from the source distribution
-    headway-VERSION-cp3XX-cp3XX-manylinux*.whl  compiled wheel for this Python and machine, likewise (not with --pure)
-    headway-VERSION.cdx.json                    SBOM (CycloneDX): the wheel with the image's extras, and what they install
+    headway-VERSION-cp3XX-cp3XX-manylinux*.whl  compiled wheel for this Python and machine (not: --pure)
+    headway-VERSION.cdx.json                    SBOM (CycloneDX) of the wheel with the extras of the image
     headway-chart-VERSION.tgz                   Helm chart
     SHA256SUMS                                  of all these
 

@@ -1,5 +1,7 @@
-"""A database of batches that Headway 0.2.0 has written: batches-0.2.0.sql is the dump of a gateway's that was killed, with one
-batch that was completed and one that was running."""
+"""A database of batches that Headway 0.2.0 has written.
+
+batches-0.2.0.sql is the dump of that of a gateway that was killed: one batch was completed and one was running.
+"""
 
 from __future__ import annotations
 
