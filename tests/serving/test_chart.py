@@ -42,29 +42,67 @@ def _rendered(chart: Any, **values: Any) -> Objects:
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
 
-def _exported(folder: Path, document: dict[str, Any], *options: str) -> Objects:
-    """The gateway's manifests."""
-    (folder / "fleet.yaml").write_text(yaml.safe_dump(document))
-    assert (
-        main(["export", "kubernetes", f"{folder}/fleet.yaml", "-o", f"{folder}/out", "--namespace", "llm", *options])
-        == 0
+def _exported(folder: Path, document: dict[str, Any], *options: str) -> tuple[Objects, dict[str, Any]]:
+    """All manifests of a fleet, and the values of the chart for it."""
+    path, out = folder / "fleet.yaml", folder / "out"
+    path.write_text(yaml.safe_dump(document))
+    told = ["--namespace", "llm", *options]
+    assert main(["export", "kubernetes", str(path), "-o", str(out), *told]) == 0
+    assert main(["export", "helm", str(path), "-o", f"{folder}/values.yaml", *told]) == 0
+    names = yaml.safe_load((out / "kustomization.yaml").read_text())["resources"]
+    found = [each for name in names for each in yaml.safe_load_all((out / name).read_text())]
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}, yaml.safe_load(
+        (folder / "values.yaml").read_text()
     )
-    found = yaml.safe_load_all((folder / "out" / "gateway.yaml").read_text())
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
 
 @pytest.mark.parametrize("name", FLEETS)
 def test_the_chart_makes_what_the_export_makes(chart: Any, tmp_path: Path, name: str) -> None:
-    """For the exported fleet file; but for the hash by which Kubernetes sees that a file has changed."""
+    """Every object; but for the hash by which Kubernetes sees that a file has changed."""
     document, options = FLEETS[name]
-    exported = _exported(tmp_path, document, *options)
-    files = exported["ConfigMap", "headway"]["data"].copy()
-    kind = "picker" if name == "picker" else "gateway"
-    made = _rendered(chart, fleet=files.pop("fleet.yaml"), files=files, kind=kind)
+    exported, values = _exported(tmp_path, document, *options)
+    made = _rendered(chart, **values)
     for objects in (made, exported):
         annotations = objects["Deployment", "headway"]["spec"]["template"]["metadata"].pop("annotations")
         assert len(annotations["headway/fleet-sha256"]) == 64
     assert made == exported
+
+
+PLATFORM = {
+    "extraArgs": ["--log-level", "debug"], "imagePullSecrets": [{"name": "mine"}], "records": {"claim": "days"},
+    "modelCache": {"claim": "weights"}, "podDisruptionBudget": {"minAvailable": 1},
+    "podMonitor": {"enabled": True}, "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+}  # fmt: skip
+
+
+def test_a_platforms_values_reach_the_gateway_and_the_engines(chart: Any, tmp_path: Path) -> None:
+    _, values = _exported(tmp_path, {"fleet": [POOL]})
+    before, made = _rendered(chart, **values), _rendered(chart, **values, **PLATFORM)
+    gateway = made["Deployment", "headway"]["spec"]["template"]["spec"]
+    engine = made["StatefulSet", "chat"]["spec"]["template"]["spec"]
+    assert gateway["imagePullSecrets"] == engine["imagePullSecrets"] == [{"name": "mine"}]
+    (container,) = gateway["containers"]
+    assert container["args"][-4:] == ["--records", "/var/lib/headway/records", "--log-level", "debug"]
+    _mounts(gateway, "days", container["args"][-3])
+    _mounts(engine, "weights", "/root/.cache/huggingface")
+    added = made.keys() - before.keys()
+    assert added == {
+        ("PodDisruptionBudget", "headway"),
+        ("PodMonitor", "headway"),
+        ("NetworkPolicy", "headway-engines"),
+    }
+    labels = made["Deployment", "headway"]["spec"]["template"]["metadata"]["labels"]
+    for kind in ("PodDisruptionBudget", "PodMonitor"):
+        assert made[kind, "headway"]["spec"]["selector"]["matchLabels"] == labels
+    policy = made["NetworkPolicy", "headway-engines"]["spec"]
+    engines = made["StatefulSet", "chat"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= engines.items()
+    assert {"podSelector": {"matchLabels": labels}} in policy["ingress"][0]["from"]
+
+
+def _mounts(pod: dict[str, Any], claim: str, path: str) -> None:
+    (volume,) = [each["name"] for each in pod["volumes"] if each.get("persistentVolumeClaim") == {"claimName": claim}]
+    assert {"name": volume, "mountPath": path} in pod["containers"][0]["volumeMounts"]
 
 
 @pytest.mark.parametrize("kind", ["gateway", "picker"])

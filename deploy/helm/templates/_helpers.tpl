@@ -106,3 +106,17 @@ capabilities:
   drop: [ALL]
 readOnlyRootFilesystem: true
 {{- end }}
+
+{{/* A pool's pod, with the cache of weights and the pull secrets of the values. */}}
+{{- define "headway.engine-pod" -}}
+{{- $pod := deepCopy .pod -}}
+{{- with .values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end -}}
+{{- with .values.modelCache.claim -}}
+{{- $container := first $pod.containers -}}
+{{- $mount := dict "name" "weights" "mountPath" "/root/.cache/huggingface" -}}
+{{- $_ := set $container "volumeMounts" (append (default list $container.volumeMounts) $mount) -}}
+{{- $volume := dict "name" "weights" "persistentVolumeClaim" (dict "claimName" .) -}}
+{{- $_ := set $pod "volumes" (append (default list $pod.volumes) $volume) -}}
+{{- end -}}
+{{- toYaml $pod -}}
+{{- end }}

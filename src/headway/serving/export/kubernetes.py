@@ -121,8 +121,8 @@ def with_engines(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     return sections, changed
 
 
-def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
-    """The YAML files by name. HeadwayError for a pool that Kubernetes cannot run."""
+def _checked_kind(scenario: Scenario, options: ExportOptions) -> Kind:
+    """The kind of the pools' workloads. HeadwayError for a fleet that Kubernetes cannot run with these options."""
     scales = scenario.spec.policies.scaling is not None
     if options.autoscale and scales:
         what = "the gateway scales by this policy already; drop the policy, or --autoscale"
@@ -133,6 +133,12 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
     policies_of(scenario)  # refuses a scenario with variants
     if options.inference_pool:
         _check_inference_pools(scenario, scales)
+    return kind
+
+
+def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
+    """The YAML files by name. HeadwayError for a pool that Kubernetes cannot run."""
+    kind = _checked_kind(scenario, options)
     by_priority, drain_s = uses_engine_priority(scenario.spec), scenario.spec.gateway.drain_s
     files: dict[str, list[Manifest]] = {}
     for each in _pools(scenario):
@@ -146,9 +152,44 @@ def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
         "resources": list(files),
     }]  # fmt: skip
-    return {
-        name: yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100) for name, documents in files.items()
-    }
+    return {name: _text(documents) for name, documents in files.items()}
+
+
+def chart_values(scenario: Scenario, options: ExportOptions) -> str:
+    """Values of the Helm chart that make the objects of `manifests`, in the release's namespace.
+
+    HeadwayError for a pool that Kubernetes cannot run.
+    """
+    kind = _checked_kind(scenario, options)
+    by_priority, drain_s = uses_engine_priority(scenario.spec), scenario.spec.gateway.drain_s
+    engines = []
+    for each in _pools(scenario):
+        with scenario.places.at(*each.at):
+            _check(each)
+            pool, engine = each.pool, {"name": each.pool.name, "kind": kind, "replicas": each.pool.replicas}
+            if each.combo is not None:
+                engine["labels"] = {"headway/combo": each.combo.name, "headway/role": pool.role}
+            engine["pod"] = _pod(each, by_priority, drain_s, options)
+            if options.autoscale and pool.max_replicas is not None:
+                engine["autoscaler"] = _autoscaler(pool, kind, options)["spec"]
+            engines.append(engine)
+    values: Manifest = {
+        "kind": "picker" if options.inference_pool else "gateway", "image": options.gateway_image,
+        "fleet": _fleet_file(scenario, kind, options, _watches_cluster(scenario, kind, options)),
+    }  # fmt: skip
+    if files := _model_configs(scenario):
+        values["files"] = files
+    return _text([values | {"engines": engines}])
+
+
+def _text(documents: list[Manifest]) -> str:
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+def _watches_cluster(scenario: Scenario, kind: Kind, options: ExportOptions) -> bool:
+    """Only the cluster knows the pods of a Deployment, and those that an autoscaler adds."""
+    scales = scenario.spec.policies.scaling is not None
+    return kind == "Deployment" or scales or options.autoscale or options.inference_pool
 
 
 def deployed_models(scenario: Scenario) -> list[str]:
@@ -309,8 +350,7 @@ def _inference_pool(name: str) -> Manifest:
 
 def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Manifest]:
     scales = scenario.spec.policies.scaling is not None
-    # Only the cluster knows the pods of a Deployment, and those that an autoscaler adds.
-    watches = kind == "Deployment" or scales or options.autoscale or options.inference_pool
+    watches = _watches_cluster(scenario, kind, options)
     text, configs = _fleet_file(scenario, kind, options, watches), _model_configs(scenario)
     environment = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": name}}} for name in secrets(scenario)
