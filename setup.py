@@ -37,7 +37,7 @@ COMPILED = (
 )  # fmt: skip
 
 
-WITHOUT = {"editable_wheel", "egg_info", "dist_info"}
+WITHOUT = {"editable_wheel", "egg_info", "dist_info", "sdist"}
 """Commands that need no compiled module: an installer asks for the package's metadata several times."""
 
 
