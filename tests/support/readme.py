@@ -11,8 +11,8 @@ from headway.report.page import library_name
 
 BLOCKS = bash_blocks("README.md")
 WRITTEN = {
-    "out/requests.csv", "out/plan.yaml", "chat.yaml", "out/chat.html", f"out/{library_name()}", "out/chat.json",
-    "out/arena.html", "demand.yaml", "out/scaled.yaml",
+    "out/requests.csv", "out/plan.yaml", "chat.yaml", "headway.schema.json", "out/chat.html", f"out/{library_name()}",
+    "out/chat.json", "out/arena.html", "demand.yaml", "out/scaled.yaml",
 }  # fmt: skip
 """Files that the blocks write without a real engine."""
 

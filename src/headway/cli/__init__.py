@@ -40,6 +40,7 @@ COMMANDS = {
     "load": "Send requests to a running engine, and measure its answers.",
     "discover": "Ask running engines what they are, and write a fleet file.",
     "new": "Write a commented scenario to start from.",
+    "schema": "Write the JSON schema of fleet files, for editors.",
 }
 
 USER_ERROR = 2

@@ -11,7 +11,7 @@ from headway.core.errors import HeadwayError, SloWarning
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = rf"(\d+\.?\d*|\.\d+)\s*({'|'.join(sorted(_UNITS_S, key=len, reverse=True))})"
-_DURATION = re.compile(rf"\s*(?:{_PART}\s*)+")
+DURATION = re.compile(rf"\s*(?:{_PART}\s*)+")
 EXPECTED = "expected seconds, or a duration such as 450ms, 2s, 1m or 1h"
 LONGEST_S = {"ttft": 120.0, "tpot": 1.0}
 """An SLO above this is rather a number of milliseconds."""
@@ -20,7 +20,7 @@ LONGEST_S = {"ttft": 120.0, "tpot": 1.0}
 def seconds(value: str | float) -> float:
     """A duration in seconds. HeadwayError for what is no duration, is negative or not finite."""
     if isinstance(value, str):
-        if _DURATION.fullmatch(value):
+        if DURATION.fullmatch(value):
             return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_PART, value))
         try:
             value = float(value)
@@ -57,7 +57,7 @@ def in_seconds(key: object, value: Any) -> Any:
     if isinstance(value, list | tuple):
         made = [in_seconds(key, each) for each in value]
         return made if isinstance(value, list) else tuple(made)
-    return seconds(value) if isinstance(value, str) and is_seconds(key) and _DURATION.fullmatch(value) else value
+    return seconds(value) if isinstance(value, str) and is_seconds(key) and DURATION.fullmatch(value) else value
 
 
 def is_seconds(key: object) -> bool:
