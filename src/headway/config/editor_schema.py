@@ -40,5 +40,5 @@ def _as_written(key: str, property: dict[str, Any], has_variables: bool) -> dict
         return property
     if "items" in property:  # durations of a list have units each
         property = {**property, "items": {"anyOf": [property["items"], *also]}}
-    kept = {name: property[name] for name in ("description", "default") if name in property}
+    kept: dict[str, Any] = {name: property[name] for name in ("description", "default") if name in property}
     return {**kept, "anyOf": [{name: value for name, value in property.items() if name not in kept}, *also]}
