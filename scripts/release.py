@@ -78,7 +78,7 @@ def environment(folder: Path, requirements: Sequence[str], source: Path) -> Path
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check"]
-    _run(*pip, "install", "-c", str(source / "constraints.txt"), *requirements)
+    _run(*pip, "install", "--no-compile", "-c", str(source / "constraints.txt"), *requirements)
     return folder / "bin"
 
 
