@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,24 @@ def test_open_endpoints(inside: Inside) -> None:
         assert health.status == 503 and json.loads(health.body) == {"status": "unavailable", "up": 1, "replicas": 1}
     finally:
         inside.gateway.admission.is_closing = False
+
+
+def test_the_address_alone_says_what_is_there(inside: Inside) -> None:
+    told = json.loads(_request(inside, "/").body)
+    assert told["version"] == __version__ and told["about"].startswith("Headway") and told["dashboard"] is None
+    assert all(_request(inside, told[name]).status == 200 for name in ("docs", "openapi", "models", "health"))
+
+
+def test_the_page_of_the_api_lists_every_endpoint_and_loads_nothing(inside: Inside) -> None:
+    reply = _request(inside, "/docs")
+    text = reply.body.decode()
+    shown = set(re.findall(r"<b>([A-Z]+)</b><code>([^<]+)</code>", text))
+    paths = json.loads(_request(inside, "/openapi.json").body)["paths"]
+    assert shown == {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert "<code>max_tokens</code>" in text and reply.headers["content-security-policy"].startswith(
+        "default-src 'none'"
+    )
+    assert not re.search(r"<script|<link|<img|src=|https?://", text)
 
 
 def test_unknown_paths_and_methods_are_openai_errors(inside: Inside) -> None:

@@ -39,7 +39,7 @@ from headway.gateway.relay.request import (
     TOKENIZE,
 )
 from headway.gateway.relay.writer import ClientWriter, error_response
-from headway.gateway.server import admin, dashboard, responses, schema
+from headway.gateway.server import admin, dashboard, front_page, responses, schema
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
 from headway.gateway.server.probes import ProbeServer, Status
@@ -179,11 +179,18 @@ async def _version(request: Request, gateway: Gateway) -> schema.VersionInfo:
 
 
 async def _openapi(request: Request, gateway: Gateway) -> Response:
-    app: Application = request.app
+    return Response(await _description(request.app, gateway), media_type=JSON)
+
+
+async def _docs(request: Request, gateway: Gateway) -> Response:
+    return await front_page.docs(await _description(request.app, gateway))
+
+
+async def _description(app: Application, gateway: Gateway) -> bytes:
     if app.description is None:  # made in a thread, as the first time takes a third of a second
         made = await asyncio.to_thread(document, endpoints(), gateway.settings)
         app.description = msgspec.json.encode(made)
-    return Response(app.description, media_type=JSON)
+    return app.description
 
 
 def _completion(path: str, summary: str, accepts: type, returns: type) -> Endpoint:
@@ -227,6 +234,8 @@ _ENDPOINTS = [
     Endpoint("GET", "/metrics", "For Prometheus", _metrics, str, media_types=(TEXT, OPENMETRICS)),
     Endpoint("GET", "/version", "Headway's version", _version, schema.VersionInfo),
     Endpoint("GET", "/openapi.json", "This document", _openapi, dict),
+    Endpoint("GET", "/", "What this is", front_page.welcome, schema.Welcome),
+    Endpoint("GET", "/docs", "This API as a page", _docs, str, media_types=("text/html",)),
 ]
 
 

@@ -181,6 +181,19 @@ class HealthStatus(Struct, forbid_unknown_fields=True):
     """Whether the store that they share can be used. While it cannot, each goes on alone."""
 
 
+class Welcome(Struct, forbid_unknown_fields=True):
+    """What answers here, and the paths of what a newcomer looks for."""
+
+    about: str
+    version: str
+    docs: str
+    openapi: str
+    models: str
+    health: str
+    dashboard: str | None
+    """None: this gateway has none."""
+
+
 class VersionInfo(Struct, forbid_unknown_fields=True):
     """The answer of GET /version."""
 
