@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator
@@ -208,6 +209,35 @@ def test_process_metrics_are_read_from_proc(tmp_path: Path) -> None:
 
 def _fails(status: int) -> list[bytes]:
     return [b"HTTP/1.1 %d Failed\r\nContent-Length: 2\r\n\r\n{}" % status]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_leave_before_their_answers_count_as_that(stream: bool, tmp_path: Path) -> None:
+    """One at its engine, one held: none is told of a timeout, and both leave their places at once."""
+    held = {"ordering": "vtc", "ordering_at": "gateway", "window": 1}
+    inside = Inside(tmp_path, policies=held, gateway={"scrape_period_s": 3600.0})
+    inside.engines[0].reply, inside.engines[0].then = [], "stall"
+
+    async def leave(num: int) -> None:
+        gone = asyncio.Event()
+        messages = [{"role": "user", "content": "hello there"}]
+        body = {"model": serving.MODEL, "messages": messages, "stream": stream}
+        clients = [asyncio.create_task(inside.post(body, gone=gone)) for _ in range(num)]
+        control = inside.gateway.driver.control
+        await inside.until(lambda: inside.num_in_flight == 1 and control.services[0].hold_queue.num == num - 1)
+        gone.set()
+        await asyncio.gather(*clients)
+        assert inside.num_in_flight == control.services[0].hold_queue.num == 0
+
+    try:
+        inside.run(leave(2))
+        page = _samples(inside.run(inside.post(b"", "/metrics", method="GET")).body.decode())
+    finally:
+        inside.close()
+    answers = {key: value for key, value in page.items() if key.startswith("headway_responses_total")}
+    assert answers == {'headway_responses_total{path="/v1/chat/completions",status="499"}': 2}
+    ended = {key: value for key, value in page.items() if key.startswith("headway_requests_total")}
+    assert sum(ended.values()) == 2 and all('outcome="cancelled"' in key for key in ended)
 
 
 def test_the_page_counts_statuses_retries_and_dollars(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ class Relay:
     # Starting values that most requests keep are set in the class.
     _escalated_tokens = 0
     _is_cut_off = False
+    _has_client_left = False
     _snapshot: KvSnapshot | None = None
     _dispatch: DualDispatch | None = None
     keep_alive_s: float | None = None
@@ -130,6 +131,8 @@ class Relay:
             self._response.keep_alive(self.keep_alive_s)
         try:
             error = await self._respond()  # written here, as compiled code must not await in a handler
+            if self._has_client_left:
+                return  # an error that nobody reads is none of the answers that are counted
             if isinstance(error, RefusedError):
                 await self._response.write_refusal(error)
             elif error is not None:
@@ -217,6 +220,7 @@ class Relay:
 
     def client_disconnected(self) -> None:
         """End the request, as nobody reads the response."""
+        self._has_client_left = True
         self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
         self._response.flush()
 
