@@ -5,15 +5,18 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("httptools")
 
+import envoys
 import serving
 from attacking import SCALE, children, memory_ceiling, resident_mib
+from certificates import new_certificate
+from envoys import Envoy
 from keys import digest
 from scripted import Script
 from serving import MODEL
@@ -118,3 +121,40 @@ def test_workers_take_no_more(engine: Script, tmp_path: Path) -> None:
         after = sum(map(resident_mib, pids))
         print(f"{len(pids)} workers: {before:.1f} MiB before, {after:.1f} afterwards")  # noqa: T201
         assert after - before <= 2 * BASE_MIB + CONNECTIONS * CONNECTION_MIB, (before, after)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_behind_envoy_they_take_no_more(engine: Script, tls: bool, tmp_path: Path) -> None:
+    """Envoy answers its clients and has connections of its own to the gateway: encrypted ones may take 2 MiB each."""
+    envoys.binary()
+    certificate, key = new_certificate(tmp_path)
+    made = _gateway(engine, tmp_path, *(("--certfile", str(certificate), "--keyfile", str(key)) if tls else ()))
+    with serving.closing(made):
+        envoy = Envoy(envoys.plain_proxy(tls), 0, [made.port], tmp_path)
+        with closing(envoy):
+            envoys.listening(envoy)
+            serving.all_up(envoy, 1)
+            for name, data in REPEATED.items():
+                with memory_ceiling(made, peak_mib=BASE_MIB + CONNECTIONS * CONNECTION_MIB * (1 + tls)):
+                    num = _sent(lambda: envoy.port, data, True, most=(100 << 20) * SCALE)
+                print(f"{name}: Envoy has taken {num >> 10:,} KiB")  # noqa: T201
+            serving.all_up(envoy, 1)  # who reads is still answered
+
+
+@pytest.mark.ci
+def test_a_picker_behind_envoy_takes_no_more(engine: Script, tmp_path: Path) -> None:
+    """Envoy reads one request of a connection at a time, so its calls to the picker are no more than connections."""
+    pytest.importorskip("grpc")
+    envoys.binary()
+    settings = {"api_keys": [digest("right")], "scrape_period_s": 3600.0}
+    picker = envoys.picker(serving.fleet_file(tmp_path, [engine.url], gateway=settings))
+    with closing(picker):
+        envoy = Envoy(envoys.configuration(), picker.grpc_port, [int(engine.url.rpartition(":")[2])], tmp_path)
+        with closing(envoy):
+            serving.all_up(picker, 1)
+            envoys.listening(envoy)
+            for name, data in REPEATED.items():
+                with memory_ceiling(picker, peak_mib=BASE_MIB + CONNECTIONS * CONNECTION_MIB):
+                    num = _sent(lambda: envoy.port, data, True, most=(100 << 20) * SCALE)
+                print(f"{name}: Envoy has taken {num >> 10:,} KiB")  # noqa: T201

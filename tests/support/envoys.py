@@ -30,6 +30,40 @@ def configuration() -> str:
     return found[1]
 
 
+def plain_proxy(tls: bool) -> str:
+    """A configuration without a picker: all requests go to port 8001. `tls`: encrypted."""
+    encrypted = """
+    transport_socket:
+      name: tls
+      typed_config: {"@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext}
+"""
+    text = """
+static_resources:
+  listeners:
+  - address: {socket_address: {address: 127.0.0.1, port_value: 8000}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: proxy
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes: [{match: {prefix: /}, route: {cluster: gateway, timeout: 0s}}]
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
+  clusters:
+  - name: gateway
+    load_assignment:
+      cluster_name: gateway
+      endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 8001}}}}]}]
+"""
+    return text.rstrip() + encrypted if tls else text
+
+
 def fail_open(text: str) -> str:
     """The configuration with the modes in which Envoy passes requests without a picker."""
     text = text.replace("request_body_mode: FULL_DUPLEX_STREAMED", "request_body_mode: BUFFERED")
