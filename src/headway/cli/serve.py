@@ -172,7 +172,10 @@ def _run(
         hosts = web_server.expected_hosts(plan.settings, listeners[0])
         app = application(make, live.stopped)
         served = with_middleware(app, plan.settings, options.access_log)
-        web_server.serve(served, listeners[0], plan.settings.drain_s + 1, tls, app.drain, hosts, relays=True)
+        web_server.serve(
+            served, listeners[0], plan.settings.drain_s + 1, tls, app.drain, hosts, relays=True,
+            count_refused=app.completions.count_refused,
+        )  # fmt: skip
     else:
         web_server.serve(
             application(make, live.stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop,

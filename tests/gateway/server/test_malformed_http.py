@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import io
+import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -68,6 +70,13 @@ def _answers(data: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
+def _num_responses(front: serving.Process) -> Counter[tuple[str, int]]:
+    """Answers so far, by path and status."""
+    page = send(front, "/metrics").text()
+    found = re.findall(r'^headway_responses_total\{path="(.*)",status="(.*)"\} (\d+)$', page, re.MULTILINE)
+    return Counter({(path, int(status)): int(num) for path, status, num in found})
+
+
 def _chat(*headers: bytes, body: bytes = BODY) -> bytes:
     return CHAT + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + body
 
@@ -114,12 +123,41 @@ REFUSED = {
 def test_what_is_no_http_is_refused_once_and_asked_of_nobody(
     front: serving.Process, script: Script, data: bytes
 ) -> None:
-    """And what might be a second request in it is none."""
+    """And what might be a second request in it is none. The answer is counted once."""
     script.reply, script.request = WELL, b""
+    before = _num_responses(front)
     answers = _answers(_sent(front, data))
     assert [status for status, _ in answers] == [400], answers
     assert b'"type":"invalid_request_error"' in answers[0][1]
     assert not script.request
+    assert _num_responses(front) - before == {("", 400): 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (_chat(*([b"X: 1"] * 300)), 431),
+        (CHAT + b"X: " + b"y" * 70_000, 431),
+        (_chat(b"Origin: https://elsewhere.example", LENGTH), 403),
+        (_chat(LENGTH, b"Host: elsewhere.example"), 400),
+    ],
+    ids=["many headers", "long headers", "another page", "two hosts"],
+)
+def test_refused_heads_are_counted_by_status(front: serving.Process, data: bytes, status: int) -> None:
+    before = _num_responses(front)
+    assert [found for found, _ in _answers(_sent(front, data))] == [status]
+    assert _num_responses(front) - before == {("", status): 1}
+
+
+def test_a_body_that_goes_wrong_later_is_counted_as_what_its_client_was_told(front: serving.Process) -> None:
+    """The endpoint waits for it by then: the client has not left, it was refused."""
+    before = _num_responses(front)
+    with socket.create_connection(("127.0.0.1", front.port), timeout=serving.PATIENCE_S) as made:
+        made.sendall(_chat(CHUNKED, b"Expect: 100-continue", body=b""))
+        assert made.recv(100).startswith(b"HTTP/1.1 100 ")  # the endpoint has asked for the body
+        made.sendall(b"zz\r\n")
+        assert made.recv(100).startswith(b"HTTP/1.1 400 ")
+    until(lambda: _num_responses(front) - before == {("/v1/chat/completions", 400): 1})
 
 
 def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: Script) -> None:

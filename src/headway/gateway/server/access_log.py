@@ -132,4 +132,6 @@ class AccessLog:
             entry.status = entry.status or 500
             raise
         finally:
+            if entry.status is None and writer is not None:
+                entry.status = writer.status  # of the connection, which has refused the body
             self._lines.write(entry.line(scope["method"], scope["path"]))

@@ -63,7 +63,7 @@ class CompletionsApp:
         self._request_ids = _random_ids()
         self._memory = BodyMemory()
         self.num_responses: dict[tuple[str, int], int] = {}
-        """Answers by path and HTTP status."""
+        """Answers by path and HTTP status; the path is empty where no application has seen the request."""
 
     async def drain(self) -> None:
         """Wait for the present requests to end, but cut them off after `drain_s`. Others are not stopped here."""
@@ -97,8 +97,14 @@ class CompletionsApp:
                     await write_error(writer, internal_error(), request_id.encode())
                 raise error
         finally:
-            answer = scope["path"], writer.status or CLIENT_LEFT
-            self.num_responses[answer] = self.num_responses.get(answer, 0) + 1
+            self._count(scope["path"], writer.status or CLIENT_LEFT)
+
+    def count_refused(self, status: int) -> None:
+        """Count the answer to a request that the connection has refused."""
+        self._count("", status)
+
+    def _count(self, path: str, status: int) -> None:
+        self.num_responses[path, status] = self.num_responses.get((path, status), 0) + 1
 
     async def _respond(
         self, scope: Scope, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientWriter

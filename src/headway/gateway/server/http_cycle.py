@@ -140,6 +140,12 @@ class HttpCycle:
         if on_disconnect is not None and not self.is_complete:
             on_disconnect()
 
+    def refuse(self, status: int) -> None:
+        """The connection answers the rest of the request with `status`, unless the response has begun."""
+        if not self.has_begun:
+            self.status = status
+        self.disconnect()
+
     def shut_down(self) -> None:
         """Close the connection after this response."""
         self._keeps_alive = False

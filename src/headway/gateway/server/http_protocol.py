@@ -13,6 +13,7 @@ import asyncio
 import re
 import select
 import socket
+from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -104,13 +105,16 @@ class HttpProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         hosts: ExpectedHosts | None = None,
+        count_refused: Callable[[int], None] | None = None,
     ) -> None:
-        """`hosts`: the hosts that are served; None for all. The rest is uvicorn's."""
+        """`hosts`: the hosts that are served; None for all. `count_refused(status)` is called for each answer to a
+        request that the application does not see. The rest is uvicorn's."""
         self._app: Any = config.loaded_app
         self._takes_writer = bool(getattr(self._app, "takes_writer", False))
         self._loop = _loop or asyncio.get_running_loop()
         self._keep_alive_s = float(config.timeout_keep_alive)
         self._state, self._app_state, self._hosts = server_state, app_state, hosts
+        self._count_refused = count_refused
         self._framing = RequestFraming()
         self._parser: Any = httptools.HttpRequestParser(self)
         # What follows a request that closes the connection is dropped.
@@ -483,12 +487,14 @@ class HttpProtocol(asyncio.Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer a request that is not passed on, or whose body cannot be parsed, and close the connection."""
-        cycle, self._refusal, self._is_new = self._cycle, None, False
-        is_begun = False
+        cycle, is_new, self._refusal, self._is_new = self._cycle, self._is_new, None, False
+        is_begun = is_seen = False
         if cycle is not None and not cycle.is_complete:
-            is_begun = cycle.has_begun
-            cycle.disconnect()
+            is_begun, is_seen = cycle.has_begun, not is_new
+            cycle.refuse(error.status)
         if not is_begun:
+            if self._count_refused is not None and not is_seen:
+                self._count_refused(error.status)
             body = error.json()
             head = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
             self._transport.write(STATUS_LINE[error.status] + head + body)

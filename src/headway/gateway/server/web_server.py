@@ -137,12 +137,14 @@ def serve(
     hosts: ExpectedHosts | None = None,
     take_stop: Callable[[Callable[[], None]], None] = lambda stop: None,
     relays: bool = False,
+    count_refused: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until a signal; then await `on_shutdown`, during which connections are still accepted, and wait for open
     requests; all that for at most `shutdown_s`, and not after a second signal.
 
     `hosts`: the hosts that are served; None for all. `take_stop` gets a function that has the same effect as a signal.
-    `relays`: each client may need a connection to an engine.
+    `relays`: each client may need a connection to an engine. `count_refused(status)`: called for each answer to a
+    request that the application does not see.
     """
     try:
         import uvicorn
@@ -153,7 +155,7 @@ def serve(
         raise not_installed(str(error.name)) from None
     config = uvicorn.Config(
         application, log_config=None, access_log=False, lifespan="on", ws="none",
-        http=partial(HttpProtocol, hosts=hosts),  # type: ignore[arg-type]  # called like a class
+        http=partial(HttpProtocol, hosts=hosts, count_refused=count_refused),  # type: ignore[arg-type]  # called like a class
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None,
         timeout_keep_alive=75,
         backlog=_BACKLOG,

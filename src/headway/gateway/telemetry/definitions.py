@@ -36,7 +36,8 @@ DEFINITIONS = {
     # Requests that have ended.
     "headway_requests_total": _counter("Requests that have ended", *_SERIES, "outcome"),
     "headway_responses_total": _counter(
-        "Answers to requests for engines, by HTTP status; 499: the client left before the answer began",
+        "Answers to requests for engines, by HTTP status; 499: the client left before the answer began. "
+        "Without path: requests that are no valid HTTP, or that no page of another host may send",
         "path",
         "status",
     ),

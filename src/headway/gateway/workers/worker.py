@@ -149,6 +149,11 @@ class WorkerApplication:
         else:
             await self._proxy(scope, receive, send)
 
+    def count_refused(self, status: int) -> None:
+        """Count the answer to a request that the connection has refused."""
+        self._completions.count_refused(status)
+        self.worker().scheduler.schedule_report()
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
@@ -224,7 +229,10 @@ def _serve(link: socket.socket, listener: socket.socket, config: WorkerConfig) -
     hosts = web_server.expected_hosts(config.settings, listener)
     access_log = None if config.access_log is None else Path(config.access_log)
     served = with_middleware(application, config.settings, access_log)
-    web_server.serve(served, listener, config.settings.drain_s + 1, tls, application.leave, hosts, relays=True)
+    web_server.serve(
+        served, listener, config.settings.drain_s + 1, tls, application.leave, hosts, relays=True,
+        count_refused=application.count_refused,
+    )  # fmt: skip
 
 
 def report_failure(link: socket.socket, error: Exception) -> None:
