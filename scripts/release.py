@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -114,10 +115,14 @@ def bill_of_materials(tools: Path, wheel: Path, work: Path, out: Path) -> Path:
     source = work / "source"
     extras = re.findall(r"/src\[([\w,]+)\]", (source / "Dockerfile").read_text())[0]
     python = environment(work / "installed", [f"{wheel}[{extras}]"], source) / "python"
-    made = out / f"{'-'.join(wheel.name.split('-')[:2])}.cdx.json"
+    version = wheel.name.split("-")[1]
+    made = out / f"headway-{version}.cdx.json"
     written = ["--output-reproducible", "--output-format", "JSON", "--output-file", str(made)]
     described = ["--pyproject", str(source / "pyproject.toml"), "--mc-type", "application"]
     _run(str(tools / "cyclonedx-py"), "environment", *described, *written, str(python))
+    listed = json.loads(made.read_text())
+    listed["metadata"]["component"] |= {"version": version, "purl": f"pkg:pypi/headway@{version}"}  # it is dynamic
+    made.write_text(json.dumps(listed, indent=2) + "\n")
     return made
 
 
