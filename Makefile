@@ -15,10 +15,10 @@ demo: .venv/base  ## Compare policies on the built-in workload; writes out/repor
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
 test: .venv/ready  ## Four processes for two cores: tests wait for their servers almost half of the time
-	$(BIN)/pytest -q -n 4 -m "not long and not ci"
+	$(BIN)/pytest -q -n 4 -m "not long and not ci and not newest"
 
 test-reversed: .venv/ready  ## The same in the reverse order: no test depends on what an earlier one left
-	$(BIN)/pytest -q -n 4 -m "not long and not ci" --reversed
+	$(BIN)/pytest -q -n 4 -m "not long and not ci and not newest" --reversed
 
 test-skipped: .venv/ready  ## The tests that the last `make test` skipped, once what they need is there
 	$(BIN)/pytest -q -n 2 --skipped || test $$? = 5 # none were skipped
@@ -29,15 +29,16 @@ test-ci: .venv/ready  ## The tests that `make test` leaves out, as they take lon
 test-newest: .venv/base  ## The fast tests, servers, and the JSON of every command with the newest packages, without constraints.txt
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	.venv-newest/bin/pytest -q -n 2 -m "not slow"
-	.venv-newest/bin/pytest -q -n 2 -m "not long and not ci" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
+	.venv-newest/bin/pytest -q -n 2 -m "not slow and not newest"
+	.venv-newest/bin/pytest -q -m newest tests/vllm
+	.venv-newest/bin/pytest -q -n 2 -m "not long and not ci and not newest" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
 
 test-oldest: .venv/base  ## The same with the oldest packages that pyproject.toml allows
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[dev]'
-	.venv-oldest/bin/pytest -q -n 2 -m "not slow"
-	.venv-oldest/bin/pytest -q -n 2 -m "not long and not ci" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
+	.venv-oldest/bin/pytest -q -n 2 -m "not slow and not newest"
+	.venv-oldest/bin/pytest -q -n 2 -m "not long and not ci and not newest" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
 
 prove: .venv/ready  ## A prediction beside an engine measured on this machine: prints, judges nothing
 	$(BIN)/python bench/prove.py
@@ -46,7 +47,7 @@ test-long: .venv/ready  ## The tests that `make test` leaves out: minutes of sim
 	$(BIN)/pytest -q -n 2 -m long
 
 test-fast: .venv/ready  ## The tests that take seconds: no servers, browsers, databases or long searches
-	$(BIN)/pytest -q -n 3 -m "not slow"
+	$(BIN)/pytest -q -n 3 -m "not slow and not newest"
 
 compiled: .venv/ready  ## The package with the loops of the simulator and the gateway compiled, in build/compiled
 	rm -rf build
