@@ -13,7 +13,7 @@ from control_fakes import Fleet
 from fakes import FakeReplica
 from headway.control.decisions import Decision, DecisionObserver
 from headway.control.policies import Policies
-from headway.control.shadow import PACED, Kind, Shadow
+from headway.control.shadow import PACED, Kind, Shadow, ShadowPlan
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.gateway.scheduling import shadows
@@ -163,7 +163,7 @@ def test_a_costly_candidate_is_paced_and_a_cheap_one_is_not(monkeypatch: pytest.
     cpu_s = 0.0
     monkeypatch.setattr(shadows, "process_time", lambda: cpu_s)
     policies = Policies(RoundRobinRouter, FcfsOrdering)
-    made = shadows.Shadows(shadows.ShadowPlan("other", policies, ("routing",)), 0)
+    made = shadows.Shadows(ShadowPlan("other", policies, ("routing",)), 0)
     shadow = made.new("m")
     for share, every in ((0.2, 10), (0.02, 10), (0.002, 1), (0.0, 1)):
         cpu_s += 10.0

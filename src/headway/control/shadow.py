@@ -15,6 +15,7 @@ from msgspec import Struct
 from headway.control.hold_queue import HoldQueue
 from headway.control.live import Live
 from headway.control.observe import MutableFleetView
+from headway.control.policies import Policies
 from headway.core.policy import Admission, Learner, Ordering, Router
 from headway.core.record import Ended
 from headway.core.view import ReplicaView
@@ -26,6 +27,16 @@ MOST_COMPARED = 64
 
 PACED = 200
 """Placements after which the pace is set anew."""
+
+
+class ShadowPlan(Struct, frozen=True):
+    """A candidate's policies that decide beside the fleet's."""
+
+    name: str
+    """Of the candidate's file."""
+    policies: Policies
+    kinds: tuple[Kind, ...]
+    """The kinds that decide."""
 
 
 class ShadowCounts(Struct):

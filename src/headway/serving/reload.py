@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from headway.config.scenario import Scenario
 from headway.config.spec import ComboSpec, PoolSpec, Spec
 from headway.control.policies import Policies
+from headway.control.shadow import ShadowPlan
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.specs import ServingPlan
-from headway.gateway.scheduling.shadows import ShadowPlan, comparable
+from headway.gateway.scheduling.shadows import comparable
 from headway.policies.resolve import PolicyChoice
 from headway.serving.gateway import plan, read
 

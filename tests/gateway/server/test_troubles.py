@@ -18,8 +18,8 @@ def _row(id: int = 0, **changes: Any) -> ReplicaRow:
     row: dict[str, Any] = {
         "id": id, "name": f"p/{id}", "pool": "p", "model": "m", "url": "http://h:1", "status": "up", "combo": None,
         "role": "mixed", "in_flight": 2, "empty": False, "engine": EngineLoad(2, 0, 0.1), "why": None,
-        "prediction": None, "prefix_cache": None, "gpu": "g", "region": "", "most_in_flight": 4, "kv_share": 0.1,
-        "by_tier": {}, "age_s": 0.5,
+        "prediction": None, "prefix_cache": None, "shadow": None, "gpu": "g", "region": "", "most_in_flight": 4,
+        "kv_share": 0.1, "by_tier": {}, "age_s": 0.5,
     }  # fmt: skip
     return ReplicaRow(**row | changes)
 

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
+from headway.control.shadow import ShadowPlan
 from headway.core.fleet import Combo, Fallbacks, Network, Pool, RoleChange
 from headway.core.pacer import Pacer
 from headway.core.past_demand import PastDemand

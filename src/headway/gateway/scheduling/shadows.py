@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator
 from math import ceil
 from random import Random
-from time import perf_counter, process_time
+from time import process_time, thread_time
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from headway.control.assembly import held_ordering
 from headway.control.policies import Policies
-from headway.control.shadow import Kind, Shadow
+from headway.control.shadow import Kind, Shadow, ShadowPlan
 from headway.core.policy import SharingOrdering
 from headway.gateway.telemetry.metrics import Metric, Sample
 
@@ -23,16 +23,6 @@ MOST_SHARE = 0.02
 _Num = Annotated[int, Meta(ge=0)]
 NAMES: dict[Kind, str] = {"routing": "router", "ordering": "ordering", "admission": "admission"}
 """The kinds that can be compared, with their names in `Policies`."""
-
-
-class ShadowPlan(Struct, frozen=True):
-    """A candidate's policies that decide beside the fleet's."""
-
-    name: str
-    """Of the candidate's file."""
-    policies: Policies
-    kinds: tuple[Kind, ...]
-    """The kinds that decide."""
 
 
 class ShadowedDecisions(Struct, forbid_unknown_fields=True):
@@ -115,7 +105,7 @@ class Shadows:
             "admission" in kinds,
             Random(f"{self._seed}/shadow/{model}"),
             failed,
-            perf_counter,
+            thread_time,
             self._pace,
         )
         self._seen[shadow] = 0.0, process_time()
