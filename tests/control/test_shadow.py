@@ -45,7 +45,7 @@ class Hostile:
         self.num += 1
         view.random.random()
         if self.num % 3 == 1:
-            view.replicas.sort()
+            view.replicas.reverse()
         if self.num % 3 == 2:
             return Placement(99)
         raise RuntimeError("broken")
