@@ -15,6 +15,7 @@ from headway.core.record import Outcome, ReplicaRecord
 from headway.gateway.telemetry.recording import Recording
 from headway.records import demand, parts
 from headway.records.parts import Rows
+from headway.workload.readers import run_parts
 
 REPLICA = ReplicaRecord(0, "pool", "m", "h100", "", 1, 2.0, 700.0, 1000, 8, ((0.0, 9.0),))
 START_S = 6_000_000.0
@@ -23,7 +24,7 @@ START_S = 6_000_000.0
 
 def run(folder: Path, started_s: float, arrivals_s: list[float], end_s: float, **changes: Any) -> None:
     """A gateway's run that is killed: it leaves a part. Each request has 60 prompt tokens."""
-    number = max(parts.numbers(folder), default=0) + 1
+    number = max(run_parts.numbers(folder), default=0) + 1
 
     def write(rows: Rows) -> None:
         parts.write(folder, number, rows.tables(), rows.state)

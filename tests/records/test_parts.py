@@ -18,12 +18,15 @@ from headway.control.live import Live
 from headway.control.recorder import Recorder
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, ReplicaRecord
+from headway.forecast.recorded_hours import recorded_began_s
 from headway.gateway.telemetry.recording import Recording
 from headway.records import __main__ as joining
 from headway.records import part_writer, parts
 from headway.records.part_writer import PartWriter
 from headway.records.parts import Rows
 from headway.workload.files import from_parquet
+from headway.workload.read import read
+from headway.workload.readers import run_parts
 
 REPLICA = ReplicaRecord(0, "pool", "m", "h100", "", 1, 2.0, 700.0, 1000, 8, ((0.0, 9.0),))
 
@@ -74,7 +77,7 @@ def test_parts_become_what_one_file_would_be(tmp_path: Path, monkeypatch: pytest
             run.flush()
     run.flush()
     until(lambda: not writer._queue)
-    assert len(parts.numbers(tmp_path)) <= 4
+    assert len(run_parts.numbers(tmp_path)) <= 4
     early, provenance = records.load(tmp_path)
     assert provenance == {"fleet": "text", "began_s": 1001.0} and len(early.requests["request"]) == 8
     assert writer.finish() == f"wrote 8 requests to {tmp_path}" and not (tmp_path / "parts").exists()
@@ -103,14 +106,14 @@ def test_the_last_seconds_of_a_run_under_way_are_records_of_their_own(tmp_path: 
             run.ends(id, arrival_s)
         run.flush()
         writer.close()
-    before = parts.numbers(tmp_path / "run")
+    before = run_parts.numbers(tmp_path / "run")
     parts.snapshot(tmp_path / "run", tmp_path / "last", 42.5)  # until 1150, as it is flushed at 50
     found, provenance = records.load(tmp_path / "last")
     assert found.workload["arrival_s"].tolist() == [0.0, 0.5, 1.5]
     assert found.workload["prompt_tokens"].tolist() == [11, 12, 13]
     assert found.requests["end_s"].tolist() == [2.0, 2.5, 3.5]
     assert (provenance["fleet"], provenance[parts.BEGAN_S]) == ("text", 1107.5)
-    assert parts.numbers(tmp_path / "run") == before
+    assert run_parts.numbers(tmp_path / "run") == before
 
 
 def test_runs_that_were_killed_come_one_after_the_other(tmp_path: Path) -> None:
@@ -122,10 +125,10 @@ def test_runs_that_were_killed_come_one_after_the_other(tmp_path: Path) -> None:
             run.ends(id, 10.0 + id)
             run.flush(40.0)
         writer.close()
-    numbers = parts.numbers(tmp_path)
+    numbers = run_parts.numbers(tmp_path)
     kept = tmp_path / "kept"
     shutil.copytree(tmp_path / "parts" / f"{numbers[-1]:06d}", kept)
-    tables = parts._read(kept)
+    tables = run_parts._read(kept)
     parts.combine(tmp_path, numbers[-3:], parts._state(tmp_path, tables["requests"]))
     shutil.move(kept, tmp_path / "parts" / f"{numbers[-1]:06d}")
     found = parts.join(tmp_path)
@@ -165,8 +168,7 @@ def test_records_stay_as_parts_without_room_for_the_whole(tmp_path: Path, capsys
     with full_disk(), pytest.raises(HeadwayError, match=r"cannot be written .* they stay as parts"):
         writer.finish()
     assert records.load(tmp_path)[0].requests["request"].tolist() == [0]
-    with pytest.raises(HeadwayError, match=r"no such file; .* `python -m headway.records"):
-        from_parquet(tmp_path / "requests.parquet")
+    assert len(from_parquet(tmp_path / "requests.parquet")) == 1
     assert joining.main([str(tmp_path)]) == 0 and "wrote 1 requests" in capsys.readouterr().out
     assert len(from_parquet(tmp_path / "requests.parquet")) == 1
     assert joining.main([str(tmp_path)]) == 1 and "no parts of records" in capsys.readouterr().err
@@ -180,6 +182,24 @@ def written_run(folder: Path, *ids: int, started_s: float = 1000.0) -> PartWrite
     run.flush()
     until(lambda: not writer._queue)
     return writer
+
+
+def test_a_run_that_is_under_way_is_the_trace_that_it_will_be(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    with pytest.raises(HeadwayError, match="no request has been recorded yet"):
+        read(tmp_path)
+    written_run(tmp_path, 0, 1, 2).close()  # killed
+    writer = written_run(tmp_path, 3, 5, started_s=2000.0)
+    running, begins = [read(path) for path in (tmp_path, tmp_path / "requests.parquet")], recorded_began_s(tmp_path)
+    assert read(tmp_path, limit=2).arrival_s.tolist() == [0.0, 1.0]
+    writer.finish()
+    ended = read(tmp_path)
+    assert ended.arrival_s.tolist() == [0.0, 1.0, 2.0, 1003.0, 1005.0]
+    for each in running:
+        assert each.models == ended.models
+        for name in ("arrival_s", "prompt_tokens", "output_tokens", "model", "tier"):
+            assert np.array_equal(each.columns[name], ended.columns[name]), name
+    assert begins == recorded_began_s(tmp_path) == 1000.0
 
 
 def test_a_run_does_not_replace_an_earlier_one(tmp_path: Path) -> None:
@@ -221,7 +241,7 @@ def test_rows_without_requests_are_tables(tmp_path: Path) -> None:
     taken: list[Rows] = []
     run = Run(taken.append)
     run.flush()
-    assert {name: table.num_rows for name, table in taken[0].tables().items()} == dict.fromkeys(parts._TABLES, 0)
+    assert {name: table.num_rows for name, table in taken[0].tables().items()} == dict.fromkeys(run_parts.TABLES, 0)
     assert len(Run().recording.records([], 1.0).requests["request"]) == 0
 
 

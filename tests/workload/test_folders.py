@@ -61,5 +61,5 @@ def test_a_folder_without_records_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(hw.HeadwayError, match=r"is a folder without requests.parquet; expected a file, or the folder"):
         read(tmp_path)
     (tmp_path / "parts").mkdir()
-    with pytest.raises(hw.HeadwayError, match=r"under way or was killed: `python -m headway.records"):
+    with pytest.raises(hw.HeadwayError, match=r"no request has been recorded yet"):
         read(tmp_path)

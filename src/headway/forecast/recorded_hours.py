@@ -19,8 +19,9 @@ from headway.core.errors import HeadwayError
 from headway.core.policy import Floats
 from headway.limits.calendar import moment, zone
 from headway.records.folder import BEGAN_S
-from headway.records.parquet import METADATA
 from headway.workload.read import read
+from headway.workload.readers import run_parts
+from headway.workload.readers.run_parts import METADATA
 from headway.workload.readers.shared import trace_file
 from headway.workload.table import Workload
 
@@ -132,6 +133,8 @@ def _read(path: Path) -> _Day:
 
 def recorded_began_s(path: Path) -> float | None:
     """The wall-clock time at which a gateway's records begin; None: another trace, or none."""
+    if run_parts.is_under_way(path):
+        return run_parts.began_s(run_parts.read_all(path))
     file = trace_file(path) if path.is_dir() else path
     if file.suffix != ".parquet" or not file.is_file():
         return None

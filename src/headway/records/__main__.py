@@ -9,6 +9,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.records import parts
 from headway.records.folder import FolderLock
+from headway.workload.readers import run_parts
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"headway: {error}\n")
         return 1
     if records is None:
-        sys.stderr.write(f"headway: {folder / parts.FOLDER}: no parts of records\n")
+        sys.stderr.write(f"headway: {folder / run_parts.FOLDER}: no parts of records\n")
         return 1
     sys.stdout.write(f"wrote {len(records.workload['arrival_s']):,} requests to {folder}\n")
     return 0
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
 
 def _finish(folder: Path) -> Records | None:
     """HeadwayError while a gateway writes to the folder: its later parts would be a run of their own."""
-    if not parts.numbers(folder):
+    if not run_parts.numbers(folder):
         return None
     lock = FolderLock(folder)
     try:

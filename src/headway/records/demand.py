@@ -21,9 +21,8 @@ from pyarrow import compute, parquet
 
 from headway.core.errors import HeadwayError
 from headway.core.past_demand import DemandKey, PastDemand
-from headway.records import parts
 from headway.records.folder import BEGAN_S
-from headway.records.parquet import METADATA
+from headway.workload.readers.run_parts import METADATA, read_all
 
 STEP_S = 60.0
 FILE = "demand.parquet"
@@ -145,7 +144,7 @@ def _runs(folder: Path) -> Iterator[tuple[pa.Table, float, Span]]:
             raise HeadwayError(f"{file}: not the records of a gateway") from None
         if began_s is not None:  # of a simulation, or an older gateway
             yield table, began_s, (began_s, began_s + end_s)
-    for tables, state in parts.read_all(folder):
+    for tables, state in read_all(folder):
         yield tables["arrivals"], state.started_s, (state.started_s, state.started_s + state.end_s)
 
 

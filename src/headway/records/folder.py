@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from headway.core.errors import HeadwayError
-from headway.records.parquet import METADATA
+from headway.workload.readers.run_parts import METADATA
 
 LOCK = ".lock"
 BEGAN_S = "began_s"

@@ -30,9 +30,9 @@ from headway.core.record import (
     ReplicaRecord,
 )
 from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
+from headway.workload.readers.run_parts import METADATA
 from headway.workload.table import NAMED
 
-METADATA = b"headway"
 _TOKEN_PRICES = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 _CACHED_PRICE = "usd_per_million_cached_tokens"
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")

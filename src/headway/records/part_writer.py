@@ -16,7 +16,9 @@ from msgspec import structs
 from headway.core.errors import HeadwayError
 from headway.records import parts
 from headway.records.folder import FolderLock, set_aside
-from headway.records.parts import Rows, RunState
+from headway.records.parts import Rows
+from headway.workload.readers import run_parts
+from headway.workload.readers.run_parts import RunState
 
 log = logging.getLogger("headway.records")
 MAX_WAITING = 100_000
@@ -45,13 +47,13 @@ class PartWriter:
         self.num_lost = 0
         """Requests whose records are lost."""
         try:
-            (folder / parts.FOLDER).mkdir(parents=True, exist_ok=True)
+            (folder / run_parts.FOLDER).mkdir(parents=True, exist_ok=True)
             self._folder_lock = FolderLock(folder)
             if (earlier := set_aside(folder)) is not None:
                 log.info("%s: the records of the run before are in %s", folder, earlier)
         except OSError as error:
             raise HeadwayError(f"{folder}: records cannot be written ({error.strerror})") from None
-        self._next = max(parts.numbers(folder), default=0) + 1
+        self._next = max(run_parts.numbers(folder), default=0) + 1
         self._small: list[int] = []
         """Numbers of this run's parts that are not combined yet."""
         self._lock = threading.Lock()

@@ -22,7 +22,7 @@ from pyarrow import csv as arrow_csv
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import OPTIONAL_COLUMNS, REQUEST_COLUMNS, REQUEST_ID, Prefixes
 from headway.workload.atomic_file import open_atomic
-from headway.workload.readers import csv_table
+from headway.workload.readers import csv_table, run_parts
 from headway.workload.readers.arrival_times import from_first_arrival
 from headway.workload.readers.csv_table import CellType, CsvTable, header_of, read_table
 from headway.workload.readers.shared import NO_ARRIVALS, REQUESTS, ReadOptions, first_line, open_unpacked, trace_file
@@ -66,7 +66,10 @@ def to_parquet(workload: Workload, path: Path) -> None:
 
 def from_parquet(path: Path) -> Workload:
     """Read a file that `to_parquet` wrote. Columns of a run's records are ignored; other columns are errors."""
-    path = trace_file(path.parent if path.name == REQUESTS and not path.is_file() else path)
+    path = path.parent if path.name == REQUESTS and not path.is_file() else path
+    if run_parts.is_under_way(path):
+        return run_parts.read_requests(path)
+    path = trace_file(path)
     if not path.is_file():
         raise HeadwayError(f"{path}: no such file")
     try:

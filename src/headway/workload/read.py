@@ -10,7 +10,8 @@ from headway.workload import agent_calls, files
 from headway.workload.readers import mooncake, servegen
 from headway.workload.readers.csv_table import header_of
 from headway.workload.readers.csv_traces import AZURE, BURSTGPT, MOONCAKE_LENGTHS
-from headway.workload.readers.shared import ReadOptions, first_line, trace_file
+from headway.workload.readers.run_parts import is_under_way
+from headway.workload.readers.shared import REQUESTS, ReadOptions, first_line, trace_file
 from headway.workload.table import Workload
 
 
@@ -59,7 +60,7 @@ def read(
     it. HeadwayError for a file that is empty,
     truncated, out of order (unless `sort`) or has a bad line (unless `skip_bad`) names the line and what was expected.
     """
-    file = trace_file(Path(path))
+    file = _file(Path(path))
     if limit is not None and limit < 1:
         raise HeadwayError(f"limit: {limit}; expected 1 or more")
     if format is not None and format not in FORMATS:
@@ -69,6 +70,12 @@ def read(
     check_unsaid(options, name, file)
     _, reader = FORMATS[name]
     return reader(file, options)
+
+
+def _file(path: Path) -> Path:
+    """The trace's file, or the folder of a run that is under way or was killed."""
+    folder = path.parent if path.name == REQUESTS and not path.is_file() else path
+    return folder if is_under_way(folder) else trace_file(path)
 
 
 def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
@@ -84,7 +91,10 @@ def check_unsaid(options: ReadOptions, name: str, file: Path) -> None:
 
 def detect(path: Path) -> str:
     """Return the name of the file's format. HeadwayError if no format matches its first line."""
-    line = first_line(trace_file(path))
+    file = _file(path)
+    if file.is_dir():
+        return "headway-parquet"
+    line = first_line(file)
     for name, (matches, _) in FORMATS.items():
         if matches(line):
             return name

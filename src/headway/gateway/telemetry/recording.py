@@ -8,7 +8,8 @@ from time import time
 from headway.control.live import Live
 from headway.control.recorder import Recorder
 from headway.core.record import Records, ReplicaRecord
-from headway.records.parts import Arrival, Rows, RunState, assemble
+from headway.records.parts import Rows, assemble
+from headway.workload.readers.run_parts import Arrival, RunState
 
 _MAX_REGIONS = 1 << 15
 

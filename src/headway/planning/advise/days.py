@@ -19,6 +19,7 @@ from headway.core.record import Columns, Records
 from headway.metrics.columns import floats
 from headway.metrics.latency import distribution, sample
 from headway.records.folder import BEGAN_S
+from headway.workload.readers.run_parts import is_under_way
 from headway.workload.readers.shared import trace_file
 
 LEAST_REQUESTS = 100
@@ -137,7 +138,8 @@ def read(folders: Sequence[Path]) -> list[Day]:
     """The days in folders of records, in the order in which they ran. HeadwayError for a folder without requests."""
     days = []
     for folder in folders:
-        trace_file(folder)  # an error, with the remedy, for a gateway that still runs or was killed
+        if not is_under_way(folder):
+            trace_file(folder)  # an error if it is no folder of records
         found, provenance = records.load(folder)
         if not len(found.workload["arrival_s"]):
             raise HeadwayError(f"{folder}: the records have no requests")

@@ -54,8 +54,7 @@ def trace_file(path: Path) -> Path:
     if file.is_file():
         return file
     if (path / "parts").is_dir():
-        hint = f"the run is under way or was killed: `python -m headway.records {path}` joins its parts"
-        raise HeadwayError(f"{file}: no such file; {hint}")
+        raise HeadwayError(f"{path}: no request has been recorded yet; a gateway writes them every records_period_s")
     raise HeadwayError(f"{path}: is a folder without {REQUESTS}; expected a file, or the folder of a run's records")
 
 
