@@ -129,7 +129,7 @@ def test_runs_that_were_killed_come_one_after_the_other(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     shutil.copytree(tmp_path / "parts" / f"{numbers[-1]:06d}", kept)
     tables = run_parts._read(kept)
-    parts.combine(tmp_path, numbers[-3:], parts._state(tmp_path, tables["requests"]))
+    parts.combine(tmp_path, numbers[-3:], run_parts._state(tmp_path, tables["requests"]))
     shutil.move(kept, tmp_path / "parts" / f"{numbers[-1]:06d}")
     found = parts.join(tmp_path)
     assert found is not None
