@@ -127,7 +127,8 @@ def test_the_files_of_a_tokenizer_count(
     folder = tokenizing.write_model(tmp_path, known)
     words = ("--tokenizer", str(folder), "--endpoint", endpoint, "--num-requests", "3", "--no-warm-up", *SHORT)
     found = loaded(capsys, emulator.url, *words)
-    assert found["measured"]["prompt_tokens"] == 180 and not found["notes"]
+    assert found["measured"]["prompt_tokens"] == 180
+    assert not any("prompt" in note for note in found["notes"])  # a busy machine has notes of its own
     bare = tokenizing.write_model(tmp_path / "bare", known, template=None)
     found = loaded(capsys, emulator.url, *words, "--tokenizer", str(bare))
     assert any("a guess" in note for note in found["notes"]) == (endpoint == "chat")
