@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,9 +17,6 @@ from headway.core.past_demand import PastDemand
 from headway.gateway.kv_events.address import KvEvents
 from headway.gateway.settings import Api, Judge, Settings
 from headway.limits.budgets import TokenPrices
-
-if TYPE_CHECKING:  # a simulation needs none of it
-    from headway.gateway.scheduling.shadows import ShadowPlan
 
 _Seconds = Annotated[float, Meta(gt=0)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
