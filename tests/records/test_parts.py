@@ -224,6 +224,7 @@ def test_one_gateway_at_a_time_writes_to_a_folder(tmp_path: Path, capsys: pytest
     with pytest.raises(HeadwayError, match="a gateway that runs writes its records there"):
         PartWriter(tmp_path, {"fleet": ""})
     assert writer.finish() == f"wrote 3 requests to {tmp_path}"
+    assert not list(tmp_path.glob(".*"))
     written_run(tmp_path, 0).finish()
 
 

@@ -25,21 +25,33 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         """HeadwayError if another process has it."""
-        self._handle: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            raise HeadwayError(
-                f"{folder}: a gateway that runs writes its records there; expected a folder for each gateway"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+        self._file = folder / LOCK
+        self._handle: int | None = self._locked()
+        while self._handle is None:  # it was released, and its file deleted, meanwhile
+            self._handle = self._locked()
 
     def release(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
+            self._file.unlink(missing_ok=True)
             os.close(handle)
+
+    def _locked(self) -> int | None:
+        handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise HeadwayError(
+                f"{self._file.parent}: a gateway that runs writes its records there; expected a folder for each gateway"
+            ) from None
+        except OSError:  # a file system without locks
+            return handle
+        with suppress(FileNotFoundError):
+            if os.stat(self._file).st_ino == os.fstat(handle).st_ino:
+                return handle
+        os.close(handle)
+        return None
 
 
 def set_aside(folder: Path) -> Path | None:
