@@ -47,9 +47,12 @@ def test_records_and_decisions_go_on_after_a_full_disk_and_outlast_a_kill(tmp_pa
         front.process.wait()
         lines = [json.loads(line) for line in decisions.read_text().splitlines()]
         assert sum(1 if line["what"] == "placed" else line["num"] for line in lines) >= 8
-        again = serving.gateway(path, "--records", str(ran))
+        earlier = decisions.read_text()
+        again = serving.gateway(path, "--records", str(ran), "--decisions", str(decisions))
         with serving.closing(again):
             serving.all_up(again, 1)
             assert chat(again, max_tokens=2).json()["usage"]["completion_tokens"] == 2
             assert "wrote 11 requests" in again.stop()
+        both = decisions.read_text()
+        assert both.startswith(earlier) and '"what":"placed"' in both.removeprefix(earlier)
     assert len(records.load(ran)[0].workload["arrival_s"]) == 11 and not (ran / "parts").exists()

@@ -171,7 +171,7 @@ class LiveRun:
         self._decisions, self._records = None, None
         if options.decisions is not None:
             max_bytes = plan.settings.max_decisions_bytes
-            written = JsonLinesFile(options.decisions, max_bytes, is_continued=is_restart)
+            written = JsonLinesFile(options.decisions, max_bytes, is_continued=True)
             self._decisions = BackgroundJsonLines(written)
         if options.records is not None:
             self._records = PartWriter(options.records, {"fleet": file.path.read_text(encoding="utf-8")})
