@@ -126,7 +126,10 @@ def test_workers_take_no_more(engine: Script, tmp_path: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_behind_envoy_they_take_no_more(engine: Script, tls: bool, tmp_path: Path) -> None:
-    """Envoy answers its clients and has connections of its own to the gateway: encrypted ones may take 2 MiB each."""
+    """Envoy has connections of its own to the gateway, of which encrypted ones may take 2 MiB each.
+
+    Envoy bounds what its clients send and leave unread: it is held to that here, the gateway by the tests above.
+    """
     envoys.binary()
     certificate, key = new_certificate(tmp_path)
     made = _gateway(engine, tmp_path, *(("--certfile", str(certificate), "--keyfile", str(key)) if tls else ()))

@@ -48,6 +48,19 @@ def ran(content: dict[str, Any]) -> Records:
     return scenario.run(scenario.assemble(copy.deepcopy(content), Places(), Path())).records
 
 
+@pytest.mark.parametrize("where", [{"endpoints": ["http://a:1"]}, {"endpoints_file": "engines.txt"}])
+def test_commands_leave_it_out_wherever_its_replicas_are(
+    where: dict[str, Any], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = {"name": "tiny", "model": "tiny-llama", **where}
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml.safe_dump({"fleet": [pool, SIMULATED, OTHER]}, sort_keys=False))
+    assert main(["simulate", str(file), "--trace", str(trace), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["results"][0]["num_completed"] == NUM * 2 // 3
+    assert printed.err.count("tiny has no gpu: it is left out") == 1
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_the_others_run_as_if_it_were_not_there(trace: Path, at: int) -> None:
     fleet = [SIMULATED, OTHER]

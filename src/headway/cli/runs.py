@@ -19,6 +19,7 @@ from headway.cli.output import PATH, as_json_option, console, no_progress_option
 from headway.cli.own_policies import broken_rules
 from headway.config import strict_yaml
 from headway.config.policy_preset import explained
+from headway.config.proxied import without_proxied
 from headway.config.scenario import Scenario, read, variants
 from headway.config.scenario import variant as variant_of
 from headway.core.errors import HeadwayError
@@ -65,7 +66,8 @@ def _chosen(name: str, scenario: Path | None, preset: str | None, flags: dict[st
         data, places = read(file)
         pools = data.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
-        return assemble(data, places, file.parent, changes(flags, num_pools))
+        changed = strict_yaml.change(data, places, changes(flags, num_pools))
+        return assemble(*without_proxied(*changed), file.parent)
     check_complete(used_flags(flags))
     if flags.get("gpu") is None:
         raise HeadwayError("--gpu is missing; headway catalog gpus lists names")

@@ -49,9 +49,13 @@ def _proxied(document: Mapping[str, Any]) -> list[int]:
     return found if len(found) < len(pools) or document.get("combos") else []
 
 
+_SERVED = ("endpoints", "endpoints_file", "kubernetes", "inference_pool")
+"""Keys of a pool, of which each says where its replicas are."""
+
+
 def _is_proxied(pool: Any) -> bool:
     return (
-        isinstance(pool, Mapping) and isinstance(pool.get("model"), str) and bool(pool.get("endpoints"))
+        isinstance(pool, Mapping) and isinstance(pool.get("model"), str) and any(pool.get(key) for key in _SERVED)
         and not pool.get("gpu") and pool.get("hosted") is None
     )  # fmt: skip
 

@@ -324,8 +324,10 @@ def _rows_of_its_model(spec: Spec, base_dir: Path) -> tuple[Workload, list[str]]
     if spec.workload.trace is None or name not in table.models:
         return table, []
     codes = table.columns["model"]
-    others = [each for code, each in enumerate(table.models) if each != name and (codes == code).any()]
-    return (table.take(np.flatnonzero(codes == table.models.index(name))), others) if others else (table, [])
+    left_out = [code for code, each in enumerate(table.models) if each not in (name, "") and (codes == code).any()]
+    if not left_out:
+        return table, []
+    return table.take(np.flatnonzero(~np.isin(codes, left_out))), [table.models[code] for code in left_out]
 
 
 def _requests(spec: Spec, table: Workload) -> tuple[ArrivingRequests, Mask]:
