@@ -103,7 +103,7 @@ def test_policies_as_classes_and_instances() -> None:
     assert [each.policies["routing"] for each in found] == ["Nearest", "Nearest(bias=3)", "Nearest(bias=1)"]
     assert own.num_routed == 0, "a run has its own copy"
     assert found[0].metrics == found[1].metrics != hw.simulate(DOCUMENT, routing="random").metrics
-    with pytest.raises(hw.HeadwayError, match=r"policy Bad: returned an invalid value"):
+    with pytest.raises(hw.HeadwayError, match=r"policy Bad: `route` returned None; expected a Placement"):
         hw.simulate(DOCUMENT, routing=Bad)
     with pytest.raises(hw.HeadwayError, match=r"policies.routing: expected string"):
         hw.simulate(DOCUMENT, routing=3)

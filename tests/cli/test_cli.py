@@ -424,3 +424,17 @@ def test_ctrl_c_during_imports_ends_quietly(
     monkeypatch.setitem(sys.modules, "headway.cli", Interrupted("headway.cli"))
     assert run_process() == 130
     assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_new_says_what_it_writes_and_keeps_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, schema = tmp_path / "a.yaml", tmp_path / "b.yaml", tmp_path / "headway.schema.json"
+    assert main(["new", str(first)]) == 0
+    assert f"wrote {first} and {schema}" in capsys.readouterr().out and schema.exists()
+    assert main(["new", str(second)]) == 0
+    printed = capsys.readouterr()
+    assert f"wrote {second};" in printed.out and not printed.err, "the schema is there already"
+    schema.write_text("{}")
+    assert main(["new", str(tmp_path / "c.yaml")]) == 0
+    assert schema.read_text() == "{}" and f"{schema} is not that of this version" in capsys.readouterr().err
+    assert main(["new", str(first), "--force"]) == 0
+    assert f"and {schema}" in capsys.readouterr().out and schema.read_text() != "{}"

@@ -144,3 +144,13 @@ def test_the_command_line_warns_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "s.yaml").write_text(strict_yaml.dump({"workload": WORKLOAD, "fleet": FLEET, "slo": {"ttft_s": 2000}}))
     assert main(["compare", str(tmp_path / "s.yaml"), "--routing", "random,round-robin", "--seeds", "1"]) == 0
     assert capsys.readouterr().err.count("warning: ") == 1
+    few = {"workload": {**WORKLOAD, "num_requests": 20}, "fleet": FLEET}
+    (tmp_path / "few.yaml").write_text(strict_yaml.dump(few))
+    plan = ["plan", "capacity", str(tmp_path / "few.yaml"), "--gpus", "h100", "--tp", "1", "--max-replicas", "1"]
+    assert main([*plan, "--num-requests", "20", "--routing", "random", "--ttft-p99", "2000", "--no-cache"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("warning: ") == 1 and "warning: --ttft-p99: 2,000 s is long for a TTFT" in err
+    scaling = ["plan", "scaling", str(tmp_path / "s.yaml"), "--startup-s", "30", "--scalers", "headway", "--seeds", "1"]
+    assert main([*scaling, "--slo", "ttft=3000", "--no-cache", "--no-clairvoyant"]) in (0, 3)
+    err = capsys.readouterr().err
+    assert err.count("warning: ") == 1 and "warning: --slo: 3,000 s is long for a TTFT" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -113,3 +114,55 @@ def test_a_module_that_was_installed_is_no_neighbour(tmp_path: Path) -> None:
 def test_a_missing_module_is_named(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="no module 'fixed_for_test' here or among the installed packages"):
         scenario.assemble(document(), Places(), tmp_path)
+
+
+RETURNS = """
+from headway.core.decision import Move, Placement
+
+class Own:
+    interval_s = 0.1
+    quantum = None
+    preemptive = False
+    def route(self, request, view): return {value}
+    def rank(self, request, now): return {value}
+    def moves(self, view): return {value}
+    def at_phase(self, request, view): return {value}
+    def holds(self, request): return True
+    def release(self, view): return {value}
+    def scale(self, view): return {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("routing", "None", "policy Own: `route` returned None; expected a Placement, as in Placement(replica.id)"),
+        ("routing", "view.replicas[0].id", "policy Own: `route` returned 0; expected a Placement, as in"),
+        ("ordering", "request.id if request.id % 2 else None", "ordering returns_for_test:Own: ranks: '<' not "),
+        ("migration", "3", "policy Own: `moves` returned 3; expected a list of Moves, which may be empty"),
+        ("migration", "[Placement(0)]", "policy Own: `moves` returned Placement(replica=0, decode=None, scores=());"),
+        ("admission", "None", "policy Own: `release` returned None; expected a list of Releases, which may be empty"),
+        ("admission", "[7]", "policy Own: `release` returned 7; expected a list of Releases, which may be empty"),
+        ("scaling", "None", "policy Own: `scale` returned None; expected a whole number of replicas by pool, as in"),
+        ("scaling", "{'a100-80gb': 1.5}", "policy Own: `scale` returned {'a100-80gb': 1.5}; expected a whole number"),
+    ],
+)  # fmt: skip
+def test_what_a_policy_returned_and_what_is_expected_is_told(
+    kind: str, value: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "returns_for_test.py").write_text(RETURNS.replace("{value}", value))
+    more = {"ordering_at": "gateway", "window": 1} if kind == "ordering" else {}
+    made = document() | {"policies": {kind: "returns_for_test:Own", **more}}
+    made["workload"]["arrivals"] = 1000  # so that several requests wait at a time
+    with pytest.raises(HeadwayError, match=re.escape(message)):
+        scenario.run(scenario.assemble(made, Places(), tmp_path))
+
+
+def test_moves_that_are_made_one_by_one_are_begun(tmp_path: Path) -> None:
+    """`moves` is a generator: all of its moves count."""
+    moves = "    def moves(self, view):\n        for each in view.replicas[0].requests: yield Move(each.id, 1)\n"
+    text = RETURNS.replace("    def moves(self, view): return {value}\n", moves).replace("{value}", "None")
+    (tmp_path / "returns_for_test.py").write_text(text)
+    made = document() | {"policies": {"migration": "returns_for_test:Own"}}
+    done = scenario.run(scenario.assemble(made, Places(), tmp_path)).records.requests
+    assert done["moves"].sum() > 0

@@ -16,11 +16,17 @@ from headway.workload.atomic_file import write_text
 
 @click.command()
 @click.argument("file", type=PATH, default="scenario.yaml")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def command(file: Path, force: bool) -> None:
     """Write a commented scenario to FILE (scenario.yaml), and its schema for editors beside it."""
     if file.exists() and not force:
         raise HeadwayError(f"{file}: exists already; give another name, or --force to overwrite it")
-    write_text(file.parent / FILE_NAME, json.dumps(editor_schema(), indent=1) + "\n")
+    schema, text = file.parent / FILE_NAME, json.dumps(editor_schema(), indent=1) + "\n"
+    is_kept = schema.exists() and not force
+    if not is_kept:
+        write_text(schema, text)
     write_text(file, COMMENT + builtin("chat").read_text(encoding="utf-8"))
-    click.echo(f"wrote {file}; try: headway compare {file}")
+    beside = "" if is_kept else f" and {schema}, by which editors check it"
+    click.echo(f"wrote {file}{beside}; try: headway compare {file}")
+    if is_kept and schema.read_bytes() != text.encode():
+        click.echo(f"{schema} is not that of this version, and is kept; --force overwrites it", err=True)

@@ -22,8 +22,8 @@ from headway.cli.plan_output import (
     write,
     write_html,
 )
-from headway.config.scenario import read
-from headway.config.strict_yaml import Places
+from headway.config.scenario import Changes, read
+from headway.config.strict_yaml import Places, change
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import DemandForecast
 from headway.forecast.demand_file import load
@@ -185,7 +185,8 @@ def _document(
         named = _named(models)
         document, places, base_dir = of_trace(trace, named, engine, limit, rate_scale, bool(assume)), Places(), Path()
     if slo is not None:
-        document = {**document, "slo": {**(document.get("slo") or {}), **_slo(slo)}}
+        slos: Changes = {("slo", key): ("--slo", value) for key, value in _slo(slo).items()}
+        document, places = change({**document, "slo": document.get("slo") or {}}, places, slos)
     return *with_gpus(document, places, gpu_file), base_dir
 
 

@@ -13,8 +13,8 @@ from headway.cli.flags import gpu_file_option, listed, scenario_file, with_gpus
 from headway.cli.output import POSITIVE, SECONDS_ABOVE_0, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.config.proxied import without_proxied
-from headway.config.scenario import read
-from headway.config.strict_yaml import Places
+from headway.config.scenario import Changes, read
+from headway.config.strict_yaml import Places, change
 from headway.core.duration import seconds
 from headway.core.errors import HeadwayError
 from headway.planning.fleet.document import slo_of
@@ -81,7 +81,8 @@ def scaling(
         raise HeadwayError("expected a SCENARIO, or --builtin; it has the fleet that is scaled")
     document, places = with_gpus(*read(file), gpu_file)
     if slo is not None:
-        document = {**document, "slo": {**(document.get("slo") or {}), **_slo(slo)}}
+        slos: Changes = {("slo", key): ("--slo", value) for key, value in _slo(slo).items()}
+        document, places = change({**document, "slo": document.get("slo") or {}}, places, slos)
     if demand is not None:
         document = with_demand(document, demand, per_s, past_hours)
     if past_hours and forecaster is None:

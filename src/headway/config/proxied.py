@@ -96,4 +96,4 @@ def _moved(places: Places, kept: Sequence[int]) -> Places:
 
     lines = {at: line for key, line in places.lines.items() if (at := moved(key)) is not None}
     flags = {at: flag for key, flag in places.flags.items() if (at := moved(key)) is not None}
-    return Places(places.file, lines, flags)
+    return Places(places.file, lines, flags, places.warned)

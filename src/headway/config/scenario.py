@@ -297,8 +297,9 @@ def _warn_of_units(spec: Spec, places: Places) -> None:
     declared += [(("workload", "tiers", i), tier) for i, tier in enumerate(tiers)]
     for at, slo in declared:
         for key in ("ttft_s", "tpot_s"):
-            if text := unlikely(key, getattr(slo, key, None)):
-                warnings.warn(places.where((*at, key)).removesuffix(key) + text, SloWarning, stacklevel=2)
+            if (*at, key) not in places.warned and (text := unlikely(key, getattr(slo, key, None))):
+                where = places.where((*at, key))
+                warnings.warn(text.replace(key, where, 1), SloWarning, stacklevel=2)
 
 
 def _check_values(scenario: Scenario) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -31,11 +31,14 @@ class Places:
     """The origins of a document's values: lines of a file, or flags of the command line."""
 
     def __init__(
-        self, file: str = "", lines: Mapping[Key, int] | None = None, flags: Mapping[Key, str] | None = None
-    ) -> None:
+        self, file: str = "", lines: Mapping[Key, int] | None = None, flags: Mapping[Key, str] | None = None,
+        warned: Iterable[Key] = (),
+    ) -> None:  # fmt: skip
         self.file = file
         self.lines = dict(lines or {})
         self.flags = dict(flags or {})
+        self.warned = set(warned)
+        """Keys whose values come from options that warn of an unlikely value themselves."""
 
     def where(self, key: Key) -> str:
         """`chat.yaml:12: fleet[0].gpu`, or `--gpu`. A key without a line has that of its nearest parent."""
@@ -121,7 +124,7 @@ def change(
     data: Mapping[str, Any], places: Places, changes: Mapping[Key, tuple[str, Any]]
 ) -> tuple[dict[str, Any], Places]:
     """A document with values set, in order: key -> (the flag that sets it, the value). Its input stays as it is."""
-    changed, places = dict(data), Places(places.file, places.lines, places.flags)
+    changed, places = dict(data), Places(places.file, places.lines, places.flags, places.warned)
     for key, (flag, value) in changes.items():
         parent: Any = changed
         for step in key[:-1]:

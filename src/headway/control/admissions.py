@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
 
 from headway.control.decisions import DecisionObserver
 from headway.control.live import HELD, Live
 from headway.control.service import Service
-from headway.core.errors import HeadwayError
+from headway.core.decision import Release
+from headway.core.errors import HeadwayError, unusable
 from headway.core.policy import Admission
 from headway.core.view import ReplicaView
 
+_RELEASES = "a list of Releases, which may be empty"
 Place = Callable[[Live, float], None]
 
 
@@ -60,7 +62,12 @@ class Admissions:
         if not self._held:
             return
         self.now = now
-        for release in self.policy.release(self):
+        returned: object = self.policy.release(self)
+        if not isinstance(returned, Iterable):
+            raise unusable(self.policy, "release", returned, _RELEASES)
+        for release in returned:
+            if not isinstance(release, Release):
+                raise unusable(self.policy, "release", release, _RELEASES)
             live = self._held.pop(release.request, None)
             if live is None:
                 name = type(self.policy).__name__

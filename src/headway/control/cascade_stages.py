@@ -55,8 +55,8 @@ class CascadeStages:
     def enter(self, live: Live, now: float) -> None:
         """Assign an arriving request to the stage that the policy chooses."""
         self.now, self.stage = now, 0
-        stage = self.policy.enter(live, self)
-        if not 0 <= stage < len(self.stages):
+        stage: object = self.policy.enter(live, self)
+        if not isinstance(stage, int) or not 0 <= stage < len(self.stages):
             name = type(self.policy).__name__
             raise HeadwayError(f"cascade {name} chose stage {stage!r}; expected 0 to {len(self.stages) - 1}")
         self._assign(live, stage)

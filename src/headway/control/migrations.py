@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from headway.control.decisions import DecisionObserver
@@ -10,7 +10,7 @@ from headway.control.live import DECODING, WAITING, Live
 from headway.control.observe import MutableFleetView
 from headway.control.service import Service
 from headway.core.decision import Move
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, unusable
 from headway.core.policy import Migration
 from headway.core.view import ReplicaView
 
@@ -38,16 +38,20 @@ class Migrations:
         able = [m.view for m in self.service.members if m.can_serve(tokens, live.lora) or m.view.id == live.replica]
         move = self.policy.at_phase(live, self._fill_view(able, now))
         if move is not None:
-            self._try_move(live, move, now)
+            self._try_move(live, self._checked("at_phase", move, "a Move, or None"), now)
 
     def tick(self, now: float) -> None:
         """Ask for moves and begin them."""
         up = self.service.up_views()
         if len(up) < 2:
             return
-        moves = self.policy.moves(self._fill_view(up, now))
-        if not moves:
+        returned: object = self.policy.moves(self._fill_view(up, now))
+        if not returned:
             return
+        expected = "a list of Moves, which may be empty"
+        if not isinstance(returned, Iterable):
+            raise unusable(self.policy, "moves", returned, expected)
+        moves = [self._checked("moves", each, expected) for each in returned]
         ids = {move.request for move in moves}
         lives = {request.id: request for replica in up for request in replica.requests if request.id in ids}
         for move in moves:
@@ -57,6 +61,11 @@ class Migrations:
         view = self._view
         view.now, view.replicas = now, replicas
         return view
+
+    def _checked(self, method: str, move: object, expected: str) -> Move:
+        if not isinstance(move, Move):
+            raise unusable(self.policy, method, move, expected)
+        return move
 
     def _try_move(self, live: Live | None, move: Move, now: float) -> None:
         """Begin a move if it is possible. Raises HeadwayError if the service has no such target."""

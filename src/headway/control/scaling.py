@@ -6,13 +6,14 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
+from numbers import Integral
 
 from headway.control.effects import ScalingEffects
 from headway.control.live import Live
 from headway.control.observe import MutablePoolsView
 from headway.control.policies import Least
 from headway.control.service import Member, Service
-from headway.core.errors import HeadwayError, unknown
+from headway.core.errors import HeadwayError, unknown, unusable
 from headway.core.fleet import Combo, Pool, unit_of
 from headway.core.policy import Scaler
 from headway.core.view import PoolView, ReplicaView
@@ -141,7 +142,10 @@ class Scaling:
         """The target fleet as units to add (negative: to remove) by pool. Raises HeadwayError for an invalid target."""
         name = f"scaler {type(self.scaler).__name__}"
         changes = []
-        asked = dict(self.scaler.scale(self._view))
+        returned: object = self.scaler.scale(self._view)
+        if not isinstance(returned, Mapping) or not all(isinstance(each, Integral) for each in returned.values()):
+            raise unusable(self.scaler, "scale", returned, "a whole number of replicas by pool, as in {'fast': 2}")
+        asked = dict(returned)
         for pool_name in self._least:  # a scaler may know a pool's bounds from before, or leave the pool out
             pool = self._pools[pool_name]
             wanted = asked.get(pool_name, pool.num_serving + pool.num_starting)

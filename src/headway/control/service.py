@@ -13,7 +13,7 @@ from headway.control.live import HELD, Live
 from headway.control.observe import MutableFleetView
 from headway.control.sent_prompts import SentPrompts
 from headway.control.shadow import Shadow
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, unusable
 from headway.core.fleet import Role
 from headway.core.policy import Learner, Ordering, Router, SharingOrdering
 from headway.core.record import Ended, Outcome
@@ -273,8 +273,11 @@ class Service:
         view.now = now
         view.replicas = candidates
         placement = self.router.route(live, view)
-        replica = placement.replica
-        decode = placement.decode if self.names_decoder else None
+        try:
+            replica = placement.replica
+            decode = placement.decode if self.names_decoder else None
+        except AttributeError:
+            raise unusable(self.router, "route", placement, "a Placement, as in Placement(replica.id)") from None
         if replica not in ids or (decode is not None and decode not in self._by_id):
             name = type(self.router).__name__
             chosen = replica if replica not in ids else decode

@@ -50,6 +50,13 @@ def _likeness(name: str, other: str) -> float:
     return share + 0.1 * num_first * (1 - share)
 
 
+def unusable(policy: object, method: str, returned: object, expected: str) -> HeadwayError:
+    """An error for what a policy's method returned, such as None."""
+    value = repr(returned)
+    value = value if len(value) <= _MAX_NAME_CHARS else f"{value[:_MAX_NAME_CHARS]}..."
+    return HeadwayError(f"policy {type(policy).__name__}: `{method}` returned {value}; expected {expected}")
+
+
 _TYPE_NAMES = {
     "bool": "boolean", "int": "integer", "float": "number", "str": "string", "array": "list", "object": "mapping",
     "dict": "mapping",

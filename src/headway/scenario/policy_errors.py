@@ -40,6 +40,9 @@ def as_policy_errors(policies: Policies) -> Iterator[None]:
                 raise HeadwayError(f"policy {choice.name} ({where}): {_described(error)}") from error
         last = Path(frames[-1].filename)
         if own and any(folder in last.parents for folder in _DECIDING):
+            if isinstance(error, TypeError) and "not supported between" in str(error) and policies.ordering in own:
+                expected = "expected keys that can be compared, such as numbers or tuples of them"
+                raise HeadwayError(f"ordering {policies.ordering}: ranks: {error}; {expected}") from error
             names = ", ".join(dict.fromkeys(choice.name for choice in own))
             what = f"policy {names}: returned an invalid value, which led to {_described(error)}"
             raise HeadwayError(f"{what}; headway.testing checks policies") from error

@@ -179,6 +179,10 @@ def test_a_plan_survives_a_longer_run() -> None:
     assert found.choice.replicas > short.choice.replicas
     assert not found.longer.misses
     assert found.longer.measured.num_requests >= 2000
+    (likely,) = found.likely
+    text = " ".join(render(found, width=100).split())
+    predicted, num = seconds(likely.predicted_s), found.longer.measured.num_requests
+    assert f"predicted {predicted} over {num:,} requests, with the error of" in text, "policies beside it are shorter"
     held = much_longer(found.choice.candidate, found.choice.replicas, Situation())
     assert not misses(held, found.targets)
 

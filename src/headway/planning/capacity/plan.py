@@ -99,7 +99,9 @@ def plan(
         spec = structs.replace(spec, workload=strict_yaml.convert(document["workload"], WorkloadSpec, Places()))
     requests, own_slo = _requests(spec, table)
     targets = _targets(options.targets, spec, bool(own_slo.any()))
-    document["slo"] = _slo(document.get("slo"), targets)
+    own_slos = document.get("slo") or {}
+    document["slo"] = _slo(own_slos, targets)
+    places.warned.update(("slo", key) for key in document["slo"] if key not in own_slos)
     if requests.counted is not None and not any(document["slo"].values()):
         requests = with_(requests, counted=requests.counted & own_slo)
     regions = tuple(dict.fromkeys(pool.region for pool in spec.fleet if pool.region))
@@ -365,7 +367,7 @@ def _targets(targets: Targets, spec: Spec, has_slo: bool) -> Targets:
     return targets
 
 
-def _slo(own: dict[str, Any] | None, targets: Targets) -> dict[str, float]:
+def _slo(own: dict[str, Any], targets: Targets) -> dict[str, float]:
     """SLOs of requests without their own: the scenario's, else the targets."""
     limits = {"ttft_s": targets.ttft_p99_s, "tpot_s": targets.tpot_p99_s, "e2e_s": targets.e2e_p99_s}
-    return {name: value for name, value in limits.items() if value is not None} | (own or {})
+    return {name: value for name, value in limits.items() if value is not None} | own

@@ -71,7 +71,8 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             yield f"With one replica less it misses: {', '.join(missed)}."
         else:
             yield "It is the smallest number allowed, so nothing binds."
-        yield from map(_likely, plan.likely)
+        over = "" if plan.longer is None else f" over {plan.longer.measured.num_requests:,} requests"
+        yield from (_likely(each, over) for each in plan.likely)
         if plan.measured is not None and plan.measured.kwh_per_day is not None:
             yield f"Its GPUs take {energy(plan.measured)} kWh a day under this load."
         yield from _policies(plan)
@@ -83,14 +84,14 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
     yield from (f"{note[:1].upper()}{note[1:].removesuffix('.')}." for note in plan.notes)
 
 
-def _likely(each: LikelyTarget) -> str:
+def _likely(each: LikelyTarget, over: str) -> str:
     """As in "TPOT p99 ≤ 50 ms is 9 of 10 likely: predicted 41 ms, with the error of 13 measured runs 36 to 47 ms."."""
     tenths = int(10 * each.chance + 1e-9)
     chance = f"{tenths} of 10" if tenths else "less than 1 of 10"
     band = f"{seconds(each.band.low)} to {seconds(each.band.high)}"
     return (
-        f"{NAMES[each.slo]} ≤ {seconds(each.target_s)} is {chance} likely: predicted {seconds(each.predicted_s)}, with"
-        f" the error of {each.band.num_runs} measured runs {band}."
+        f"{NAMES[each.slo]} ≤ {seconds(each.target_s)} is {chance} likely: predicted {seconds(each.predicted_s)}{over},"
+        f" with the error of {each.band.num_runs} measured runs {band}."
     )
 
 
