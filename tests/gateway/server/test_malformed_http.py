@@ -17,12 +17,9 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 import serving
+from odd_requests import BODY, CHAT, CHUNKED, LENGTH, REFUSED, UNUSUAL, VERSION, chat
 from scripted import CHUNK, OK, WELL, Script, framed
-from serving import MODEL, metric, send, until
-
-BODY = b'{"model":"%s","messages":[{"role":"user","content":"a"}]}' % MODEL.encode()
-CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-VERSION = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+from serving import metric, send, until
 
 
 @pytest.fixture(scope="module")
@@ -77,48 +74,6 @@ def _num_responses(front: serving.Process) -> Counter[tuple[str, int]]:
     return Counter({(path, int(status)): int(num) for path, status, num in found})
 
 
-def _chat(*headers: bytes, body: bytes = BODY) -> bytes:
-    return CHAT + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + body
-
-
-LENGTH = b"Content-Length: %d" % len(BODY)
-CHUNKED = b"Transfer-Encoding: chunked"
-SMUGGLED = b"0\r\n\r\n" + VERSION
-REFUSED = {
-    "a length and chunks": _chat(LENGTH, CHUNKED, body=SMUGGLED),
-    "chunks and a length": _chat(CHUNKED, b"Content-Length: 5", body=SMUGGLED),
-    "two lengths": _chat(b"Content-Length: 5", LENGTH),
-    "a length that is none": _chat(b"Content-Length: 0x10"),
-    "a length with a sign": _chat(b"Content-Length: +5"),
-    "a length below nothing": _chat(b"Content-Length: -5"),
-    "a length beyond all": _chat(b"Content-Length: 99999999999999999999999"),
-    "a list of lengths": _chat(b"Content-Length: 5, 5"),
-    "chunks that are not last": _chat(b"Transfer-Encoding: chunked, identity", body=SMUGGLED),
-    "a coding nobody knows": _chat(b"Transfer-Encoding: xchunked", body=SMUGGLED),
-    "a space before the colon": _chat(b"Content-Length : 5"),
-    "a zero in a header": _chat(LENGTH, b"X-A: a\0b"),
-    "a bare carriage return": _chat(LENGTH, b"X-A: a\rX-B: b"),
-    "a header without a name": _chat(LENGTH, b": b"),
-    "a header without a colon": _chat(LENGTH, b"nothing"),
-    "a name that is none": _chat(LENGTH, b"X(A): b"),
-    "a chunk beyond all": _chat(CHUNKED, body=b"FFFFFFFFFFFFFFFFF\r\n"),
-    "a chunk below nothing": _chat(CHUNKED, body=b"-1\r\n"),
-    "a chunk that is longer than it says": _chat(CHUNKED, body=b"2\r\n{}}}}\r\n0\r\n\r\n"),
-    "a chunk in no digits": _chat(CHUNKED, body=b"zz\r\n"),
-    "no version": b"GET /version\r\n\r\n",
-    "a version to come": b"GET /version HTTP/7.3\r\nHost: localhost\r\n\r\n",
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "no method": b"/version HTTP/1.1\r\n\r\n",
-    "a method nobody knows": b"SING /version HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a target that is none": b"GET version HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a target with a space": b"GET /ver sion HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a target that is no text": b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a proxy's method": b"CONNECT h:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(80),
-    "nothing but zeros": bytes(100),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
 def test_what_is_no_http_is_refused_once_and_asked_of_nobody(
     front: serving.Process, script: Script, data: bytes
@@ -136,10 +91,10 @@ def test_what_is_no_http_is_refused_once_and_asked_of_nobody(
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (_chat(*([b"X: 1"] * 300)), 431),
+        (chat(*([b"X: 1"] * 300)), 431),
         (CHAT + b"X: " + b"y" * 70_000, 431),
-        (_chat(b"Origin: https://elsewhere.example", LENGTH), 403),
-        (_chat(LENGTH, b"Host: elsewhere.example"), 400),
+        (chat(b"Origin: https://elsewhere.example", LENGTH), 403),
+        (chat(LENGTH, b"Host: elsewhere.example"), 400),
     ],
     ids=["many headers", "long headers", "another page", "two hosts"],
 )
@@ -153,7 +108,7 @@ def test_a_body_that_goes_wrong_later_is_counted_as_what_its_client_was_told(fro
     """The endpoint waits for it by then: the client has not left, it was refused."""
     before = _num_responses(front)
     with socket.create_connection(("127.0.0.1", front.port), timeout=serving.PATIENCE_S) as made:
-        made.sendall(_chat(CHUNKED, b"Expect: 100-continue", body=b""))
+        made.sendall(chat(CHUNKED, b"Expect: 100-continue", body=b""))
         assert made.recv(100).startswith(b"HTTP/1.1 100 ")  # the endpoint has asked for the body
         made.sendall(b"zz\r\n")
         assert made.recv(100).startswith(b"HTTP/1.1 400 ")
@@ -162,27 +117,9 @@ def test_a_body_that_goes_wrong_later_is_counted_as_what_its_client_was_told(fro
 
 def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: Script) -> None:
     script.reply, script.request = WELL, b""
-    answers = _answers(_sent(front, _chat(LENGTH, b"traceparent: 00-1\r\n x-evil: 1", b"Connection: close")))
+    answers = _answers(_sent(front, chat(LENGTH, b"traceparent: 00-1\r\n x-evil: 1", b"Connection: close")))
     assert answers[0][0] in (200, 400) and len(answers) == 1
     assert b"\nx-evil" not in script.request and b"\n x-evil" not in script.request
-
-
-UNUSUAL = {
-    "a whole address": (b"GET http://localhost:9/version HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n", 200),
-    "no host": (b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
-    "HTTP/1.0": (b"GET /version HTTP/1.0\r\n\r\n", 200),
-    "a part of a target": (b"GET /version?a=%ff#b HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
-    "a path that climbs": (b"GET /../../etc/passwd HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
-    "a path of zeros": (b"GET /%00%00 HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
-    "half a letter": (b"GET /%C3 HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
-    "a star": (b"OPTIONS * HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
-    "a notice at a chunk": (
-        _chat(CHUNKED, b"Connection: close", body=b"%x;note=1\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)), 200
-    ),
-    "trailers": (_chat(CHUNKED, b"Connection: close", body=b"%x\r\n%s\r\n0\r\nX: y\r\n\r\n" % (len(BODY), BODY)), 200),
-    "a pause to be asked": (_chat(LENGTH, b"Expect: 100-continue", b"Connection: close"), 200),
-    "no body": (_chat(b"Connection: close", body=b""), 400),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "status"), UNUSUAL.values(), ids=UNUSUAL)
@@ -204,7 +141,7 @@ def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, scri
     serving.all_up(front, 1)
     script.reply = WELL
     last = VERSION.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
-    answers = _answers(_sent(front, VERSION + _chat(LENGTH) + VERSION + _chat(LENGTH) + last))
+    answers = _answers(_sent(front, VERSION + chat(LENGTH) + VERSION + chat(LENGTH) + last))
     assert [status for status, _ in answers] == [200] * 5
     assert [body for _, body in answers][1::2] == [b"{}", b"{}"] and b"version" in answers[4][1]
 
@@ -214,7 +151,7 @@ def test_who_will_send_no_more_leaves_nothing_behind(front: serving.Process, scr
     serving.all_up(front, 1)
     script.reply = OK + framed(CHUNK)
     streamed = BODY[:-1] + b',"stream":true}'
-    whole = _chat(b"Content-Length: %d" % len(streamed), body=streamed)
+    whole = chat(b"Content-Length: %d" % len(streamed), body=streamed)
     for end in range(1, len(whole), 9):
         _sent(front, whole[:end], half=True)
     script.reply = WELL

@@ -309,6 +309,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._framing.part == HEAD:  # else it is a trailer: whoever checked the headers has not seen it
+            if value[-1:] in b" \t":
+                value = value.rstrip(b" \t")  # which the parser leaves, and is no part of the value
             self._headers.append((name.lower(), value))
             if len(self._headers) > _MAX_HEADERS:
                 self._refusal = _too_many_headers()
