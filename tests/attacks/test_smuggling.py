@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +80,17 @@ def test_what_a_page_may_have_sent_is_refused_without_keys(
     assert not script.request
 
 
-def test_workers_refuse_the_same(script: Script, tmp_path: Path) -> None:
+def _num_refused(front: serving.Process) -> dict[str, float]:
+    """Requests that no application has seen, by status."""
+    page = serving.send(front, "/metrics").text()
+    return {
+        labels: float(num)
+        for labels, num in re.findall(r"^headway_responses_total\{(.*)\} (\S+)$", page, re.MULTILINE)
+        if 'path=""' in labels
+    }
+
+
+def test_workers_refuse_the_same_and_count_it(script: Script, tmp_path: Path) -> None:
     script.reply, script.request = WELL, b""
     made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--workers", "2")
     with serving.closing(made):
@@ -86,6 +98,9 @@ def test_workers_refuse_the_same(script: Script, tmp_path: Path) -> None:
         for data, status in REFUSED.values():
             assert _statuses(answers(made, data + HIDDEN)) == [status]
         assert not script.request
+        all_refused = [status for _, status in REFUSED.values()]
+        expected = {f'path="",status="{status}"': float(num) for status, num in Counter(all_refused).items()}
+        serving.until(lambda: _num_refused(made) == expected)  # both workers' counts, added up
         close = HIDDEN.replace(b"Host: ", b"Connection: close\r\nHost: ")
         assert _statuses(answers(made, close)) == [200]
 

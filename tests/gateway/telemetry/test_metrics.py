@@ -28,6 +28,8 @@ from serving import chat, metric, send, until
 
 pytest.importorskip("httptools")
 
+from headway.gateway.upstream.client import Connection
+
 
 def _request(tier: int = 0, pool: str | None = "pool", request_id: str = "chat-1", **changes: Any) -> Any:
     live = {
@@ -238,6 +240,51 @@ def test_clients_that_leave_before_their_answers_count_as_that(stream: bool, tmp
     assert answers == {'headway_responses_total{path="/v1/chat/completions",status="499"}': 2}
     ended = {key: value for key, value in page.items() if key.startswith("headway_requests_total")}
     assert sum(ended.values()) == 2 and all('outcome="cancelled"' in key for key in ended)
+
+
+class _HungTransport:
+    """An engine's host that answers nothing, not even that it accepts no connection."""
+
+    def __init__(self) -> None:
+        self.num_opening = 0
+
+    async def connect(self) -> Connection:
+        self.num_opening += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_opening -= 1
+        raise AssertionError("nothing wakes it")
+
+
+def test_a_client_that_leaves_while_its_engines_connection_is_opened_frees_its_place_at_once(tmp_path: Path) -> None:
+    """The opening ends after its own time-out, and is then no failure of an engine that nobody waits for."""
+    inside = Inside(tmp_path, gateway={"scrape_period_s": 3600.0})
+    hung = _HungTransport()
+
+    async def leave() -> None:
+        await inside.until(lambda: inside.gateway.num_up == 1)
+        client = inside.gateway.replicas[0].client
+        client.close()
+        client._transport, client._connect_s = hung, 0.5
+        gone = asyncio.Event()
+        body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hello there"}]}
+        asking = asyncio.create_task(inside.post(body, gone=gone))
+        await inside.until(lambda: hung.num_opening == 1)
+        assert inside.num_in_flight == 1
+        gone.set()
+        await inside.until(lambda: inside.num_in_flight == 0)
+        assert hung.num_opening == 1 and not asking.done()
+        await asking
+        assert inside.gateway.num_up == 1
+
+    try:
+        inside.run(leave())
+        page = _samples(inside.run(inside.post(b"", "/metrics", method="GET")).body.decode())
+    finally:
+        inside.close()
+    assert page['headway_responses_total{path="/v1/chat/completions",status="499"}'] == 1
+    assert hung.num_opening == 0
 
 
 def test_the_page_counts_statuses_retries_and_dollars(tmp_path: Path) -> None:
