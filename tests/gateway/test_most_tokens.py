@@ -15,7 +15,7 @@ from headway import serving
 from headway.control.live import Live
 from headway.emulator.completion import Completion, SurfaceConfig
 from headway.gateway.gateway import Gateway
-from headway.gateway.relay.request import CHAT, COMPLETIONS, MEDIA_TOKENS, MESSAGES, RESPONSES
+from headway.gateway.relay.request import CHAT, COMPLETIONS, MEDIA_TOKENS, MESSAGES, RERANK, RESPONSES, SCORE
 from headway.gateway.relay.request_reader import read_request
 from headway.gateway.telemetry.recording import Recording
 from headway.limits.budgets import MostTokens, TokenPrices, dearest_usd, most_tokens
@@ -66,6 +66,9 @@ LIMITS = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+
+
 def _chat(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
@@ -112,6 +115,13 @@ def test_an_emulated_engine_charges_no_more_than_is_reserved(
             {"type": "tool_result", "content": [{"type": "image", "source": {"type": "base64", "data": "A" * 9_000}}]},
             {"type": "document", "source": {"type": "text", "data": "text " * 8_000}},
         ]}]}, (MEDIA_TOKENS + 9_900, 3)),
+        (RERANK[0], {"query": "word " * 400, "documents": ["a", "b"] * 50}, (50_000, 0)),
+        (RERANK[0], {"query": "word " * 400, "documents": []}, (500, 0)),
+        (SCORE[0], {"text_1": ["word " * 400], "text_2": ["word " * 400] * 30}, (30_000, 0)),
+        (SCORE[0], {"text_1": ["word " * 400] * 30, "text_2": ["word " * 400] * 30}, (30_000, 0)),
+        (SCORE[0], {"queries": "word " * 400, "documents": ["a"] * 10, "text_1": "alone"}, (5_000, 0)),
+        (SCORE[0], {"query": {"content": [IMAGE]}, "items": ["a"] * 7}, (7 * MEDIA_TOKENS, 0)),
+        (SCORE[0], {"text_1": "a", "text_2": {"content": [IMAGE, IMAGE]}}, (2 * MEDIA_TOKENS, 0)),
     ],
 )  # fmt: skip
 def test_each_field_that_makes_a_request_dearer_counts(

@@ -233,6 +233,8 @@ class Admission:
         of a prompt that was estimated too short, more is reserved as it is used."""
         cost, cascade = features.cost, self._driver.cascade
         prompt_tokens = self._prompt_tokens(features) + cost.num_tokens + round(cost.num_chars * self._tokens_per_char)
+        if features.response_id is not None:
+            prompt_tokens += self._responses.num_tokens(features.response_id)
         num_stages = 1 if cascade is None else cascade.num_models(features.model)
         return most_tokens(prompt_tokens, cost.max_tokens, cost.num_sequences, cost.echoes, num_stages)
 

@@ -13,6 +13,7 @@ pytest.importorskip("httptools")
 
 import serving
 from asgi import Inside, Reply, whole
+from headway.gateway.relay.request_reader import read_request
 from hired import has_heard, hire
 from scripted import OK, framed
 
@@ -340,6 +341,27 @@ def test_a_response_is_continued_where_it_was_made(tmp_path: Path, routing: str)
     num = sum(len(engine.bodies) for engine in made.engines)
     assert made.run(made.post({**body, "previous_response_id": first}, RESPONSES)).status == 404
     assert sum(len(engine.bodies) for engine in made.engines) == num + 1  # no other engine can know it
+    made.close()
+
+
+def test_what_a_response_continues_is_reserved(tmp_path: Path) -> None:
+    """Its tokens as the engine counted them, which the body of the next request does not have."""
+    made = Inside(tmp_path, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0})
+    made.engines[0].reply = [
+        whole(
+            b'{"object":"response","id":"resp_1","status":"completed","error":null,'
+            b'"usage":{"input_tokens":9000,"output_tokens":700,"total_tokens":9700}}'
+        )
+    ]
+    body = {"model": serving.MODEL, "input": "hello", "store": True, "max_output_tokens": 5}
+    assert made.run(made.post(body, RESPONSES)).status == 200
+
+    def most_input(**fields: str) -> int:
+        raw = json.dumps({**body, **fields}).encode()
+        return made.gateway.admission.most_tokens(read_request(RESPONSES, raw, {}).features(0.0)).input
+
+    alone, more = most_input(), most_input(previous_response_id="resp_1")
+    assert alone < 20 and 9700 <= more < 9720 and most_input(previous_response_id="resp_2") < 40
     made.close()
 
 

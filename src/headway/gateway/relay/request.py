@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from headway.control import token_blocks
@@ -45,7 +46,9 @@ _BODY_CHARS, _MESSAGE_CHARS = 256, 40
 """Of a body's JSON, and of that of each message, which are not of a prompt."""
 MEDIA_TOKENS = 16_384
 """Of an image at most: Qwen2.5-VL's `max_pixels`, 12,845,056, in patches of 28 x 28 pixels. Other models have fewer."""
-_CONTENTS = ("messages", "input", "content")
+_PAIRS = (("query", "documents"), ("text_1", "text_2"), ("queries", "documents"), ("query", "items"))
+"""Fields of texts that are compared, each with its partner: one of them goes with every text of the other field."""
+_CONTENTS = ("messages", "input", "content", *dict.fromkeys(name for pair in _PAIRS for name in pair))
 _MEDIA_FIELDS = (
     "image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data", "file_url",
     "image_embeds", "audio_embeds",
@@ -57,11 +60,13 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_
 _REASONING_BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
 _COST_FIELDS = frozenset((
     *_LIMITS[1:], *_REASONING_BUDGETS, "thinking", "reasoning", "n", "best_of", "n_cmpl", "echo", "input",
+    *_CONTENTS[3:],
 ))  # fmt: skip
 _UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
 """Options that need the prompt's own computation, or several sequences."""
 
 
+_COMPARING = frozenset((*RERANK, *SCORE))
 _OF_ONE_MODEL = frozenset((EMBEDDINGS, *RERANK, *SCORE, TOKENIZE, DETOKENIZE, POOLING, *CLASSIFY))
 """Endpoints whose answers are compared with others of the same model, or given back to it."""
 
@@ -213,6 +218,9 @@ class ClientRequest(Struct):
         limits = [count_of(body[name]) or 0 for name in _LIMITS if name in body]
         max_tokens = max([max_tokens, *limits]) + _reasoning_budget(body)
         num_sequences = self.num_sequences if self.may_be_several else 1
+        if self.path in _COMPARING:
+            more_chars, more_media = _repeated(body)
+            num_chars, num_media = num_chars + more_chars, num_media + more_media
         num_tokens = num_media * MEDIA_TOKENS + num_ids
         return CostFeatures(min(max_tokens, MAX_TOKENS), num_sequences, num_chars, num_tokens, bool(body.get("echo")))
 
@@ -280,6 +288,21 @@ def _num_nested_ids(body: dict[str, Any]) -> int:
     """Tokens of prompts that are given as several lists of token ids."""
     prompts = body.get("prompt") or body.get("input")
     return sum(len(each) for each in prompts if isinstance(each, list)) if isinstance(prompts, list) else 0
+
+
+def _repeated(body: dict[str, Any]) -> tuple[int, int]:
+    """Characters and media that an engine reads again, beside the first time, as it compares one text with many."""
+    num_chars = num_media = 0
+    for names in _PAIRS:
+        values = [value if isinstance(value := body.get(name), list) else [value] for name in names]
+        num_pairs = max(map(len, values))
+        for value in values:
+            if body.keys() >= set(names) and 0 < len(value) < num_pairs:
+                times = -(-num_pairs // len(value)) - 1
+                num, data_chars = _media(value)
+                num_chars += times * max(len(msgspec.json.encode(value)) - data_chars, 0)
+                num_media += times * num
+    return num_chars, num_media
 
 
 def _media(value: object, depth: int = 0) -> tuple[int, int]:

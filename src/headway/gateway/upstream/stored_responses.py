@@ -32,20 +32,26 @@ class StoredResponses:
     """The engines of responses, by the responses' ids."""
 
     def __init__(self) -> None:
-        self._holders: OrderedDict[str, tuple[int, str]] = OrderedDict()
-        """Replica and tenant."""
+        self._holders: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
+        """Replica, tenant and tokens."""
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
 
-    def add(self, id: str, replica: int, tenant: str) -> None:
-        """A replica has made this response."""
-        self._holders[id] = replica, tenant
+    def add(self, id: str, replica: int, tenant: str, num_tokens: int = 0) -> None:
+        """A replica has made this response, which has so many tokens with all that it continues; 0: not known."""
+        self._holders[id] = replica, tenant, num_tokens
         self._holders.move_to_end(id)
         if len(self._holders) > _MAX_KEPT:
             self._holders.popitem(last=False)
 
     def holder(self, id: str) -> tuple[int, str] | None:
         """The replica that keeps a response and the tenant whose it is; None: not known."""
-        return self._holders.get(id)
+        known = self._holders.get(id)
+        return None if known is None else known[:2]
+
+    def num_tokens(self, id: str) -> int:
+        """Tokens of the prompt of a request that continues a response, beside its own; 0 if they are not known."""
+        known = self._holders.get(id)
+        return 0 if known is None else known[2]
 
     async def find(self, id: str, replicas: Sequence[EngineEndpoint], tenant: str) -> int | None:
         """The replica that keeps a response, which all are asked for if it is not known; None: no replica has it, or it
