@@ -145,6 +145,7 @@ class Gateway:
             fleet=self.fleet,
             health=self.health,
             drift=self.telemetry.drift,
+            loop_delay=self.telemetry.loop_delay,
             driver=self.driver,
             keys=self.keys,
             reloads=self.reloads,

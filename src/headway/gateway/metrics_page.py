@@ -15,6 +15,7 @@ from headway.gateway.scheduling.shadows import Shadows
 from headway.gateway.telemetry.autopilot import AutopilotControls
 from headway.gateway.telemetry.autopilot import metrics as autopilot_metrics
 from headway.gateway.telemetry.drift import PredictionDrift
+from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.gateway.telemetry.metrics import Metric, PrometheusMetrics, Sample
 from headway.gateway.telemetry.process import build_info, process_metrics
 from headway.gateway.telemetry.reloads import Reloads
@@ -36,6 +37,7 @@ class MetricsPage:
         fleet: LiveFleet,
         health: HealthMonitor[LiveReplica],
         drift: PredictionDrift,
+        loop_delay: LoopDelay,
         driver: Driver,
         keys: ApiKeys,
         reloads: Reloads,
@@ -48,7 +50,13 @@ class MetricsPage:
     ) -> None:
         """`ended` counts the requests that have ended."""
         self._ended, self._fleet, self._health, self._drift, self._driver = ended, fleet, health, drift, driver
-        self._keys, self._reloads, self._charges, self._batches = keys, reloads, charges, batches
+        self._loop_delay, self._keys, self._reloads, self._charges, self._batches = (
+            loop_delay,
+            keys,
+            reloads,
+            charges,
+            batches,
+        )
         self._cache_feeds, self._peers, self._build_info = cache_feeds, peers, build_info()
         self._shadows, self._autopilot = shadows, autopilot
 
@@ -66,7 +74,8 @@ class MetricsPage:
             metrics += self._shadows.metrics()
         if (autopilot := self._autopilot()) is not None:
             metrics += autopilot_metrics(autopilot)
-        metrics += [self._build_info, *process_metrics()]
+        delay: Metric = "headway_loop_delay_seconds", [({}, self._loop_delay.recent_s())]
+        metrics += [self._build_info, delay, *process_metrics()]
         return self._ended.lines(metrics, time() - self._driver.now if is_open else None)
 
     def _replica_metrics(self) -> list[Metric]:

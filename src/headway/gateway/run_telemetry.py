@@ -16,6 +16,7 @@ from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.telemetry.drift import COMPARISON_PERIOD_S, PredictionDrift
+from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
@@ -41,7 +42,8 @@ class RunTelemetry:
         self._clock, self._fleet, self.recording = clock, fleet, recording
         self.settings = plan.settings
         self.metrics = PrometheusMetrics()
-        self.drift = PredictionDrift(fleet.step_times, fleet.correct)
+        self.loop_delay = LoopDelay(clock)
+        self.drift = PredictionDrift(fleet.step_times, fleet.correct, self.loop_delay.at)
         plan.use_corrections(self.drift.corrections)
         fleet.on_removed.append(lambda replica: self.drift.forget(replica.id))
         self.decisions: DecisionObserver | None = None
@@ -67,12 +69,14 @@ class RunTelemetry:
 
     def start(self) -> None:
         """Compare predictions, and write records, from now on."""
+        self.loop_delay.start()
         self._compare_predictions(self._clock.now)
         if self.recording.is_written:
             self._flush_periodically(self._clock.now, None)
 
     def stop(self) -> None:
         """Write no more records by themselves."""
+        self.loop_delay.stop()
         if self._records_timer is not None:
             self._records_timer.cancel()
 

@@ -24,6 +24,10 @@ def _row(id: int = 0, **changes: Any) -> ReplicaRow:
     return ReplicaRow(**row | changes)
 
 
+def _late(delay_s: float) -> Any:
+    return SimpleNamespace(loop_delay=SimpleNamespace(recent_s=lambda: delay_s))
+
+
 def _found(rows: list[ReplicaRow], *queues: HeldRequests, **parts: Any) -> list[tuple[str, str, bool]]:
     return [(each.where, each.what, each.is_severe) for each in _troubles(rows, *queues, **parts)]
 
@@ -33,6 +37,7 @@ def _troubles(rows: list[ReplicaRow], *queues: HeldRequests, **parts: Any) -> li
         **{
             "reloads": SimpleNamespace(last=None), "charges": None, "peers": None,
             "fleet": SimpleNamespace(failed=lambda: []), "settings": SimpleNamespace(stale_s=5.0),
+            "telemetry": _late(0.1),
         } | parts
     )  # fmt: skip
     return troubles(gateway, rows, queues)
@@ -97,8 +102,9 @@ def test_parts_of_the_gateway_that_fail_are_named() -> None:
     away, reload = SimpleNamespace(is_up=False), SimpleNamespace(outcome="failed", error="f.yaml:3: no")
     parts = {
         "charges": SimpleNamespace(accounts=away), "peers": away, "reloads": SimpleNamespace(last=reload),
-        "fleet": SimpleNamespace(failed=lambda: [("spare", 2, "no such file")]),
+        "fleet": SimpleNamespace(failed=lambda: [("spare", 2, "no such file")]), "telemetry": _late(1.5),
     }  # fmt: skip
-    found = _troubles([_row()], **parts)
-    assert [each.where for each in found] == ["key store", "fleet file", "peer store", "spare"]
-    assert "f.yaml:3" in found[1].why and found[3].why == "2 replicas wanted here fail to start: no such file"
+    found = {each.where: each.why for each in _troubles([_row()], **parts)}
+    assert list(found) == ["key store", "gateway", "fleet file", "peer store", "spare"]
+    assert "f.yaml:3" in found["fleet file"] and found["spare"] == "2 replicas wanted here fail to start: no such file"
+    assert "up to 1.5 s late" in found["gateway"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from headway.control.policies import Policies
 from headway.core.fleet import Fleet, Pool
 from headway.gateway.telemetry import drift as telemetry
 from headway.gateway.telemetry.drift import LEAST_COMPARED, PredictionDrift, PredictionRatio
+from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.perf.engine_times import pool_times
 from headway.perf.step import Chunk, StepModel
 from headway.policies.resolve import ordering, router
@@ -24,6 +27,7 @@ from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
 
 POOL = Pool("pool", catalog.model("llama-3.1-8b"), catalog.gpu("h100"), catalog.engine("vllm-0.15"), replicas=1)
+CLOCK: Any = SimpleNamespace(now=400.0)
 TIMES = catalog.coefficients(POOL.gpu.name, POOL.engine.name)
 
 
@@ -62,10 +66,12 @@ def observed(
     start_s: float = 0.0,
     cached: float = 0.0,
     says_cached: bool = False,
+    seen_s: Callable[[float], float] = lambda time_s: time_s,
 ) -> float:
     """Requests at a replica that takes `factor` times as long as the model says, noted as they end. Returns the end.
 
-    `decode`: the factor of decoding, if it is not that of prompts. Of each prompt a share is `cached`.
+    `decode`: the factor of decoding, if it is not that of prompts. Of each prompt a share is `cached`. `seen_s`: when
+    the gateway notices what happens at a time.
     """
     rng, num = np.random.default_rng(1), 150
     workload = Workload({
@@ -84,9 +90,9 @@ def observed(
         )
         live.cached_tokens = live.prompt_tokens - computed if says_cached else 0
         live.placed_s = live.enqueued_s = start_s + float(requests["placed_s"][i])
-        live.first_token_s = start_s + float(requests["first_token_s"][i])
+        live.first_token_s = seen_s(start_s + float(requests["first_token_s"][i]))
         live.generated_tokens = int(requests["generated_tokens"][i])
-        lives.append((live, start_s + float(requests["end_s"][i])))
+        lives.append((live, seen_s(start_s + float(requests["end_s"][i]))))
     for i, (live, end_s) in enumerate(sorted(lives, key=lambda each: each[1])):
         drift.add(replica, "pool", live, end_s)
         if not i % 20 or i == num - 1:
@@ -209,6 +215,24 @@ def test_prompts_in_a_cache_that_nobody_reports_are_not_fast_prefill() -> None:
         now = observed(1.0, 2.0, drift, cached=0.7, says_cached=says_cached)
         ratio = drift.ratio(0, now)
         assert ratio is not None and "prefill" not in [each.term for each in ratio.drift]
+
+
+def test_a_gateway_that_stands_still_blames_no_engine() -> None:
+    """It reads all that has come meanwhile at once, afterwards: first tokens late, or whole answers at one time."""
+    every_s, stall_s = 2.0, 1.2
+
+    def seen_s(time_s: float) -> float:
+        begin_s = time_s // every_s * every_s
+        return max(time_s, begin_s + stall_s)
+
+    told = dict[bool, bool]()
+    for knows in (True, False):
+        delay = LoopDelay(CLOCK)
+        delay.add((i * every_s, stall_s) for i in range(200))
+        drift = PredictionDrift(served, late_s=delay.at) if knows else PredictionDrift(served)
+        now = observed(1.0, 4.0, drift, seen_s=seen_s)
+        told[knows] = (ratio := drift.ratio(0, now)) is not None and bool(ratio.drift)
+    assert told == {True: False, False: True}
 
 
 @pytest.mark.parametrize("factors", [(1.3, 1.0), (1.0, 0.8), (1.2, 1.4)])

@@ -311,7 +311,7 @@ class Trouble(Struct, forbid_unknown_fields=True):
 
     where: str
     """A replica, a pool, a model, or a part of the gateway."""
-    what: Literal["down", "ejected", "fails to start", "slow", "full", "waits", "not current"]
+    what: Literal["down", "ejected", "fails to start", "slow", "full", "waits", "late", "not current"]
     is_severe: bool
     """Clients are affected, or will be with one more failure."""
     why: str

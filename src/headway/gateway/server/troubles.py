@@ -9,6 +9,7 @@ from headway.gateway.server.schema import HeldRequests, ReplicaRow, Trouble
 from headway.gateway.telemetry.drift import TOLERATED
 
 _FULL_KV = 0.95
+_LONG_DELAY_S = 0.5
 _LONG_HOLD_S = 1.0
 """Requests that are held for less are routine."""
 
@@ -28,6 +29,12 @@ def troubles(gateway: Gateway, rows: Sequence[ReplicaRow], queues: Sequence[Held
 
 
 def _of_gateway(gateway: Gateway) -> Iterator[Trouble]:
+    if (late_s := gateway.telemetry.loop_delay.recent_s()) >= _LONG_DELAY_S:
+        why = (
+            f"ran up to {late_s:.2g} s late within the last minute: its machine or its process has too much to do, and"
+            " its clients wait for that. More CPUs or `--workers` help"
+        )
+        yield Trouble("gateway", "late", False, why)
     last, charges, peers = gateway.reloads.last, gateway.charges, gateway.peers
     if last is not None and last.outcome == "failed":
         yield Trouble("fleet file", "not current", False, f"was not reloaded, and what was before holds: {last.error}")

@@ -195,6 +195,9 @@ DEFINITIONS = {
     "headway_build_info": _gauge(
         "1; the versions of Headway and Python, and whether Headway is compiled", "version", "python", "compiled"
     ),
+    "headway_loop_delay_seconds": _gauge(
+        "By how much the gateway, or a worker, ran late what was due: the longest delay of the last minute"
+    ),
     "process_cpu_seconds_total": _counter("CPU time of the process that answers, user and system"),
     "process_resident_memory_bytes": _gauge("Its resident memory"),
     "process_virtual_memory_bytes": _gauge("Its virtual memory"),

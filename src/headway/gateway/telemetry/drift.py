@@ -5,6 +5,7 @@ says of the load that they met: the requests that were decoding beside them, and
 meanwhile. The ratio of a replica is the median over its last requests, so that a few odd ones do not matter. Queueing
 for a seat is not predicted: a request that met as many others as the engine runs counts for its time between tokens
 only. Prompt tokens that an answer reports as cached are not computed; where answers report none, all count as new.
+Times at whose ends the gateway itself was late say nothing of the engine, and are left out.
 
 From the same times `perf.term_factors` finds how much longer decoding, prompts and the time outside the batch take.
 """
@@ -53,6 +54,8 @@ ALIKE = 0.03
 """Decoding and prompts that differ by less are told as one."""
 STEP = 0.02
 """The model is corrected anew if a factor has changed by more."""
+LATE = 0.05
+"""Times are left out whose ends the gateway may have seen late by more than this share of them."""
 LEAST_TOKENS = 8
 """Shorter answers do not show the time between tokens."""
 NAMES: Mapping[Term, str] = {"decode": "decode", "prefill": "prefill", "request": "time outside the engine's batch"}
@@ -136,10 +139,12 @@ class PredictionDrift:
         self,
         served: Callable[[str], tuple[Pool | None, Coefficients | None]],
         correct: Callable[[int, float, float], None] = lambda replica, prefill, decode: None,
+        late_s: Callable[[float], float] = lambda time_s: 0.0,
     ) -> None:
         """`served` finds a pool by its name, with its step times; None: nothing is known of its GPU, and its requests
-        are not compared. `correct` is called with a replica and the factors of its prompts and of its decoding."""
-        self._served, self._correct = served, correct
+        are not compared. `correct` is called with a replica and the factors of its prompts and of its decoding.
+        `late_s` is by how much the gateway may have seen something late at a time."""
+        self._served, self._correct, self._late_s = served, correct, late_s
         self._models: dict[str, tuple[Pool | None, AnyStepModel | None]] = {}
         self._replicas: dict[int, _Replica] = {}
 
@@ -177,7 +182,7 @@ class PredictionDrift:
             ]  # fmt: skip
             load = np.array([*known.stays, *running], "f8")
             for stay in known.waiting:
-                _compare(np.array(stay), load, pool, model, known)
+                _compare(np.array(stay), load, pool, model, known, self._late_s)
             known.waiting.clear()
             self._find_factors(id, known, now)
 
@@ -301,16 +306,21 @@ def _median(logs: Sequence[float] | deque[float]) -> float | None:
     return math.exp(median(logs)) if len(logs) >= LEAST_COMPARED else None
 
 
-def _compare(stay: Floats, load: Floats, pool: Pool, model: AnyStepModel, known: _Replica) -> None:
+def _compare(
+    stay: Floats, load: Floats, pool: Pool, model: AnyStepModel, known: _Replica, late_s: Callable[[float], float]
+) -> None:
     """Add the request's ratios and times to those of its replica."""
     placed_s, first_s, end_s, _, tokens, computed = stay.tolist()
     others = load[(load[:, :3] != stay[:3]).any(axis=1)]
     others = others[(others[:, 0] < end_s) & (others[:, 2] > placed_s)]
-    if tokens - 1 >= LEAST_TOKENS:
+    first_late_s = late_s(first_s)
+    if tokens - 1 >= LEAST_TOKENS and max(first_late_s, late_s(end_s)) <= LATE * (end_s - first_s):
         parts = decode_parts(stay, others, pool, model)
         if parts.prefill < FULL * (end_s - first_s):
             known.itl.append(math.log(parts.total / (end_s - first_s)))
             known.observe(end_s - first_s, parts, DECODING, end_s)
+    if max(first_late_s, late_s(placed_s)) > LATE * (first_s - placed_s):
+        return
     first = first_token_parts(placed_s, computed, others, pool, model)
     if first is not None:
         known.ttft.append(math.log(first.total / (first_s - placed_s)))

@@ -26,6 +26,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, Re
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.scheduling.stream_copy import StreamCopy
 from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.loop_delay import LoopDelay
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint, count_prompt
@@ -45,6 +46,8 @@ _REPORT_PERIOD_S = 0.02
 _REPORT_S_PER_STREAM = 50e-6
 """The period is at least so long for each stream that has brought tokens, which bounds the scheduler's load."""
 _BACKED_UP_PAUSE_S = 0.5
+_NUM_DELAYS = 600
+"""Delays of the event loop that wait for the next report, at most."""
 """Pause between reports while the scheduler does not read."""
 _SUCCESS_PERIOD_S = 0.02
 """A replica's successes are reported at most this often."""
@@ -153,6 +156,7 @@ class RemoteScheduler:
         self._replicas: dict[int, EngineEndpoint] = {}
         self._numbers = count()
         self.metrics = PrometheusMetrics()
+        self.loop_delay = LoopDelay(clock, _NUM_DELAYS)
         self._with_progress: list[PendingRequest] = []
         """Requests that have brought tokens since the last report."""
         self._prompt_blocks = PromptBlocks()
@@ -333,9 +337,9 @@ class RemoteScheduler:
             if request.reservation is not None:
                 self.link.send(protocol.ProgressReport(request.live.id, request.progress()))
                 self._send_copied(request)
-        counts, responses = self.metrics.drain(), self.metrics.drain_responses()
-        if counts or responses:
-            self.link.send(protocol.MetricsReport(counts, responses))
+        counts, responses, delays = self.metrics.drain(), self.metrics.drain_responses(), self.loop_delay.take()
+        if counts or responses or delays:
+            self.link.send(protocol.MetricsReport(counts, responses, delays))
 
     # Messages of the scheduler.
 
@@ -417,6 +421,7 @@ class RemoteScheduler:
                 self._end(request, Outcome.REJECTED, ReleaseReason.REFUSED)
 
     def close(self) -> None:
+        self.loop_delay.stop()
         self.link.close()
         for replica in self._replicas.values():
             replica.client.close()

@@ -22,6 +22,7 @@ from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.scheduling.stream_copy import StreamKey, StreamPart
 from headway.gateway.settings import Api, Judge, Key, Settings
 from headway.gateway.telemetry.logs import LogOptions
+from headway.gateway.telemetry.loop_delay import Delay
 from headway.gateway.telemetry.metrics import HistogramCounts, ResponseCount
 from headway.limits.rates import RateLimit
 
@@ -126,10 +127,11 @@ class RequestSucceeded(Struct, array_like=True, tag=5, gc=False):
 
 
 class MetricsReport(Struct, array_like=True, tag=6, gc=False):
-    """Inter-token latencies, gateway overheads and answers since the last report."""
+    """Inter-token latencies, gateway overheads, answers and delays of the loop since the last report."""
 
     counts: list[HistogramCounts]
     responses: list[ResponseCount] = []
+    delays: list[Delay] = []
 
 
 class WorkerLeaving(Struct, array_like=True, tag=7, gc=False):

@@ -122,7 +122,7 @@ class WorkerSession:
             protocol.RequestArrived: self._take_arrival,
             protocol.RequestFailed: self._failed,
             protocol.RequestSucceeded: self._succeeded,
-            protocol.MetricsReport: lambda message: gateway.telemetry.metrics.merge(message.counts, message.responses),
+            protocol.MetricsReport: self._take_metrics,
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
             protocol.WorkerIdle: self._idle,
             protocol.ChangeApplied: self._change_applied,
@@ -242,6 +242,11 @@ class WorkerSession:
             self.link.send(protocol.KeyLimits(caller.owner, caller.limits()))
 
     # From the worker.
+
+    def _take_metrics(self, message: protocol.MetricsReport) -> None:
+        telemetry = self._gateway.telemetry
+        telemetry.metrics.merge(message.counts, message.responses)
+        telemetry.loop_delay.add(message.delays)
 
     def _take_heartbeat(self, message: protocol.Heartbeat) -> None:
         if not self.has_started:

@@ -176,6 +176,7 @@ class WorkerApplication:
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=self._link)
         monitor = HeartbeatMonitor(link, worker.settings.hang_s, self._scheduler_silent, self._scheduler_responsive)
         monitor.start()
+        worker.scheduler.loop_delay.start()
         return monitor
 
     async def leave(self) -> None:

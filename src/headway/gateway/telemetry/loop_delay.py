@@ -1,0 +1,80 @@
+"""How late the gateway's event loops run what is due.
+
+A loop that is busy, or whose process waits for a CPU, reads tokens late. Their times are then the gateway's, and say
+nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from headway.gateway.clock import Clock
+
+PERIOD_S = 0.1
+"""Time between two samples of a loop, and the grid on which delays are kept."""
+KEPT_S = 900.0
+"""Delays are remembered for this time."""
+RECENT_S = 60.0
+"""Time whose longest delay is shown."""
+LEAST_S = 0.002
+"""Shorter delays are a timer's usual ones."""
+
+Delay = tuple[float, float]
+"""When something was due, in seconds on the gateway's clock, and how much later it ran."""
+
+
+class LoopDelay:
+    """The delays of one event loop, and those that the loops of workers report."""
+
+    def __init__(self, clock: Clock, num_taken: int = 0) -> None:
+        """`num_taken`: so many delays of this loop are kept for the next call of `take`."""
+        self._clock = clock
+        self._worst_s: dict[int, float] = {}
+        """By period of the grid: the longest delay that reached into it."""
+        self._untaken: deque[Delay] = deque(maxlen=num_taken)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Sample this loop from now on."""
+        self._timer = self._clock.at(self._clock.now + PERIOD_S, self._sample, None)
+
+    def stop(self) -> None:
+        """Sample no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _sample(self, due_s: float, _: object) -> None:
+        delay = due_s, self._clock.now - due_s
+        if delay[1] >= LEAST_S:
+            self.add((delay,))
+            self._untaken.append(delay)
+        self.start()
+
+    def take(self) -> list[Delay]:
+        """The delays of this loop since the last call."""
+        taken = list(self._untaken)
+        self._untaken.clear()
+        return taken
+
+    def add(self, delays: Iterable[Delay]) -> None:
+        """Add delays, of this loop or of another one on the same clock."""
+        worst_s = self._worst_s
+        for due_s, late_s in delays:
+            first = max(due_s - PERIOD_S, due_s + late_s - KEPT_S)
+            for period in range(int(first / PERIOD_S), int((due_s + late_s) / PERIOD_S) + 1):
+                worst_s[period] = max(worst_s.get(period, 0.0), late_s)
+        if len(worst_s) > 2 * KEPT_S / PERIOD_S:
+            oldest = (self._clock.now - KEPT_S) / PERIOD_S
+            self._worst_s = {period: late_s for period, late_s in worst_s.items() if period >= oldest}
+
+    def at(self, time_s: float) -> float:
+        """By how many seconds something may have been seen late at this time; 0: by none that counts."""
+        return self._worst_s.get(int(time_s / PERIOD_S), 0.0)
+
+    def recent_s(self) -> float:
+        """The longest delay of the last `RECENT_S`, in seconds."""
+        last = int(self._clock.now / PERIOD_S)
+        known = self._worst_s
+        return max((known.get(period, 0.0) for period in range(last - int(RECENT_S / PERIOD_S), last + 1)), default=0.0)
