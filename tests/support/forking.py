@@ -1,12 +1,14 @@
-"""`python -m headway ...` as a fork of a process that has imported Headway: an interpreter and its imports take half a
-second of processor time, and the tests start hundreds of servers.
+"""`python -m headway ...`, or a script, as a fork of a process that has imported Headway: an interpreter and its
+imports take half a second of processor time, and the tests start hundreds of servers.
 
-What a fork does not show, the start of the installed program, is what the tests of the documentation start.
+What a fork does not show, the start of the installed program and the end of its interpreter, is what the tests of the
+documentation start.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -16,11 +18,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 PRELOADED = (
@@ -30,6 +35,8 @@ PRELOADED = (
     "headway.gateway.telemetry.recording", "headway.gateway.workers.supervisor", "headway.serving.emulated_fleet",
     "uvicorn.lifespan.on", "uvicorn.logging", "uvicorn.loops.auto", "uvicorn.protocols.http.httptools_impl",
 )  # fmt: skip
+SCRIPTS = ("faulty_engine.py",)
+"""Scripts that run in a fork as they do in an interpreter of their own."""
 _MAX_START_BYTES = 1 << 18
 
 
@@ -102,7 +109,8 @@ class Forked:
 
 def can_fork(args: tuple[str, ...]) -> bool:
     """Whether a fork is as good as an interpreter of its own: not where a test changes what an interpreter reads."""
-    return args[:2] == ("-m", "headway") and hasattr(os, "pidfd_open") and _python_variables() == _VARIABLES
+    is_known = args[:2] == ("-m", "headway") or Path(args[0]).name in SCRIPTS
+    return is_known and hasattr(os, "pidfd_open") and _python_variables() == _VARIABLES
 
 
 def _python_variables() -> dict[str, str]:
@@ -169,18 +177,46 @@ def _tell(status: int, number: int) -> None:
 
 
 def _run(args: list[str], cwd: str, env: dict[str, str]) -> None:
-    """As `python -m MODULE ...` in that folder, with that environment."""
+    """As `python -m MODULE ...` or `python SCRIPT ...` in that folder, with that environment."""
     os.closerange(3, 1024)  # of the template and of other forks
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.path[0] = cwd
-    sys.argv = args[1:]
-    runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    is_module = args[0] == "-m"
+    sys.path[0] = cwd if is_module else os.path.dirname(args[0])
+    sys.argv = args[1:] if is_module else args
+    with _ending():
+        if is_module:
+            runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(args[0], run_name="__main__")
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Exit as the interpreter does, but leave the modules: to take them apart takes as long as all else in a fork."""
+    status = 0
+    try:
+        yield
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
     for name in PRELOADED:
         with suppress(ImportError):  # of an extra that is not installed
             import_module(name)
+    gc.collect()
+    gc.freeze()  # else each fork looks at all that was imported, and copies it by that
     _run(**_be_template(socket.socket(fileno=int(sys.argv[1]))))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+
+import serving
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -32,12 +32,8 @@ class Pod:
         self.number, self.name, self.uid = number, name, f"uid-{number}-{id(self)}"
         self.ip, port = address
         self.annotations: dict[str, str] = {}
-        command = [sys.executable, "-m", "headway", "emulate", "--model", "qwen3-8b", "--gpu", "h100"]
-        command += ["--host", self.ip, "--port", str(port), *options]
         self._ails = ails
-        if ails:
-            command = ["sleep", "1000"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._engine = None if ails else serving.emulator("--host", self.ip, *options, port=port)
 
     def json(self) -> dict[str, Any]:
         metadata = {"name": self.name, "uid": self.uid, "annotations": self.annotations}
@@ -49,8 +45,10 @@ class Pod:
         return {"metadata": metadata, "spec": {"containers": []}, "status": status}
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if self._engine is not None:
+            self._engine.process.kill()
+            self._engine.process.wait()
+            self._engine.close()
 
 
 class Workload:
