@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -23,6 +24,10 @@ DOCUMENT: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 80, "arrivals": 20},
     "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15", "replicas": 2}],
 }
+SERVICE: dict[str, Any] = {
+    "workload": {"prompt_tokens": 100, "output_tokens": 10, "arrivals": 5, "num_requests": 20},
+    "fleet": DOCUMENT["fleet"], "slo": {"ttft_s": 2.0},
+}  # fmt: skip
 
 
 class Nearest:
@@ -297,3 +302,38 @@ def test_demand_is_shown_drawn_and_saved(tmp_path: Path) -> None:
     assert found.save(tmp_path / "d.parquet").exists() and "2026-03-03" in repr(found)
     with pytest.raises(hw.HeadwayError, match="days: 5"):
         hw.forecast_demand(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: hw.plan_cascade(DOCUMENT, quality=101.0), "quality: 101.0; expected a mean score from 0 to 100"),
+        (lambda: hw.plan_cascade(DOCUMENT, quality=-1.0, latency_s=5), "quality: -1.0; expected a mean score"),
+        (lambda: hw.plan_cascade(DOCUMENT, quality=50.0, gpus=0), "gpus: 0; expected a whole number of 1 or more"),
+        (lambda: hw.plan_cascade(DOCUMENT, quality=50.0, gpus_per_server=0), "gpus_per_server: 0; expected"),
+        (lambda: hw.plan_capacity(DOCUMENT, ttft_p99_s=1, jobs=0), "jobs: 0; expected a whole number of 1 or more"),
+        (lambda: hw.plan_capacity(DOCUMENT, demand=3), "demand: 3; expected a forecast, or the path of its file"),  # type: ignore[arg-type]
+        (lambda: hw.advise(DOCUMENT, ["day"], jobs=0), "jobs: 0; expected a whole number of 1 or more"),
+        (lambda: hw.plan_combos(SERVICE, ["h100:1"], rps=0.0), "rps: 0; expected more than 0 requests per second"),
+        (lambda: hw.plan_combos(SERVICE, ["h100:1"], rps=1e300), "rps: 1e+300; expected more than 0 requests per"),
+        (lambda: hw.plan_combos(SERVICE, ["h100:1"], attainment=2.0), "attainment: 2; expected more than 0, 1 at"),
+        (lambda: hw.plan_combos(SERVICE, ["h100:1"], routings=[]), "routings: expected one or more"),
+        (lambda: hw.plan_tiers(DOCUMENT, tolerance=-0.1), "tolerance: -0.1; expected a loss of attainment, from 0"),
+        (lambda: hw.plan_tiers(DOCUMENT, seeds=0), "seeds: 0; expected a whole number of 1 or more"),
+    ],
+)
+def test_arguments_outside_their_range_are_named(call: Any, message: str) -> None:
+    with pytest.raises(hw.HeadwayError, match=f"^{re.escape(message)}"):
+        call()
+
+
+def test_methods_of_results_check_their_arguments(comparison: hw.Comparison) -> None:
+    for call, message in (
+        (lambda: comparison.estimate("ttft_s.p99", 0), "metric: 0; expected a text"),
+        (lambda: comparison.difference(0, 1.5, "ttft_s.p99"), "other: 1.5; expected a position or a name"),
+        (lambda: comparison.estimate(0, "ttft_p99"), "unknown metric 'ttft_p99'; did you mean 'ttft_s.p99'?"),
+        (lambda: comparison.plot("ttft_s.p99", 3), "metrics: ('ttft_s.p99', 3); expected a text"),
+        (lambda: comparison[0].plot(3), "metric: 3; expected a text"),
+    ):
+        with pytest.raises(hw.HeadwayError, match=f"^{re.escape(message)}"):
+            call()

@@ -187,9 +187,9 @@ MODELS: list[Case] = [
 ]
 OWN: list[Case] = [
     ("a policy raises", {"s.yaml": _routing("own:Raises"), "own.py": POLICIES}, RUN, "own:Raises"),
-    ("a policy returns None", {"s.yaml": _routing("own:Nothing"), "own.py": POLICIES}, RUN, "own:Nothing"),
+    ("a policy returns None", {"s.yaml": _routing("own:Nothing"), "own.py": POLICIES}, RUN, "`route` returned None"),
     ("a policy names no replica", {"s.yaml": _routing("own:Elsewhere"), "own.py": POLICIES}, RUN, "999"),
-    ("a policy returns a text", {"s.yaml": _routing("own:Text"), "own.py": POLICIES}, RUN, "own:Text"),
+    ("a policy returns a text", {"s.yaml": _routing("own:Text"), "own.py": POLICIES}, RUN, "`route` returned '"),
     ("a policy divides by zero", {"s.yaml": _routing("own:Divides"), "own.py": POLICIES}, RUN, "own:Divides"),
     ("a constructor raises", {"s.yaml": _routing("own:Broken"), "own.py": POLICIES}, RUN, "not today"),
     ("a class without a method", {"s.yaml": _routing("own:NoMethod"), "own.py": POLICIES}, RUN, "own:NoMethod"),

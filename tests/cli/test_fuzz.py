@@ -25,6 +25,7 @@ JUNK: list[Any] = [
     ["x"], [[]], {}, {"name": None}, {"name": "x", "y": 1}, {1: 2}, {"kind": "poisson"}, b"x", object(), int, lambda: 1,
     Path("nowhere"), (1, 2), {"a"},
 ]  # fmt: skip
+NUMBERS: list[Any] = [-1, 0, -0.5, float("inf"), -float("inf"), 1e300]
 SMALL: dict[str, Any] = {
     "workload": {"prompt_tokens": 20, "output_tokens": 3, "arrivals": 5.0, "num_requests": 6},
     "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}, "replicas": 2,
@@ -133,6 +134,12 @@ def argument_case(rng: Random) -> None:
         lambda: hw.plan_fleet(SMALL, junk), lambda: hw.plan_fleet(junk, ["h100:1"]),
         lambda: hw.plan_combos(SMALL, junk), lambda: hw.plan_cascade(SMALL, quality=junk, latency_s=other),
         lambda: hw.plan_tiers(SMALL, num_tiers=junk, decays=other, seeds=1),
+        lambda: hw.plan_cascade(SMALL, quality=rng.choice(NUMBERS), latency_s=5.0, gpus=rng.choice(NUMBERS)),
+        lambda: hw.plan_capacity(SMALL, ttft_p99_s=1.0, demand=junk, jobs=rng.choice([*NUMBERS, 1])),
+        lambda: hw.plan_combos(SMALL, ["h100:1"], rps=rng.choice(NUMBERS), routings=[]),
+        lambda: hw.plan_tiers(SMALL, tolerance=rng.choice(NUMBERS), seeds=rng.choice([-1, 0])),
+        lambda: hw.compare(SMALL, seeds=1).estimate(rng.choice([0, junk]), rng.choice(["ttft_s.p9", other])),
+        lambda: hw.simulate(SMALL).plot(junk),
     ]  # fmt: skip
     rng.choice(calls)()
 

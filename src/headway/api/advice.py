@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.api.arguments import checked
+from headway.api.arguments import check_counts, checked
 from headway.api.plans import Plan, Seconds
 from headway.api.scenarios import ScenarioLike, document_of
 from headway.config import strict_yaml
@@ -44,6 +44,7 @@ def advise(
     changes to try. `max_requests`: of one rehearsal; longer days are cut. `cache`: a folder that keeps rehearsals. The
     answer is met unless the days do not come out when they are rehearsed as they ran; then it has no proposals.
     """
+    check_counts(jobs=jobs, max_rehearsals=max_rehearsals, max_requests=max_requests)
     options = AdviceOptions(attainment, tuple(kinds), max_rehearsals, max_requests)
     file = fleet_file(fleet, in_seconds("", dict(slo or {})))
     with processes(jobs) as pool:

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
+from headway.forecast.demand import DemandForecast
 from headway.planning.capacity.problem import Situation
 from headway.planning.combos.problem import Offer
 
@@ -65,6 +66,11 @@ _CHECKS: dict[str, _Check] = {
     "float": (_is_number, "a number"),
     "bool": (lambda value: isinstance(value, bool), "True or False"),
     "str": (_is_text, "a text"),
+    "int | str": (lambda value: _is_whole(value) or _is_text(value), "a position or a name"),
+    "Demand | str | Path": (
+        lambda value: isinstance(value, str | Path) or isinstance(getattr(value, "answer", None), DemandForecast),
+        "a forecast, or the path of its file",
+    ),
     "str | Path": (lambda value: isinstance(value, str | Path), "a path"),
     "Seconds": (lambda value: _is_number(value) or _is_text(value), "seconds, or a duration such as 450ms"),
     "float | str": (lambda value: _is_number(value) or _is_text(value), "seconds, or a duration such as 450ms"),
@@ -101,4 +107,13 @@ def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callabl
         if check is None:  # an annotation that says nothing of a value, such as Any
             continue
         is_right, expected = check
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            is_right = _all(is_right)
         yield parameter.name, (is_right, expected, annotation.endswith(" | None"))
+
+
+def check_counts(**counts: int) -> None:
+    """HeadwayError for a number that is not 1 or more."""
+    for name, count in counts.items():
+        if count < 1:
+            raise HeadwayError(f"{name}: {count!r}; expected a whole number of 1 or more")

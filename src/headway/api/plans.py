@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.api.arguments import checked
+from headway.api.arguments import check_counts, checked
 from headway.api.demand import Demand
 from headway.api.results import WIDTH, Tabular
 from headway.api.scenarios import ScenarioLike, document_of
@@ -119,6 +119,7 @@ def plan_capacity(
     folder that keeps simulations. `demand`: a forecast, or its file, in place of the workload; the plan is then for its
     weeks, each of which meets the targets with this `chance`. `reserved_usd`, `spot_usd`: of a GPU for an hour.
     """
+    check_counts(max_replicas=max_replicas, jobs=jobs)
     targets = Targets(
         seconds_of("ttft_p99_s", ttft_p99_s), seconds_of("tpot_p99_s", tpot_p99_s), seconds_of("e2e_p99_s", e2e_p99_s),
         attainment,
@@ -358,6 +359,9 @@ def plan_cascade(
     """
     if quality is None and latency_s is None:
         raise HeadwayError("expected quality or latency_s, or both")
+    check_counts(**{
+        name: value for name, value in (("gpus", gpus), ("gpus_per_server", gpus_per_server)) if isinstance(value, int)
+    })  # fmt: skip
     offers = () if gpus is None or isinstance(gpus, int) else gpus
     document, places, base_dir = document_of(scenario)
     find = own_gpus([document], places)
@@ -383,6 +387,8 @@ def plan_cascade(
 
 
 def _target(quality: float | None, latency_s: float | None) -> Target:
+    if quality is not None and not 0 <= quality <= 100:
+        raise HeadwayError(f"quality: {quality!r}; expected a mean score from 0 to 100")
     if quality is None:
         assert latency_s is not None
         return LatencyBudget(latency_s)
@@ -395,6 +401,9 @@ def plan_tiers(
     seeds: int = 5, tolerance: float = 0.01,
 ) -> Plan:  # fmt: skip
     """How many tiers of service a workload needs: `headway plan tiers`. `tolerance`: a loss of attainment."""
+    check_counts(seeds=seeds)
+    if tolerance < 0:
+        raise HeadwayError(f"tolerance: {tolerance!r}; expected a loss of attainment, from 0")
     document, places, base_dir = document_of(scenario)
     answer = tiers.plan(
         document,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from headway.api.arguments import checked
 from headway.api.figures import Figure
 from headway.config.scenario import Scenario, variants
 from headway.core.errors import HeadwayError, unknown
@@ -130,6 +131,7 @@ class Result(Tabular):
     def table(self) -> str:
         return render([self.run], width=WIDTH)
 
+    @checked
     def plot(self, metric: str = "ttft") -> Figure:
         """The cumulative distribution of `ttft`, `itl` or `e2e` over requests."""
         return _distribution([self.run], metric)
@@ -177,6 +179,7 @@ class Comparison(Tabular, Sequence[Result]):
         """One sentence: which run has the lowest p99 of the time to the first token, and whether others tie."""
         return dots.verdict(self.names, self.seeded, "ttft_s.p99")
 
+    @checked
     def estimate(self, run: int | str, metric: str) -> Estimate | None:
         """The mean of a metric over seeds and its 95% interval; None with one seed. `run`: a position or a name.
 
@@ -185,6 +188,7 @@ class Comparison(Tabular, Sequence[Result]):
         self.seeded.check(metric)
         return self.seeded.estimate(self._position(run), metric)
 
+    @checked
     def difference(self, run: int | str, other: int | str, metric: str) -> Estimate | None:
         """The first run's metric less the other's, seed by seed; else as `estimate`."""
         self.seeded.check(metric)
@@ -215,6 +219,7 @@ class Comparison(Tabular, Sequence[Result]):
     def _several(self) -> SeededMetrics | None:
         return self.seeded if len(self.seeded.seeds) > 1 else None
 
+    @checked
     def plot(self, *metrics: str) -> Figure:
         """Means and 95% intervals of each run. Without metrics: the p99 of TTFT, and dollars per million tokens.
 
@@ -256,6 +261,7 @@ class Sweep(Tabular):
         ]
         return _arrow(rows, breakdowns)
 
+    @checked
     def table(self, metric: str = "ttft_s.p99") -> str:
         """One line for each combination: a metric of each set of policies, with half of its interval.
 
@@ -278,6 +284,7 @@ class Sweep(Tabular):
     def _cells(self, point: int, metric: str) -> list[str]:
         return [dots.shown(self.seeded[point], run, metric) for run in range(len(self.names))]
 
+    @checked
     def plot(self, metric: str = "ttft_s.p99", x: str | None = None) -> Figure:
         """A metric over one of the grid's keys, with bands of the 95% intervals: a line for each set of policies."""
         self._check(metric)

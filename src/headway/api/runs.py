@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from headway.api.arguments import checked
+from headway.api.arguments import check_counts, checked
 from headway.api.results import Comparison, Result, Sweep
 from headway.api.scenarios import ScenarioLike, load
 from headway.config.scenario import Scenario, variants, with_seed
@@ -40,7 +40,7 @@ def compare(
     `routing` and `ordering` may be lists. Intervals are Student's, at 95%; differences are those seed by seed. `jobs`:
     processes. Policies that were typed into a notebook run in this process, whatever `jobs` says.
     """
-    _check(seeds=seeds, jobs=jobs)
+    check_counts(seeds=seeds, jobs=jobs)
     chosen = _with_policies(scenario, changes, policies)
     jobs = _possible_jobs(chosen, jobs)
     runs = compare_variants(chosen, jobs)
@@ -56,7 +56,7 @@ def sweep(
     Every combination runs under each set of policies and with every seed. HeadwayError for a key that is no key of a
     scenario.
     """
-    _check(seeds=seeds, jobs=jobs)
+    check_counts(seeds=seeds, jobs=jobs)
     if not grid or not all(grid.values()):
         raise HeadwayError("grid: expected keys with one value or more, as in {'workload.arrivals': [10, 20]}")
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -74,12 +74,6 @@ def sweep(
 
 def _with_policies(scenario: ScenarioLike, changes: Mapping[str, Any] | None, policies: Mapping[str, Any]) -> Scenario:
     return load(scenario, {**(changes or {}), **{f"policies.{kind}": value for kind, value in policies.items()}})
-
-
-def _check(**counts: int) -> None:
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise HeadwayError(f"{name}: {count!r}; expected a whole number of 1 or more")
 
 
 def _names(scenario: Scenario) -> tuple[str, ...]:

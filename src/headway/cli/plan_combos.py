@@ -26,6 +26,7 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.combos.page import caveats, kept, millions, page
 from headway.planning.combos.plan import (
+    MOST_RPS,
     ROUTINGS,
     ComboAnswer,
     ComboOptions,
@@ -153,8 +154,9 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
         rates = [float(each) for each in text.split(",")]
     except ValueError:
         rates = []
-    if len(rates) != num or min(rates, default=0.0) < 0:
-        raise HeadwayError(f"--rps: {text!r}; expected {num} numbers of 0 or more, separated by commas")
+    if len(rates) != num or not all(0 < rate <= MOST_RPS for rate in rates):
+        expected = f"expected {num} numbers above 0, {MOST_RPS:g} at most, separated by commas"
+        raise HeadwayError(f"--rps: {text!r}; {expected}")
     return rates
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import product
-from math import ceil, inf
+from math import ceil, inf, nextafter
 
 import msgspec
 import pytest
@@ -66,6 +66,16 @@ def test_the_example_of_3_3_2() -> None:
     assert (found.objective, found.bound) == (pytest.approx(1.15e6), pytest.approx(1.15e6))
     both = deploy(ComboProblem((ServiceDemand("chat", 1.9),), (a800, h20), {"a800": 8, "h20": 1}, "mce"))
     assert counts(both) == {"<1 x a800>": 1, "<1 x h20>": 1}
+
+
+def test_combos_that_are_as_efficient_but_for_a_rounding_error_are_weighed() -> None:
+    """The solver refuses a row of such differences; of equally efficient plans, the cheapest is taken."""
+    small, large = (
+        candidate(combo("a800", usd=3.0), 2.0, 1e6),
+        candidate(combo("h20", usd=6.0), 4.0, nextafter(1e6, inf)),
+    )
+    found = deploy(ComboProblem((ServiceDemand("chat", 1.5, 400),), (large, small), LIMITS, "mce"))
+    assert counts(found) == {"<1 x a800>": 1}
 
 
 @settings(deadline=None, max_examples=60)

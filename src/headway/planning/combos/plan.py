@@ -60,6 +60,8 @@ LONGEST = 16
 """The longest rehearsal of a plan, as a multiple of `ComboOptions.num_requests`."""
 MOST_PLANS = 12
 """Plans that are rehearsed until one lasts."""
+MOST_RPS = 1e6
+"""Of one service: what one combo serves must be some share of it."""
 ABOVE = 1 + 1e-6
 """A plan for this multiple of another plan's goodput is another plan."""
 
@@ -79,6 +81,13 @@ class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     top: int | None = None
     """Candidates of each service that are planned with, the best by `ranking`; None: all."""
     routings: tuple[str, ...] = ROUTINGS
+
+    def __post_init__(self) -> None:
+        """HeadwayError for a value that is none."""
+        if not 0 < self.attainment <= 1:
+            raise HeadwayError(f"attainment: {self.attainment:g}; expected more than 0, 1 at most")
+        if not self.routings:
+            raise HeadwayError("routings: expected one or more")
 
 
 class ComboAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,8 +128,10 @@ def service_scenario(
 ) -> ServiceScenario:
     """The service of a scenario, and its demand: `rps`, or the rate of its arrivals.
 
-    HeadwayError where the scenario has no SLO, no rate, or nothing to plan.
+    HeadwayError where the scenario has no SLO, no rate, or nothing to plan, or `rps` is no rate.
     """
+    if rps is not None and not 0 < rps <= MOST_RPS:
+        raise HeadwayError(f"rps: {rps:g}; expected more than 0 requests per second, {MOST_RPS:g} at most")
     document = dict(document)
     handover = document.pop("handover", {"mode": "layerwise", "degree": 8})
     scenario = assemble(document, places, base_dir)

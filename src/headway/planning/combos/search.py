@@ -56,7 +56,7 @@ from headway.planning.combos.problem import (
     check,
     tokens_per_usd,
 )
-from headway.planning.solver import Floats, Model, Solution, dot, integers, minimise, new_model, reals
+from headway.planning.solver import NEGLIGIBLE, Floats, Model, Solution, dot, integers, minimise, new_model, reals
 
 ROUNDING = 1e-9
 """Relative; far below the tolerance of a demand."""
@@ -244,6 +244,7 @@ class DeploymentProgram:
                 return Solution("optimal", tuple(x), 0.0)
             ratio = float(efficiency * price @ x / (price @ x))
             gains = (efficiency - ratio) * price
+            gains[abs(gains) <= NEGLIGIBLE * price.max()] = 0.0  # rounding errors of 0
             better = self._minimised(-gains, limits, least)
             if better.status != "optimal":
                 return Solution("feasible", best.values)
