@@ -40,6 +40,8 @@ _NUM_FALLBACKS = 2
 """Addresses after the first one, which Envoy tries in turn if its route retries."""
 _RETRY_S = 1.0
 """Time that Envoy has to find by itself that an engine is gone, and to try another one."""
+_MAX_PARTS = 64
+"""More parts of a body are joined: short ones take several times their length."""
 _KEY_HEADERS = ("authorization", "x-api-key")
 _PICKING_MODES = (pb.BUFFERED, pb.FULL_DUPLEX_STREAMED)
 
@@ -94,7 +96,7 @@ class Exchange:
         self._caller: Caller | None = None
         self._request_mode = self._answer_mode = pb.FULL_DUPLEX_STREAMED
         self._subset: frozenset[str] | None = None
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
         self._num_bytes = 0
         self._is_compressed = False
         self._has_headers = self._is_whole = False
@@ -229,7 +231,7 @@ class Exchange:
 
     async def _take_headers(self, message: pb.ProcessingRequest) -> None:
         self._has_headers = True
-        headers = self._headers = messages.headers_of(message.request_headers.headers)
+        headers = self._headers = messages.request_headers_of(message.request_headers.headers)
         request_id = headers.get("x-request-id", "")
         self._request_id = request_id if is_request_id(request_id) else urandom(16).hex()
         if message.HasField("protocol_config"):
@@ -262,6 +264,11 @@ class Exchange:
         assert self._caller is not None
         self._num_bytes = self._bodies.take(self._num_bytes, len(body.body), self._caller.owner)
         self._body.append(body.body)
+        if len(self._body) > _MAX_PARTS:
+            first, *others = self._body
+            joined = first if isinstance(first, bytearray) else bytearray(first)
+            joined += b"".join(others)
+            self._body = [joined]
         if body.end_of_stream:
             await self._pick(is_last=True)
 

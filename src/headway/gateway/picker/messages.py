@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from headway.gateway.errors import ApiError
 from headway.gateway.picker import ext_proc_pb2 as pb
+from headway.gateway.server.framing import MAX_HEAD_BYTES, MAX_HEADERS
 
 DESTINATION = "x-gateway-destination-endpoint"
 """The header, and the key of the metadata, with the addresses that Envoy is to use, the first one first."""
@@ -51,6 +52,14 @@ CONTINUE_RESPONSE_BODY = _encoded(pb.ProcessingResponse(response_body=pb.BodyRes
 
 
 # What Envoy says.
+
+
+def request_headers_of(sent: pb.HeaderMap) -> dict[str, str]:
+    """A request's headers. ApiError if they are more than the gateway itself takes: few bytes are many objects."""
+    if len(sent.headers) > MAX_HEADERS or sent.ByteSize() > MAX_HEAD_BYTES:
+        what = f"more than {MAX_HEADERS} headers, or {MAX_HEAD_BYTES:,} bytes of them"
+        raise ApiError(431, what, "headers_too_long")
+    return headers_of(sent)
 
 
 def headers_of(sent: pb.HeaderMap) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's first line and headers."""
+MAX_HEADERS = 256
 MAX_FRAMING_BYTES = 64 << 10
 """Of a body's chunk headers and trailers, besides one byte for each 8 bytes of the body."""
 _BODY_BYTES_PER_FRAMING_BYTE = 8

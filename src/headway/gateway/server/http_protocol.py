@@ -25,12 +25,11 @@ from uvicorn.server import ServerState
 
 from headway.gateway.errors import ApiError
 from headway.gateway.server.connection_memory import MAX_HELD_BYTES, ConnectionMemory
-from headway.gateway.server.framing import BODY, END, HEAD, RequestFraming
+from headway.gateway.server.framing import BODY, END, HEAD, MAX_HEADERS, RequestFraming
 from headway.gateway.server.hosts import ExpectedHosts
 from headway.gateway.server.http_cycle import HttpCycle
 
 _ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
-_MAX_HEADERS = 256
 _HEAD_TIMEOUT_S = 30.0
 _IDLE_S = 1.0
 """A connection on which nothing has come for so long is closed for others that wait."""
@@ -312,7 +311,7 @@ class HttpProtocol(asyncio.Protocol):
             if value[-1:] in b" \t":
                 value = value.rstrip(b" \t")  # which the parser leaves, and is no part of the value
             self._headers.append((name.lower(), value))
-            if len(self._headers) > _MAX_HEADERS:
+            if len(self._headers) > MAX_HEADERS:
                 self._refusal = _too_many_headers()
                 self._headers.pop()
 
@@ -509,7 +508,7 @@ def _invalid() -> ApiError:
 
 
 def _too_many_headers() -> ApiError:
-    return ApiError(431, f"more than {_MAX_HEADERS} headers", "headers_too_long")
+    return ApiError(431, f"more than {MAX_HEADERS} headers", "headers_too_long")
 
 
 def _too_long(part: int) -> ApiError:
