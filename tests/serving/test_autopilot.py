@@ -22,7 +22,7 @@ from headway.autopilot.staging import Staging
 from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.gateway.telemetry.reloads import Reload
-from headway.serving import autopilot_state
+from headway.serving import autopilot, autopilot_state
 from headway.serving.autopilot import Autopilot
 from headway.serving.autopilot_state import AutopilotFiles, Stored
 from headway.serving.reload import FleetFile
@@ -105,7 +105,7 @@ def run(made: Autopilot, gains: dict[str, float] | None = None) -> None:
         made._serve(after)
         assert router(made) != str(before.router)
         made._serve(before)
-        made._step(Observed((gains or {})[str(after.router)]))
+        await made._step(Observed((gains or {})[str(after.router)]))
 
     made._pair = pair  # type: ignore[method-assign]
 
@@ -133,12 +133,12 @@ def routing_of(fleet: Path) -> str:
 @pytest.mark.parametrize(("gain", "outcome", "routing"), [(0.3, "promoted", AFTER), (-0.3, "rolled back", BEFORE)])
 def test_what_gains_is_kept_and_what_loses_is_taken_back(gain: float, outcome: str, routing: str, fleet: Path) -> None:
     made = pilot(fleet, asked(proposal()))
-    made.look_now()
+    asyncio.run(made.look_now())
     run(made, {AFTER: gain})
     assert routing_of(fleet) == routing == router(made)
     (past,) = made.state().past
     assert (past.outcome, past.change) == (outcome, "routing: least-loaded") and past.reason
-    made.look_now()
+    asyncio.run(made.look_now())
     run(made)  # what was rolled back is not tried again, and what is promoted is no proposal any more
     assert len(made.state().past) == 1
 
@@ -171,7 +171,7 @@ def test_a_crash_at_any_write_leaves_the_old_or_the_promoted_fleet_and_goes_on(
         has_crashed = False
         try:
             made = pilot(path, asked(proposal()))
-            made.look_now()
+            asyncio.run(made.look_now())
             run(made, {AFTER: gain})
         except Crash:
             has_crashed = True
@@ -183,7 +183,7 @@ def test_a_crash_at_any_write_leaves_the_old_or_the_promoted_fleet_and_goes_on(
         assert router(again) == routing_of(path)
         run(again, {AFTER: gain})
         if not again.state().past and again.state().stage == "idle":  # it was killed before anything was staged
-            again.look_now()
+            asyncio.run(again.look_now())
             run(again, {AFTER: gain})
         assert routing_of(path) == (AFTER if gain > 0 else BEFORE) == router(again)
         assert again.state().stage == ("promoted" if gain > 0 else "rolled back")
@@ -193,9 +193,62 @@ def test_a_crash_at_any_write_leaves_the_old_or_the_promoted_fleet_and_goes_on(
     raise AssertionError("it never came to an end")
 
 
+def test_no_call_of_a_file_takes_the_event_loop(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, bool] = {}
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            try:
+                asyncio.get_running_loop()
+                calls[name] = True
+            except RuntimeError:
+                calls.setdefault(name, False)
+            return function(*arguments)
+
+        return call
+
+    made = pilot(fleet, asked(proposal()))
+    names = ("save", "is_stopped", "stop", "resume", "look_now", "take_request", "text", "version_of", "use", "is_at")
+    for name in names:
+        monkeypatch.setattr(AutopilotFiles, name, noted(name, getattr(AutopilotFiles, name)))
+    asyncio.run(made.look_now())
+    run(made, {AFTER: 0.3})
+    asyncio.run(made.stop())
+    assert made.state().stopped
+    asyncio.run(made.resume())
+    assert not made.state().stopped and made.state().stage == "promoted"
+    assert calls == dict.fromkeys(names, False)
+
+
+def test_a_disk_that_hangs_ends_what_is_tried(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policies are those of before; the change goes on or is taken back once the disk answers."""
+    staged(fleet, Staging(0.0, 0.01, 0.0, 9))
+    made, answers = pilot(fleet), threading.Event()
+    is_at, served = AutopilotFiles.is_at, list[str]()
+
+    def hung(files: AutopilotFiles, version: str) -> bool:
+        served.append(router(made))
+        return is_at(files, version) and (AFTER not in served or answers.wait(30))
+
+    monkeypatch.setattr(AutopilotFiles, "is_at", hung)
+    monkeypatch.setattr(autopilot, "DISK_S", 0.1)
+
+    async def story() -> None:
+        with pytest.raises(HeadwayError, match="did not answer within"):
+            while True:
+                await made._next()
+        assert AFTER in served and router(made) == BEFORE and made.state().stage == "staged"
+        answers.set()
+        await made.stop()
+        await made._next()
+        assert made.state().past[0].reason == "stopped by the operator" and router(made) == BEFORE
+
+    asyncio.run(story())
+
+
 def test_a_promotion_that_cannot_be_reloaded_is_taken_back(fleet: Path) -> None:
     made = pilot(fleet, asked(proposal()), refuses=AFTER)
-    made.look_now()
+    asyncio.run(made.look_now())
     run(made, {AFTER: 0.3})
     assert routing_of(fleet) == BEFORE == router(made)
     assert made.state().past[0].reason == "it cannot be reloaded: no"
@@ -228,11 +281,11 @@ def test_what_is_not_allowed_does_not_begin_and_says_why(
 ) -> None:
     fleet.write_text(yaml.safe_dump(yaml.safe_load(fleet.read_text()) | {"autopilot": ALLOW | settings}))
     made = pilot(fleet, asked(*proposals))
-    made.look_now()
+    asyncio.run(made.look_now())
     try:
         run(made)
     except HeadwayError as error:
-        made._note(str(error))
+        asyncio.run(made._note(str(error)))
     assert made.state().stage == "idle" and routing_of(fleet) == BEFORE
     assert re.search(why, made.state().reason), made.state().reason
 
@@ -247,7 +300,7 @@ def test_the_kill_switch_works_by_command_with_or_without_a_gateway(
     made = pilot(fleet, asked(proposal()))
     run(made, {})
     assert made.state().past[0].reason == "stopped by the operator" and routing_of(fleet) == BEFORE
-    made.look_now()
+    asyncio.run(made.look_now())
     run(made)
     assert made.state().stage == "rolled back" and made.state().stopped
     assert main(["autopilot", "resume", str(fleet)]) == 0

@@ -12,9 +12,10 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -39,19 +40,23 @@ from headway.config.yaml_edit import edited
 from headway.control.decisions import Decision
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
+from headway.gateway.blocking import OneAtATime
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
 from headway.gateway.settings import AutopilotSettings
 from headway.gateway.telemetry.autopilot import AutopilotState, PastChange
 from headway.gateway.telemetry.trial import Period, Trial
 from headway.limits.calendar import weekly, zone
-from headway.serving.autopilot_state import AutopilotFiles, shown
+from headway.serving.autopilot_state import AutopilotFiles, Stored, shown
 from headway.serving.gateway import windows
 from headway.serving.proposals import advice, changes_of, kinds_option, why_none
 from headway.serving.reload import FleetFile
 
 log = logging.getLogger("headway.gateway")
 POLL_S = 0.5
+DISK_S = 10.0
+"""Time for a call of a file, after which what is tried is taken back."""
+T = TypeVar("T")
 LIVE_KINDS = ("routing", "ordering", "admission", "migration")
 """Kinds that a gateway that runs can change."""
 LEAST_SETTLE_S = 1.0
@@ -75,6 +80,7 @@ class Autopilot:
         self._stored = self._files.load()
         self._files.save(self._stored)
         self._trial = gateway.telemetry.trial = Trial()
+        self._disk, self._changing = OneAtATime(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._looked: str = ""
         """The day on which changes were looked for last."""
@@ -93,16 +99,24 @@ class Autopilot:
     def state(self) -> AutopilotState:
         return shown(self._stored)
 
-    def stop(self) -> None:
-        self._files.stop()
-        self._follow_switch()
+    async def stop(self) -> None:
+        await self._at_disk(self._files.stop)
+        await self._follow_switch()
 
-    def resume(self) -> None:
-        self._files.resume()
-        self._follow_switch()
+    async def resume(self) -> None:
+        await self._at_disk(self._files.resume)
+        await self._follow_switch()
 
-    def look_now(self) -> None:
-        self._files.look_now()
+    async def look_now(self) -> None:
+        await self._at_disk(self._files.look_now)
+
+    async def _at_disk(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The function's result, beside the event loop. HeadwayError if the disk does not answer."""
+        try:
+            async with asyncio.timeout(DISK_S):
+                return await self._disk.call(function, *arguments)
+        except TimeoutError:
+            raise HeadwayError(f"{self._files.folder}: did not answer within {DISK_S:g} s") from None
 
     # What the operator allows.
 
@@ -138,51 +152,58 @@ class Autopilot:
             try:
                 await self._next()
             except HeadwayError as error:
-                self._note(str(error))
+                await self._note(str(error))
             except Exception:
                 log.exception("the autopilot failed")
-                self._note("it failed; the log says why")
+                await self._note("it failed; the log says why")
             await asyncio.sleep(POLL_S)
 
     async def _next(self) -> None:
-        self._follow_switch()
+        await self._follow_switch()
         match self._stored.state.stage:
             case "staged":
                 await self._stage()
             case "judged":
                 await self._carry_out()
             case _:
-                if self._is_due():
+                if await self._is_due():
                     await self._look()
 
-    def _is_due(self) -> bool:
-        if self._files.take_request():
+    async def _is_due(self) -> bool:
+        if await self._at_disk(self._files.take_request):
             return True
         if not self._is_past_time() or self._looked == self._day():
             return False
         self._looked = self._day()
         return True
 
-    def _follow_switch(self) -> None:
-        state = self._stored.state
-        if self._files.is_stopped != state.is_stopped:
-            self._step(Stopped() if self._files.is_stopped else Resumed())
+    async def _follow_switch(self) -> None:
+        is_stopped = await self._at_disk(self._files.is_stopped)
+        if is_stopped != self._stored.state.is_stopped:
+            await self._step(Stopped() if is_stopped else Resumed())
 
-    def _step(self, event: Event) -> None:
-        """The next state, on disk before anything follows from it."""
-        before = self._stored.state
-        after = step(before, event, self._limits)
-        self._stored = replace(self._stored, state=after, note="")
-        self._files.save(self._stored)
+    async def _step(self, event: Event, **changes: Any) -> None:
+        """The next state, and other changes, on disk before anything follows from them."""
+        async with self._changing:
+            before = self._stored.state
+            after = step(before, event, self._limits)
+            await self._save(replace(self._stored, state=after, note="", **changes))
         if after.stage != before.stage or after.is_stopped != before.is_stopped:
             self._log(_told(after))
 
-    def _note(self, why: str) -> None:
+    async def _note(self, why: str) -> None:
         """Note why nothing is tried, once."""
-        if why != self._stored.note:
+        async with self._changing:
+            if why == self._stored.note:
+                return
             self._stored = replace(self._stored, note=why)
-            self._files.save(self._stored)
             self._log(why)
+            with suppress(HeadwayError):  # it may be that the disk does not answer
+                await self._save(self._stored)
+
+    async def _save(self, stored: Stored) -> None:
+        await self._at_disk(self._files.save, stored)
+        self._stored = stored
 
     def _log(self, what: str) -> None:
         log.info("autopilot: %s", what)
@@ -200,25 +221,24 @@ class Autopilot:
     async def _look(self) -> None:
         """Ask for proposals, and stage the first one that may be tried."""
         if self._stored.state.is_stopped:
-            return self._note("the autopilot is stopped")
+            return await self._note("the autopilot is stopped")
         if not self._limits.allow:
-            return self._note("none of the allowed kinds can change while the gateway runs")
+            return await self._note("none of the allowed kinds can change while the gateway runs")
         self._log("looks for a change")
-        text = self._files.text()
+        text = await self._at_disk(self._files.text)
         answer = await self._ask(self._limits.allow)
         if why := why_none(answer):
-            return self._note(why)
+            return await self._note(why)
         tried = {each.change for each in self._stored.past if each.outcome == "rolled back"}
         found = [await self._change(each, answer, text) for each in answer["proposals"] if each["name"] not in tried]
         reasons = [each for each in found if isinstance(each, str)]
         for change in found:
             if isinstance(change, Change):
                 why = why_not(self._stored.state, change, self._limits, self._is_frozen())
-                if not why and self._files.text() == text:
-                    self._stored = replace(self._stored, began_s=time.time())
-                    return self._step(Staged(change, self._is_frozen()))
+                if not why and await self._at_disk(self._files.text) == text:
+                    return await self._step(Staged(change, self._is_frozen()), began_s=time.time())
                 reasons.append(f"{change.name}: {why or 'the fleet file was changed meanwhile'}")
-        self._note("; ".join(reasons) or "every proposal was tried before, and rolled back")
+        await self._note("; ".join(reasons) or "every proposal was tried before, and rolled back")
 
     async def _change(self, proposal: dict[str, Any], answer: dict[str, Any], text: str) -> Change | str:
         """A proposal as a change of this text, with its version on disk; or why it cannot be tried."""
@@ -231,7 +251,7 @@ class Autopilot:
             changed = edited(text, changes_of(proposal), self._file.path.name)
             if changed == text:
                 return f"{name}: the fleet file says so already"
-            before, version = self._files.version_of(text), self._files.version_of(changed)
+            before, version = [await self._at_disk(self._files.version_of, each) for each in (text, changed)]
             await self._policies_of(version)
         except HeadwayError as error:
             return f"{name}: {error}"
@@ -241,7 +261,7 @@ class Autopilot:
         )  # fmt: skip
 
     async def _policies_of(self, version: str) -> Policies:
-        return await asyncio.to_thread(self._file.policies_of, self._files.path(version), self._gateway.plan)
+        return await self._at_disk(self._file.policies_of, self._files.path(version), self._gateway.plan)
 
     # A change is tried.
 
@@ -250,7 +270,7 @@ class Autopilot:
         change = self._stored.state.change
         assert change is not None
         try:
-            if not self._files.is_at(change.before):
+            if not await self._at_disk(self._files.is_at, change.before):
                 raise _WithdrawnError("the fleet file was changed by hand")
             before = self._gateway.plan.policies
             after = await self._policies_of(change.version)
@@ -262,7 +282,7 @@ class Autopilot:
                     self._serve(before)
         except HeadwayError as error:
             if self._stored.state.stage == "staged":
-                self._step(Withdrawn(str(error)))
+                await self._step(Withdrawn(str(error)))
 
     async def _pair(self, change: Change, before: Policies, after: Policies) -> None:
         """Serve two periods in random order, and note what the change gains."""
@@ -280,7 +300,7 @@ class Autopilot:
         in_flight = [request.live for request in self._gateway.driver.requests.values()]
         with_change, without = (periods[each].attainment(in_flight) for each in (True, False))
         if with_change is not None and without is not None:
-            self._step(Observed(with_change - without))
+            await self._step(Observed(with_change - without))
         if self._stored.state.stage == "staged":
             await self._wait(staging.rest_s, change, before)
 
@@ -294,10 +314,10 @@ class Autopilot:
         end_s = self._gateway.clock.now + wait_s
         while (left_s := end_s - self._gateway.clock.now) > 0:
             await asyncio.sleep(min(POLL_S, left_s))
-            self._follow_switch()
+            await self._follow_switch()
             if self._stored.state.stage != "staged":
                 raise _WithdrawnError("stopped")
-            if not self._files.is_at(change.before):
+            if not await self._at_disk(self._files.is_at, change.before):
                 raise _WithdrawnError("the fleet file was changed by hand")
             if time.time() > self._stored.began_s + _MOST_STAGED * self._settings.judge_s:
                 raise _WithdrawnError("there was too little traffic to judge it")
@@ -316,21 +336,21 @@ class Autopilot:
         change = state.change
         assert change is not None
         if state.verdict == "promote":
-            if self._files.is_at(change.before):
-                self._files.use(change.version)
-            elif not self._files.is_at(change.version):
-                self._step(Withdrawn("the fleet file was changed by hand"))
+            if await self._at_disk(self._files.is_at, change.before):
+                await self._at_disk(self._files.use, change.version)
+            elif not await self._at_disk(self._files.is_at, change.version):
+                await self._step(Withdrawn("the fleet file was changed by hand"))
         if self._gateway.request_reload is not None:
             reload = await self._gateway.request_reload("autopilot")
             if reload.outcome == "failed" and self._stored.state.verdict == "promote":
-                self._files.use(change.before)
-                self._step(Withdrawn(f"it cannot be reloaded: {reload.error}"))
+                await self._at_disk(self._files.use, change.before)
+                await self._step(Withdrawn(f"it cannot be reloaded: {reload.error}"))
                 return
-        self._step(CarriedOut())
+        await self._step(CarriedOut())
         stage: Any = self._stored.state.stage
         past = PastChange(time.time(), change.name, stage, self._stored.state.reason, len(state.gains))
-        self._stored = self._stored.with_past(past)
-        self._files.save(self._stored)
+        async with self._changing:
+            await self._save(self._stored.with_past(past))
 
 
 def most_usd_per_h(plan: ServingPlan) -> float:

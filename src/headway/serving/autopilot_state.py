@@ -60,7 +60,6 @@ class AutopilotFiles:
 
     # Requests.
 
-    @property
     def is_stopped(self) -> bool:
         return self._stop.exists()
 

@@ -121,17 +121,17 @@ async def _autopilot_state(request: Request, gateway: Gateway) -> AutopilotState
 
 
 async def _stop_autopilot(request: Request, gateway: Gateway) -> AutopilotState:
-    _autopilot(gateway).stop()
+    await _autopilot(gateway).stop()
     return _autopilot(gateway).state()
 
 
 async def _resume_autopilot(request: Request, gateway: Gateway) -> AutopilotState:
-    _autopilot(gateway).resume()
+    await _autopilot(gateway).resume()
     return _autopilot(gateway).state()
 
 
 async def _look_now(request: Request, gateway: Gateway) -> AutopilotState:
-    _autopilot(gateway).look_now()
+    await _autopilot(gateway).look_now()
     return _autopilot(gateway).state()
 
 

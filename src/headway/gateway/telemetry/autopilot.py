@@ -50,11 +50,11 @@ class AutopilotControls(Protocol):
     """An autopilot as the gateway's endpoints see it."""
 
     def state(self) -> AutopilotState: ...
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Take back what is tried, and begin nothing until `resume`."""
 
-    def resume(self) -> None: ...
-    def look_now(self) -> None:
+    async def resume(self) -> None: ...
+    async def look_now(self) -> None:
         """Look for a change soon, whatever the time of day."""
 
 
