@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DemandKey = tuple[str, str, int]
 """(model, region, tier), as in `PoolsView.arrived`."""

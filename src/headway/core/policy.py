@@ -7,10 +7,7 @@ an oracle knows. Drivers that cannot know it refuse such a policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from headway.core.decision import Move, Placement, Release
 from headway.core.past_demand import PastDemand
@@ -25,7 +22,11 @@ from headway.core.view import (
     RequestView,
 )
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 class Router(Protocol):

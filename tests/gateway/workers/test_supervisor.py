@@ -178,6 +178,14 @@ def test_a_session_stays_at_one_replica_over_all_workers(
     wait_until_counts_agree(front, engines, 0)
 
 
+def test_workers_do_not_load_numpy(front: serving.Process) -> None:
+    """It would take a quarter of a worker's memory and of its start."""
+    assert chat(front, max_tokens=2).status == 200
+    for pid in worker_pids(front):
+        loaded = Path(f"/proc/{pid}/maps").read_text()
+        assert "httptools" in loaded and "numpy" not in loaded
+
+
 def test_sessions_and_prefixes_have_the_same_numbers_in_every_process() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "ab" * 2000}]}).encode()
     script = f"""
