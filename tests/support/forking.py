@@ -34,8 +34,9 @@ PRELOADED = (
     "headway.gateway.server.batches", "headway.gateway.server.http_protocol", "headway.gateway.server.middleware",
     "headway.gateway.telemetry.recording", "headway.gateway.workers.supervisor", "headway.serving.emulated_fleet",
     "uvicorn.lifespan.on", "uvicorn.logging", "uvicorn.loops.auto", "uvicorn.protocols.http.httptools_impl",
+    "gguf", "xllamacpp",
 )  # fmt: skip
-SCRIPTS = ("faulty_engine.py",)
+SCRIPTS = ("faulty_engine.py", "tiny_llama.py")
 """Scripts that run in a fork as they do in an interpreter of their own."""
 _MAX_START_BYTES = 1 << 18
 
