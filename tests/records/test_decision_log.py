@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from headway.records.json_lines import BackgroundJsonLines, JsonLinesFile
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
+from serving import until
 
 NUM_REQUESTS = 200
 
@@ -125,13 +125,6 @@ def test_held_and_refused_requests_are_logged() -> None:
     assert list(records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]) == [7]
     kept = [one for one in decisions if one.why == "kept by the admission policy"]
     assert kept and all(one.tier == 2 and one.held_s > 0 for one in kept)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 class Line(msgspec.Struct):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from headway.records.parts import Rows
 from headway.workload.files import from_parquet
 from headway.workload.read import read
 from headway.workload.readers import run_parts
+from serving import until
 
 REPLICA = ReplicaRecord(0, "pool", "m", "h100", "", 1, 2.0, 700.0, 1000, 8, ((0.0, 9.0),))
 
@@ -55,13 +55,6 @@ class Run:
 
     def flush(self, now: float = 50.0) -> None:
         self.recording.flush([REPLICA], now)
-
-
-def until(condition: Any) -> None:
-    end_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_parts_become_what_one_file_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

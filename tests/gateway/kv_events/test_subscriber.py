@@ -143,9 +143,8 @@ def test_a_lost_last_batch_is_asked_for_once_events_pause(tmp_path: Path, monkey
     run(story, tmp_path)
 
 
-def test_events_that_are_doubted_are_read_anew_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_are_doubted_are_read_anew_after_a_while(tmp_path: Path) -> None:
     async def story(engine: Engine) -> None:
-        monkeypatch.setattr(subscriber, "FIRST_DOUBT_S", 0.3)
         reader = Reader(engine)
         await until(lambda: reader.subscriber.state == "live")
         engine.work(20)
@@ -157,7 +156,7 @@ def test_events_that_are_doubted_are_read_anew_after_a_while(tmp_path: Path, mon
         engine.work(1)
         await asyncio.sleep(0.1)
         assert reader.subscriber.state == "guess" and not len(reader.blocks)
-        await asyncio.sleep(0.3)
+        reader.subscriber._doubted_until_s -= subscriber.FIRST_DOUBT_S  # as if that time had passed
         engine.work(1)
         await until(lambda: reader.subscriber.state == "live" and reader.agrees(engine))
         assert reader.states == ["live", "guess", "connecting", "live"] and not reader.subscriber.counts.lost
