@@ -7,14 +7,16 @@ import json
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("httptools")
 
+import envoys
 import serving
+from scripted import Script
 from serving import MODEL
 
 LIMIT = 160
@@ -86,11 +88,11 @@ def _beginning(client: socket.socket) -> bytes:
     return data
 
 
-def _fill(pid: int) -> None:
-    """Let the process open nothing more."""
+def _fill(pid: int, most: int = LIMIT) -> None:
+    """Let the process open nothing more. It may later open `most` files."""
     used = {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}
-    free = next(number for number in range(LIMIT) if number not in used)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, LIMIT))
+    free = next(number for number in range(most) if number not in used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, most))
 
 
 def test_an_engine_to_which_no_connection_can_be_opened_stays_up(engine: serving.Process, tmp_path: Path) -> None:
@@ -113,3 +115,18 @@ def test_an_engine_to_which_no_connection_can_be_opened_stays_up(engine: serving
         for each in clients:
             each.close()
         assert " is down" not in front.stop()
+
+
+def test_a_picker_that_can_open_no_connection_blames_no_engine(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    engine = Script()  # it closes its connections
+    picker = envoys.picker(serving.fleet_file(tmp_path, [engine.url]))
+    with closing(engine), serving.closing(picker):
+        serving.all_up(picker, 1)
+        pid = picker.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        _fill(pid, before[1])
+        picker.wait_for("replicas are not probed")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        assert serving.metric(picker, "headway_replica_up") == 1
+        assert " is down" not in picker.stop()
