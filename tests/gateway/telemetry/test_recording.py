@@ -34,6 +34,20 @@ def test_scores_and_lengths_of_a_cascade_are_columns_by_model() -> None:
     assert workload["quality:large"].tolist()[1] == 90.0 and workload["output_tokens:small"].tolist()[1] == 5
 
 
+def test_more_names_than_have_codes_lose_no_records() -> None:
+    """Clients can name regions, and tenants where Envoy passes their fairness ids on."""
+    recording, num = Recording(enabled=True), (1 << 15) + 100
+    for id in range(num):
+        live = _live(id, float(id), region=f"r{id}")
+        live.tenant = f"t{id}"
+        recording.add(live)
+    records = recording.records([], float(num))
+    tenants = [records.tenants[code] for code in records.workload["tenant"]]
+    regions = [records.regions[code] for code in records.workload["region"]]
+    assert len(tenants) == len(regions) == num
+    assert (tenants[5], regions[5], tenants[-1], regions[-1]) == ("t5", "r5", "other", "")
+
+
 def test_a_disabled_recording_keeps_nothing() -> None:
     recording = Recording(enabled=False)
     for id in range(10):

@@ -8,10 +8,13 @@ from time import time
 from headway.control.live import Live
 from headway.control.recorder import Recorder
 from headway.core.record import Records, ReplicaRecord
+from headway.gateway.names import KnownNames
 from headway.records.parts import Rows, assemble
 from headway.workload.readers.run_parts import Arrival, RunState
 
 _MAX_REGIONS = 1 << 15
+_MAX_TENANTS = (1 << 15) - 2
+"""Of the first tenants, which have codes of two bytes beside that of no tenant; others are recorded as `other`."""
 
 
 class Recording:
@@ -26,6 +29,7 @@ class Recording:
         self._arrivals: list[Arrival] = []
         self._flushed: list[Rows] = []
         self._regions: set[str] = set()
+        self._tenants = KnownNames(_MAX_TENANTS)
         self._started_s: float | None = None
         self.is_written = enabled and write is not None
         if not enabled:
@@ -50,7 +54,8 @@ class Recording:
             min(live.reasoning_tokens, output_tokens), self._region(live.region),
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
-            live.tenant, live.quality if cascade else (), live.lengths if cascade else (), live.lora,
+            self._tenants.known(live.tenant) if live.tenant else "",
+            live.quality if cascade else (), live.lengths if cascade else (), live.lora,
             request_id, longest_gap_s, nan if resumed_s is None else resumed_s,
         ))  # fmt: skip
         self.num_requests += 1
