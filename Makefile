@@ -28,7 +28,7 @@ test-ci: .venv/ready  ## The tests that `make test` leaves out, as they take lon
 
 test-newest: .venv/base  ## The fast tests, servers, and the JSON of every command with the newest packages, without constraints.txt
 	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	.venv-newest/bin/pip install --quiet --disable-pip-version-check -e '.[dev]' -e papers
 	.venv-newest/bin/pytest -q -n 2 -m "not slow and not newest"
 	.venv-newest/bin/pytest -q -m newest tests/vllm
 	.venv-newest/bin/pytest -q -n 2 -m "not long and not ci and not newest" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
@@ -36,7 +36,7 @@ test-newest: .venv/base  ## The fast tests, servers, and the JSON of every comma
 test-oldest: .venv/base  ## The same with the oldest packages that pyproject.toml allows
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check uv
-	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[dev]'
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[dev]' -e papers
 	.venv-oldest/bin/pytest -q -n 2 -m "not slow and not newest"
 	.venv-oldest/bin/pytest -q -n 2 -m "not long and not ci and not newest" tests/cli/test_json.py tests/planning/test_solver.py tests/emulator tests/gateway/server
 
@@ -66,6 +66,7 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config papers/pyproject.toml
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .
@@ -74,9 +75,9 @@ format: .venv/ready
 bench: compiled  ## The simulator's speed, compiled and not; AGAINST=FOLDER: beside another version
 	$(BIN)/python bench/bench.py $(if $(AGAINST),--against $(AGAINST))
 	$(BIN)/python bench/planners.py
-	$(BIN)/python bench/plan_cascade.py
-	$(BIN)/python bench/sageserve.py --plans
-	$(BIN)/python bench/sageserve.py
+	$(BIN)/python papers/bench/plan_cascade.py
+	$(BIN)/python papers/bench/sageserve.py --plans
+	$(BIN)/python papers/bench/sageserve.py
 
 bench-gateway: .venv/ready  ## The gateway's own latency and rates, and live against simulated
 	$(BIN)/python bench/gateway.py
@@ -128,13 +129,13 @@ lock:  ## Pin the newest versions that fit, in constraints.txt
 clean:
 	rm -rf .venv .venv-newest .venv-oldest dist out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.venv/base: pyproject.toml  ## What the demo needs: Headway without extras
+.venv/base: pyproject.toml papers/pyproject.toml papers/setup.py  ## What the demo needs: Headway without extras, and its papers
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . -e papers
 	touch $@
 
 .venv/ready: .venv/base constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m compileall -q -j 2 src  # once, before all processes of the tests do it
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e papers
+	$(BIN)/python -m compileall -q -j 2 src papers/src  # once, before all processes of the tests do it
 	touch $@

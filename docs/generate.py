@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect as schema
 
 import headway
-from headway.cli import commands
+from headway.cli import COMMANDS, commands
 from headway.config.spec import Spec
 from headway.core.fleet import Engine
 from headway.gateway.telemetry.definitions import DEFINITIONS, EXEMPLARS
@@ -208,20 +208,20 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """docs/cli.md."""
+    """docs/cli.md. HeadwayError where the commands of headway-papers are not installed."""
     settings = {**commands.context_settings, "max_content_width": 100, "terminal_width": 100}
     root = click.Context(commands, info_name="headway", **settings)
-    return "\n".join([CLI, *_helps(commands, root)])
+    return "\n".join([CLI, *_helps(commands, root, COMMANDS)])
 
 
-def _helps(group: click.Group, context: click.Context) -> Iterator[str]:
-    for name in group.list_commands(context):
+def _helps(group: click.Group, context: click.Context, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
         command = group.get_command(context, name)
         assert command is not None
         inner = click.Context(command, info_name=name, parent=context)
         yield f"## `{inner.command_path}`\n\n```text\n{command.get_help(inner)}\n```\n"
         if isinstance(command, click.Group):
-            yield from _helps(command, inner)
+            yield from _helps(command, inner, command.list_commands(inner))
 
 
 BEFORE, AFTER = "<!-- demo: written by make docs -->\n", "<!-- end of demo -->\n"

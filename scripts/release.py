@@ -3,6 +3,8 @@
 
     headway-VERSION.tar.gz                      source distribution
     headway-VERSION-py3-none-any.whl            pure wheel, made from the source distribution
+    headway_papers-VERSION.tar.gz               the same two of the papers
+    headway_papers-VERSION-py3-none-any.whl
     headway-VERSION-cp3XX-cp3XX-manylinux*.whl  compiled wheel for this Python and machine (not: --pure)
     headway-VERSION.cdx.json                    SBOM (CycloneDX) of the wheel with the extras of the image
     headway-chart-VERSION.tgz                   Helm chart
@@ -55,9 +57,9 @@ def release(work: Path, out: Path, is_pure: bool) -> list[Path]:
     os.environ["SOURCE_DATE_EPOCH"] = _output("git", "-C", str(ROOT), "log", "-1", "--format=%ct")
     os.environ.pop("PYTHONPATH", None)
     tools = environment(work / "tools", requirements(source), source)
-    sdist = source_distribution(tools, source, out)
-    pure = pure_wheel(tools, sdist, out)
-    made = [sdist, pure, bill_of_materials(tools, pure, work, out), chart(tools, source, out)]
+    sdist, of_papers = (source_distribution(tools, folder, out) for folder in (source, source / "papers"))
+    pure, papers = (pure_wheel(tools, each, out) for each in (sdist, of_papers))
+    made = [sdist, pure, of_papers, papers, bill_of_materials(tools, pure, work, out), chart(tools, source, out)]
     return made if is_pure else [*made, compiled_wheel(tools, sdist, work, out)]
 
 
@@ -84,15 +86,15 @@ def environment(folder: Path, requirements: Sequence[str], source: Path) -> Path
 
 
 def source_distribution(tools: Path, source: Path, out: Path) -> Path:
+    known = set(out.iterdir())
     _run(str(tools / "python"), "-m", "build", "--no-isolation", "--sdist", "--outdir", str(out), str(source))
-    (made,) = out.glob("*.tar.gz")
+    (made,) = set(out.iterdir()) - known
     return made
 
 
 def pure_wheel(tools: Path, sdist: Path, out: Path) -> Path:
     _wheel(tools, sdist, out, HEADWAY_PURE="1")
-    (made,) = out.glob("*-none-any.whl")
-    return made
+    return out / f"{sdist.name.removesuffix('.tar.gz')}-py3-none-any.whl"
 
 
 def compiled_wheel(tools: Path, sdist: Path, work: Path, out: Path) -> Path:

@@ -258,7 +258,6 @@ COMMANDS: list[Case] = [
     ("a throttle without a factor", {}, "emulate --model llama-3.1-8b --gpu h100 --throttle 60",
      "expected seconds and a factor, as in 60:2"),
     ("emulate on a used name", {}, "emulate --model nope --gpu h100", "unknown model 'nope'"),
-    ("reproduce nothing", {}, "reproduce nature", "nature"),
     ("validate nothing", {}, "validate nowhere.csv", "nowhere.csv"),
 ]  # fmt: skip
 CASES = [*SCENARIOS, *WORKLOADS, *MODELS, *OWN, *COMMANDS]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ import yaml
 
 from headway import __version__
 from headway.__main__ import main as run_process
-from headway.cli import COMMANDS, commands, main
+from headway.cli import COMMANDS, PAPERS, commands, main
 from headway.records.parquet import load as load_records
 from headway.report.page import library_name
 
@@ -54,16 +56,42 @@ def json_of(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def listed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The commands that the help lists."""
     assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(f"  {name} " in text for name in COMMANDS)
+    return re.findall(r"^  ([a-z]+)  ", capsys.readouterr().out.partition("Commands:")[2], re.MULTILINE)
+
+
+def entry_points_of(*names: str) -> Callable[..., EntryPoints]:
+    """Installed packages whose commands these are, each one in a module `broken`."""
+    return lambda **_: EntryPoints(EntryPoint(name, f"broken.{name}:command", "headway.commands") for name in names)
+
+
+def test_help_names_every_command_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points_of(*PAPERS))
+    assert listed(capsys) == list(COMMANDS)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points_of("arena", "simulate", "other"))
+    assert listed(capsys) == [name for name in COMMANDS if name != "reproduce"]
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points_of())
+    assert listed(capsys) == [name for name in COMMANDS if name not in PAPERS]
+
+
+@pytest.mark.parametrize("line", ["reproduce cauchy", "reproduce --help", "arena --builtin quick"])
+def test_a_command_of_a_package_that_is_not_installed_names_it(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points_of())
+    assert main(line.split()) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert f"headway {line.split()[0]} is in another package" in told and "pip install headway-papers" in told
 
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     code = (
         "import sys; from headway.cli import main; main(['--help']);"
-        "print(sorted(name for name in sys.modules if name.startswith('headway.') or name in"
+        "print(sorted(name for name in sys.modules if name.startswith(('headway.', 'headway_papers')) or name in"
         " {'numpy', 'pyarrow', 'plotly', 'rich', 'yaml', 'msgspec'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -211,7 +239,7 @@ def test_workload_commands(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_help_lists_commands_with_their_whole_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    for group in ("plan", "workload", "catalog", "keys", "export", "forecast", "arena"):
+    for group in ("plan", "workload", "catalog", "keys", "export", "forecast"):
         assert main([group, "--help"]) == 0
         listed = capsys.readouterr().out.partition("Commands:")[2]
         assert listed.strip() and "..." not in listed, group
@@ -362,7 +390,7 @@ def test_the_catalog_says_where_step_times_come_from(capsys: pytest.CaptureFixtu
 NOT_FOR_A_COMPARISON = (
     "pyarrow", "scipy", "highspy", "plotly", "ssl", "asyncio", "multiprocessing", "concurrent", "logging", "numpy.fft",
     "rich.progress", "headway.planning", "headway.forecast", "headway.calibration", "headway.serving",
-    "headway.reproduce", "headway.report.html", "headway.report.trace", "headway.metrics.series",
+    "headway_papers", "headway.report.html", "headway.report.trace", "headway.metrics.series",
     "headway.scenario.replan", "headway.scenario.long_term", "headway.scenario.ray_cluster",
 )  # fmt: skip
 """Modules that a comparison in one process does not need, with all below them."""

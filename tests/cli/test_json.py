@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import serving
-from headway.cli import commands, main
+from headway.cli import PAPERS, commands, main
 
 FLEET = "--model llama-3.1-8b --gpu h100 --replicas 2 --engine vllm-0.15"
 REQUESTS = "--rate 5 --num-requests 40 --prompt-tokens 100 --output-tokens 20"
@@ -34,9 +34,6 @@ LINES = {
     "forecast demand": "forecast demand trace.csv --growth 1.4",
     "calibrate": "calibrate vllm-1.json vllm-2.json vllm-4.json vllm-8.json --gpu h100 --engine vllm-0.15",
     "validate": "validate vllm-1.json --gpu h100 --engine vllm-0.15",
-    "arena play": "arena play grid.yaml --jobs 1 --cache played",
-    "arena search": "arena search grid.yaml --policy mine:Biased --vary share=0.1:1.0 --trials 1 --jobs 1",
-    "reproduce": "reproduce --list",
     "catalog coefficients": "catalog coefficients --gpu h100",
     "catalog engines": "catalog engines",
     "catalog errors": "catalog errors",
@@ -69,7 +66,7 @@ def with_json(group: click.Group, *before: str) -> Iterator[tuple[str, click.Com
             yield " ".join((*before, name)), command
 
 
-COMMANDS = dict(with_json(commands))
+COMMANDS = {name: each for name, each in with_json(commands) if name.split()[0] not in PAPERS}
 
 
 def test_every_command_that_prints_json_is_here() -> None:
@@ -106,10 +103,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "workload": {**workload, "arrivals": 20}, "slo": {"ttft_s": 2, "tpot_s": 0.05},
             "combos": [{"name": "one", "aggregated": {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}}],
             "policies": {"routing": "cauchy"},
-        },
-        "grid": {
-            "fleets": {"pair": {"fleet": fleet}}, "workloads": {"chat": workload | {"arrivals": 5}}, "loads": [0.5],
-            "seeds": 4, "num_requests": 40, "metric": "ttft_s.mean", "policies": {"routing": ["least-loaded"]},
         },
     }  # fmt: skip
     for name, scenario in scenarios.items():
@@ -165,7 +158,6 @@ def test_stdout_is_one_document(
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    monkeypatch.setattr("headway.arena.capacity.MOST_REQUESTS", 500)
     *before, line = LINES[name].split(";")
     if "{engine}" in line:
         line = line.format(engine=request.getfixturevalue("engine"))

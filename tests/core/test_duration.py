@@ -112,14 +112,15 @@ def test_options_take_durations(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_whose_names_are_times_are_durations() -> None:
-    from headway.cli import COMMANDS, commands
+    from headway.cli import commands
 
     def options(command: click.Command) -> list[tuple[str, click.Parameter]]:
         own = [(f"{command.name} {each.name}", each) for each in command.params]
         return own + [found for sub in getattr(command, "commands", {}).values() for found in options(sub)]
 
-    for name in COMMANDS:
-        command = commands.get_command(click.Context(commands), name)
+    context = click.Context(commands)
+    for name in commands.list_commands(context):
+        command = commands.get_command(context, name)
         assert command is not None
         for option, parameter in options(command):
             if option.endswith(("_s", "_p99", " latency")):

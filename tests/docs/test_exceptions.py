@@ -6,6 +6,7 @@ import ast
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 import headway
+import headway_papers
 
-SOURCES = sorted(Path(headway.__file__).parent.rglob("*.py"))
+PACKAGES = (headway, headway_papers)
+SOURCES = sorted(path for package in PACKAGES for path in Path(package.__path__[0]).rglob("*.py"))
 
 
 def _lasting(values: dict[str, Any], depth: int = 2) -> Iterator[str]:
@@ -29,7 +32,7 @@ def _lasting(values: dict[str, Any], depth: int = 2) -> Iterator[str]:
 
 
 def _modules() -> Iterator[Any]:
-    for info in pkgutil.walk_packages(headway.__path__, "headway."):
+    for info in chain(*(pkgutil.walk_packages(each.__path__, f"{each.__name__}.") for each in PACKAGES)):
         if not info.name.endswith("__main__"):
             try:
                 yield importlib.import_module(info.name)

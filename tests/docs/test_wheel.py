@@ -20,15 +20,16 @@ from released import make_release
 def test_every_command_of_the_readme_runs(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a wheel with the extras that the commands need and no other package."""
-    wheel = make_release(tmp_path_factory) / f"headway-{headway.__version__}-py3-none-any.whl"
+    """From the wheels, with the extras that the commands need and no other package."""
+    dist, suffix = make_release(tmp_path_factory), f"{headway.__version__}-py3-none-any.whl"
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("PIP_NO_COMPILE", "1")  # most of what is installed is never imported
     venv.create(tmp_path / "venv")
     programs = tmp_path / "venv" / "bin"
     clients = [] if engines.NO_LLAMA else ["openai", "xllamacpp", "gguf"]
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "--quiet", "--disable-pip-version-check"]
-    wanted = ["-c", str(ROOT / "constraints.txt"), f"{wheel}[gateway,plan]", *clients]
+    wheels = [f"{dist}/headway-{suffix}[gateway,plan]", f"{dist}/headway_papers-{suffix}"]
+    wanted = ["-c", str(ROOT / "constraints.txt"), *wheels, *clients]
     subprocess.run([*pip, "install", *wanted], check=True)
     (tmp_path / "work").mkdir()
     run_readme(tmp_path / "work", programs)

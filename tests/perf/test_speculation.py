@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+import headway_papers
 from headway import catalog
 from headway.core.fleet import Parallel, Speculative, by_rate
 from headway.perf import memory, speculation
@@ -169,5 +170,6 @@ def test_matches_in_the_text_take_no_memory() -> None:
 def test_step_times_are_made_with_their_drafts() -> None:
     """Outside perf, `step_model` makes step times: `StepModel` knows nothing of speculation."""
     made = re.compile(r"(?<!Speculative)StepModel\(")
-    users = [path for path in SRC.rglob("*.py") if made.search(path.read_text())]
+    folders = (SRC, Path(headway_papers.__path__[0]))
+    users = [path for folder in folders for path in folder.rglob("*.py") if made.search(path.read_text())]
     assert {path.parent.name for path in users} == {"perf"}

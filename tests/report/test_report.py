@@ -21,6 +21,7 @@ from msgspec.structs import replace as with_fields
 from plotly.offline import get_plotlyjs
 
 import headway
+import headway_papers
 from browser import chromium
 from headway.catalog.errors import Band, ErrorClass
 from headway.core.errors import HeadwayError
@@ -398,7 +399,8 @@ def test_long_trace_is_cut_off_with_a_note(tmp_path: Path) -> None:
 def test_pages_fit_narrow_screens_and_are_scrolled_by_the_keyboard(runs: list[Run]) -> None:
     """No column of a grid has a least width that a phone lacks, and what may be wider is in a box that takes the focus:
     in each page that Headway writes."""
-    sources = {path: path.read_text(encoding="utf-8") for path in Path(headway.__file__).parent.rglob("*.py")}
+    folders = [Path(package.__path__[0]) for package in (headway, headway_papers)]
+    sources = {path: path.read_text(encoding="utf-8") for each in folders for path in each.rglob("*.py")}
     assert [path for path, text in sources.items() if re.search(r"minmax\(\d{3,}px", text)] == []
     boxes = [each for text in sources.values() for each in re.findall(r'<div class="scroll"[^>]*>', text)]
     assert boxes == ['<div class="scroll" tabindex="0">'], "all are `scrolled`"

@@ -13,10 +13,10 @@ from headway import catalog
 from headway.config.strict_yaml import parse
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
-from headway.reproduce.runner import Runner
-from headway.reproduce.tasks import Call
 from headway.scenario.ray_cluster import cluster
 from headway.scenario.run import assemble, compare
+from headway_papers.reproduce.runner import Runner
+from headway_papers.reproduce.tasks import Call
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headway[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own

@@ -17,8 +17,8 @@ import pytest
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.reproduce.tasks import source_digest
 from headway.scenario.user_modules import loader_of
+from headway_papers.reproduce.tasks import source_digest
 
 POLICY = """
 from neighbour_for_test import INDEX

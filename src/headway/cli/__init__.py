@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headway import __version__
 from headway.cli.stdout import keep_for_ourselves
 from headway.core.errors import HeadwayError, HeadwayWarning, unknown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS = {
     "simulate": "Run a scenario and print its metrics.",
@@ -43,28 +46,48 @@ COMMANDS = {
     "schema": "Write the JSON schema of fleet files, for editors.",
 }
 
+PAPERS = ("arena", "reproduce")
+"""Commands of the distribution headway-papers, which names them by entry points of the group `headway.commands`."""
+
 USER_ERROR = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 1
 
 
 class Commands(click.Group):
-    """The commands of `COMMANDS`; command NAME is `headway.cli.NAME.command`."""
+    """The commands of `COMMANDS`; command NAME is `headway.cli.NAME.command`, unless it is one of `PAPERS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        """The commands that are installed."""
+        of_papers = _of_papers()
+        return [name for name in COMMANDS if name not in PAPERS or name in of_papers]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Import a command. HeadwayError for an unknown one, and one whose package is not installed."""
         if cmd_name not in COMMANDS:
             raise unknown("command", cmd_name, COMMANDS)
-        command = import_module(f"headway.cli.{cmd_name}").command
+        if cmd_name in PAPERS:
+            of_papers = _of_papers()
+            if cmd_name not in of_papers:
+                what = f"headway {cmd_name} is in another package, headway-papers, which is not installed"
+                raise HeadwayError(f"{what}: pip install headway-papers")
+            command = of_papers[cmd_name].load()
+        else:
+            command = import_module(f"headway.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+
+def _of_papers() -> Mapping[str, EntryPoint]:
+    """The commands of `PAPERS` that are installed."""
+    from importlib.metadata import entry_points  # reads the metadata of every package: not for other commands
+
+    return {each.name: each for each in entry_points(group="headway.commands") if each.name in PAPERS}
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:

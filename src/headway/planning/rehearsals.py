@@ -27,7 +27,7 @@ from headway.workload.sources import RequestSource
 
 T = TypeVar("T")
 Watch = Callable[[RequestSource], RequestSource]
-NOT_SIMULATING = ("arena", "cli", "report", "reproduce")
+NOT_SIMULATING = ("cli", "report")
 """Parts of Headway on which no simulation depends."""
 
 

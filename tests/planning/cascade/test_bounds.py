@@ -20,11 +20,11 @@ from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets,
 from headway.planning.cascade.search import Effort
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.least_loaded import LeastLoadedRouter
-from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.sim.cluster import simulate
 from headway.workload.quality_traces import generate_scores
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
+from headway_papers.reproduce.cascadia.exhaustive import exhaustive
 
 ALL = Effort(stable_rounds=None, gap=0.0)
 

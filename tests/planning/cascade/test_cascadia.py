@@ -22,8 +22,8 @@ from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, QualityFloor, ReplicaSet
 from headway.planning.cascade.routing import Objective, cascades, penalised_latency, penalised_quality, proportional
 from headway.planning.cascade.search import Effort
-from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.workload.quality import Scores
+from headway_papers.reproduce.cascadia.exhaustive import exhaustive
 
 ALL = Effort(stable_rounds=None, gap=0.0)
 NAN = float("nan")

@@ -41,9 +41,9 @@ from headway.planning.cascade.stage_simulator import StageSimulator
 from headway.planning.combos.estimate import InstanceSpeed
 from headway.planning.combos.problem import Offer, ServiceSlo, WorkloadPattern
 from headway.policies import resolve
-from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.sim.cluster import simulate
 from headway.workload.quality_traces import generate_scores
+from headway_papers.reproduce.cascadia.exhaustive import exhaustive
 
 ALL = Effort(stable_rounds=None, gap=0.0)
 CHEAP = structs.replace(GPU, name="cheap", memory_bytes=40e9, usd_per_hour=0.7)

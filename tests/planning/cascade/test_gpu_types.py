@@ -24,7 +24,7 @@ from headway.planning.cascade.problem import CascadeProblem, Cheapest, LatencyBu
 from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Effort, Search
 from headway.planning.combos.problem import Offer
-from headway.reproduce.cascadia.exhaustive import exhaustive
+from headway_papers.reproduce.cascadia.exhaustive import exhaustive
 
 ALL = Effort(stable_rounds=None, gap=0.0)
 CHEAP = structs.replace(GPU, name="cheap", memory_bytes=40e9, usd_per_hour=0.7)

@@ -1,0 +1,1 @@
+"""Papers on LLM serving reproduced with Headway, and policies ranked over grids of fleets, workloads and loads."""

@@ -1,0 +1,1 @@
+"""The commands `headway reproduce` and `headway arena`."""

@@ -1,0 +1,103 @@
+"""Cauchy (Zhang et al., SoCC 2025): GPU combos for the most tokens per dollar; reproduction of its evaluation."""
+
+from __future__ import annotations
+
+from headway_papers.reproduce.abstract import read_abstract
+from headway_papers.reproduce.cauchy import beyond, demand, model, scheduling
+from headway_papers.reproduce.cauchy import objectives as cauchy_objectives
+from headway_papers.reproduce.cauchy import overall as cauchy_overall
+from headway_papers.reproduce.cauchy import transfer as cauchy_transfer
+from headway_papers.reproduce.cauchy.claims import CLAIMS, GROUPS
+from headway_papers.reproduce.findings import Finding, Findings
+from headway_papers.reproduce.runner import Runner
+
+TITLE = "Cauchy: GPU combos, tokens per dollar"
+SEEDS, QUICK_SEEDS = 3, 2
+REPEATS = 20
+"""As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
+MOVING = ("overall", "in_time", "own_curve", "estimated", "for_mean", "by_ranking", "autoscaling", "own_autoscaling")
+"""Groups of claims on demand that moves."""
+FOR_MEAN = {"for_mean", "by_ranking"}
+"""Those with plans for the mean demand alone, which need no sizes."""
+FURTHER = {
+    "-curve": {"own_curve", "own_autoscaling"}, "-estimate": {"estimated"}, "-mean": FOR_MEAN,
+    "-mean-filter": {"by_ranking"}, "-mean-ranking": {"by_ranking"},
+}  # fmt: skip
+"""Those that need a further case."""
+OF_ALL_SIZES = frozenset(
+    claim.id for claim in CLAIMS if claim.id.startswith(("fig6-", "fig7-", "fig8-", "fig10-"))
+    and ("cnn-dailymail" not in claim.id or claim.id.startswith(("fig7-star-", "fig10-")))
+)  # fmt: skip
+"""Claims on plans for ShareGPT and LongWriter, which take sizes of combos that a quick run leaves out, on tails of
+an hour that it shortens, and on what scaling alone saves in it."""
+ABSTRACT = read_abstract(__package__)
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+
+def run(runner: Runner) -> Findings:
+    """Run the requested parts: goodputs first, then sizes of fleets, then simulations at these rates and sizes."""
+    wanted = {name for name, group in GROUPS.items() if runner.wants(*group)}
+    seeds, quick = runner.seeds, runner.quick
+    overall = bool(wanted & set(MOVING))
+    markets_wanted = overall or bool(wanted & {"objectives", "between"})
+    swept = "thresholds" in wanted and not quick
+    repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
+    first = scheduling.searches(seeds, quick, "pairs" in wanted, "within" in wanted, swept)
+    first |= cauchy_overall.profiles(quick) if markets_wanted else {}
+    first |= cauchy_transfer.tasks() if "transfers" in wanted else {}
+    results = runner.run(first)
+    markets = cauchy_overall.markets(results) if markets_wanted else {}
+    every = cauchy_overall.cases(demand.azure(runner.file(demand.TRACE)), quick)
+    cases = tuple(each for each in every[1:] if wanted & FURTHER[each.key])
+    if wanted & set(MOVING) - FOR_MEAN or not cases:
+        cases = (every[0], *cases)
+    results |= runner.run(cauchy_overall.sizes(markets, cases)) if overall else {}
+    last = scheduling.runs(results, markets, seeds, repeats, quick, "between" in wanted, "within" in wanted)
+    last |= cauchy_objectives.runs(markets, seeds, quick) if "objectives" in wanted else {}
+    last |= cauchy_overall.runs(markets, results, cases, seeds) if overall else {}
+    results |= runner.run(last)
+
+    findings = Findings(model.outcomes(), [*model.exhibits(), model.worked_table()])
+    if "pairs" in wanted:
+        two = scheduling.PairRuns(results, seeds)
+        findings += Findings(two.outcomes(), [two.figure()])
+    whole = cauchy_overall.OverallRuns(results, markets, seeds, cases)
+    if overall:
+        findings += Findings(not_run(runner, cases) | whole.outcomes(), whole.exhibits())
+    if "objectives" in wanted:
+        objectives = cauchy_objectives.ObjectiveRuns(results, markets, seeds, quick)
+        findings += Findings(objectives.outcomes(), [objectives.figure()])
+    if "between" in wanted:
+        turns = scheduling.BetweenRuns(results, markets, repeats, seeds)
+        findings += Findings(turns.outcomes(), [turns.figure()])
+    if "within" in wanted:
+        inside = scheduling.WithinRuns(results, seeds)
+        findings += Findings(inside.outcomes(), [inside.table()])
+    if "thresholds" in wanted:
+        none = Finding([None] * len(seeds), "A quick run has no sweep of thresholds.")
+        of_quick = dict.fromkeys((claim.id for claim in GROUPS["thresholds"]), none)
+        findings += Findings(scheduling.WithinRuns(results, seeds).thresholds() if swept else of_quick)
+    if overall:
+        findings += Findings({}, whole.figure_10())
+    if "transfers" in wanted:
+        moves = cauchy_transfer.TransferRuns(results)
+        findings += Findings(moves.outcomes(), moves.figures())
+    by_estimate = {workload: market for (ranking, workload), market in markets.items() if ranking == "estimate"}
+    further = beyond.exhibits(by_estimate, whole) if runner.claims is None else []
+    if quick:
+        left = {id: each for id, each in findings.outcomes.items() if id in OF_ALL_SIZES and None not in each.values}
+        why = "A quick run has too few sizes of combos, and too short an hour; a full run decides."
+        findings += Findings({id: each.undecided(why) for id, each in left.items()})
+    return findings + Findings({}, [model.network_table(), *further])
+
+
+def not_run(runner: Runner, cases: tuple[cauchy_overall.Case, ...]) -> dict[str, Finding]:
+    """Rows on demand that moves, undecided: those without a trace or, in a quick run, without time."""
+    has_trace = cases[0].key == ""
+    lacking = f"No trace was given: --data names the folder that has {demand.TRACE}."
+    reason = "A quick run has one demand: see the full run." if has_trace or runner.quick else lacking
+    return {
+        claim.id: Finding([None] * len(runner.seeds), reason if has_trace or claim.id.endswith("-curve") else lacking)
+        for name in MOVING
+        for claim in GROUPS[name]
+    }

@@ -1,0 +1,85 @@
+"""Figure 11: how long a KV cache is on its way, by prompt length and number of streams.
+
+What is measured is what prefill does not hide: from the end of the prompt's computation to the last byte. Two numbers
+are fitted, both at 2,048 tokens: the speed of one stream on 625 ms in bulk, and what each stream adds on 85 ms with
+eight. The rest is predicted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.report.run import Run
+from headway_papers.reproduce import charts
+from headway_papers.reproduce.cauchy.claims import LENGTHS
+from headway_papers.reproduce.cauchy.setup import HANDOVER, split
+from headway_papers.reproduce.findings import Figure, Finding
+from headway_papers.reproduce.results import Key, Results
+from headway_papers.reproduce.tasks import SimulationTask
+
+DEGREES = (1, 2, 4, 8, 16)
+FITTED = 2048
+
+
+def tasks() -> dict[Key, SimulationTask]:
+    """Ten requests a second apart, for each length and degree; degree 0 is one bulk transfer. Nothing is random."""
+    return {
+        ("transfer", length, degree): SimulationTask(_scenario(length, degree), 0, measure)
+        for length in (*LENGTHS, FITTED)
+        for degree in (0, *DEGREES)
+    }
+
+
+def _scenario(length: int, degree: int) -> dict[str, Any]:
+    kind = {"mode": "bulk"} if degree == 0 else {**HANDOVER, "degree": degree}
+    handover = {**kind, "landing": "host", "stream_bytes_per_s": HANDOVER["stream_bytes_per_s"]}
+    arrivals = {"kind": "deterministic", "rate": 1.0}
+    return {
+        "workload": {"prompt_tokens": length, "output_tokens": 20, "arrivals": arrivals, "num_requests": 10},
+        "fleet": [],
+        "combos": [{**split("pair", "h800-h20"), "handover": handover}],
+        "policies": {"routing": {"name": "cauchy", "within": "strict"}},
+    }
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Seconds on the way, mean."""
+    assert run.summary.transfer_s is not None
+    return {"transfer_s": run.summary.transfer_s.mean}
+
+
+class TransferRuns:
+    """The findings on KV transfers."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+
+    def seconds(self, length: int, degree: int) -> float:
+        return float(self.results["transfer", length, degree]["transfer_s"])
+
+    def outcomes(self) -> dict[str, Finding]:
+        findings: dict[str, Finding] = {}
+        for length in LENGTHS:
+            bulk, serial, eight = (self.seconds(length, degree) for degree in (0, 1, 8))
+            best = min(DEGREES, key=lambda degree: self.seconds(length, degree))
+            numbers = (
+                f"{bulk * 1e3:.0f} ms in bulk, {serial * 1e3:.0f} ms with one stream, {eight * 1e3:.0f} ms with eight"
+            )
+            note = (
+                f"; best with {best}, {bulk / self.seconds(length, best):.1f}x. What minding eight streams takes does "
+                "not shrink with the prompt."
+            )
+            findings[f"fig11-{length}"] = Finding([bulk / eight], numbers + note)
+        times = {degree: self.seconds(FITTED, degree) for degree in DEGREES}
+        numbers = ", ".join(f"{degree}: {seconds * 1e3:.0f} ms" for degree, seconds in times.items())
+        findings["fig11-degree"] = Finding([float(min(times, key=lambda d: times[d]))], f"By streams, {numbers}.")
+        return findings
+
+    def figures(self) -> list[Figure]:
+        lines = {
+            name: [(float(length), [1e3 * self.seconds(length, degree)]) for length in (*LENGTHS, FITTED)]
+            for name, degree in (("bulk", 0), *((f"{degree} streams", degree) for degree in DEGREES))
+        }
+        chart = charts.curves(lines, "prompt tokens", "on the way (ms)", yaxis={"type": "log"})
+        shows = "What prefill does not hide. Fitted: bulk and eight streams at 2,048 tokens."
+        return [Figure("Figure 11", "KV cache transfer, H800 to H20", shows, chart)]

@@ -1,0 +1,63 @@
+"""The results of a system's runs: values for every claim, and the paper's figures and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.report import charts
+from headway_papers.reproduce.claims import Value
+
+
+@dataclass(frozen=True)
+class Finding:
+    """For one claim: the values by seed, and one or two sentences with the numbers behind them."""
+
+    values: Sequence[Value]
+    why: str
+
+    def undecided(self, why: str) -> Finding:
+        """Without values, as a run such as a quick one cannot decide the claim; `why` comes first."""
+        return Finding([None] * len(self.values), f"{why} {self.why}".rstrip())
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A reproduced chart of the paper."""
+
+    label: str
+    """The paper's label: "Figure 4"."""
+    title: str
+    shows: str
+    """One or two sentences on what the chart shows."""
+    chart: charts.Figure
+    """`data` and `layout` of Plotly as plain values, made by `headway_papers.reproduce.charts`."""
+
+
+Row = list[str | float | None]
+"""Of a table. Numbers are shown with three digits."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A reproduced table of the paper."""
+
+    label: str
+    title: str
+    shows: str
+    heads: Sequence[str]
+    rows: Sequence[Row]
+
+
+Exhibit = Figure | PaperTable
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The result of `run`: findings by claim id, and exhibits in the order of the paper."""
+
+    outcomes: Mapping[str, Finding]
+    exhibits: Sequence[Exhibit] = ()
+
+    def __add__(self, other: Findings) -> Findings:
+        return Findings({**self.outcomes, **other.outcomes}, (*self.exhibits, *other.exhibits))

@@ -1,0 +1,93 @@
+"""K-tier Llumnix (Vestrum, Raeesi and Rød, "Beyond Binary Priorities"); reproduction of its evaluation.
+
+Beyond the paper: tiers under sustained load with a scarce KV cache, the best K and decay for a set of SLOs, and tiers
+of reasoning requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway_papers.reproduce.abstract import read_abstract
+from headway_papers.reproduce.findings import Exhibit, Finding, Findings
+from headway_papers.reproduce.ktier import burst as ktier_burst
+from headway_papers.reproduce.ktier import parity as ktier_parity
+from headway_papers.reproduce.ktier import phases, sustained, sweep
+from headway_papers.reproduce.ktier import seats as ktier_seats
+from headway_papers.reproduce.ktier import tick as ktier_tick
+from headway_papers.reproduce.ktier.claims import CLAIMS, MIXES
+from headway_papers.reproduce.runner import Runner
+
+TITLE = "K-tier Llumnix: more than two priorities"
+SEEDS, QUICK_SEEDS = 4, 2
+ABSTRACT = read_abstract(__package__)
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
+SUSTAINED = ("sustained-tier0", "headroom-tier0")
+SWEEP = ("sweep-prefill-mean", "sweep-e2e-mean", "sweep-batches")
+RARE = "headroom-tier0-rare"
+SEATS = tuple(claim.id for claim in CLAIMS if claim.id.startswith("seats-"))
+TICK = tuple(claim.id for claim in CLAIMS if claim.id.startswith("tick-"))
+SEEDS_OF_TICK = 5
+"""At most: each run takes ten times as long as with one queue in front of the fleet."""
+OF_FULL_RUNS = frozenset((*SWEEP, *TICK, *(claim.id for claim in CLAIMS if claim.id.endswith("-at-once"))))
+"""Claims whose values vary with the seed or the length of a burst by as much as the rules allow."""
+BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED, RARE, *SWEEP, *SEATS, *TICK))
+
+
+def run(runner: Runner) -> Findings:
+    """Run the requested parts. The best setting and the phases belong to no claim and need a full run."""
+    seeds, quick = runner.seeds, runner.quick
+    tasks: dict[tuple[Any, ...], Any] = {}
+    if runner.wants(*PARITY):
+        tasks |= ktier_parity.tasks(seeds, quick)
+    if runner.wants(*BURST):
+        tasks |= ktier_burst.tasks(seeds, quick)
+    if runner.wants(*SEATS):
+        tasks |= ktier_seats.tasks(seeds, quick)
+    if runner.wants(*TICK) and not quick:
+        tasks |= ktier_tick.tasks(seeds[:SEEDS_OF_TICK])
+    if runner.wants(*SUSTAINED):
+        tasks |= sustained.load_tasks(seeds, quick)
+    if runner.wants(RARE):
+        tasks |= sustained.rare_tasks(seeds, quick)
+    rate = sweep.between(runner) if runner.wants(*SWEEP) else None
+    if rate is not None:
+        tasks |= sweep.tasks(seeds, quick, rate)
+    is_full = runner.claims is None
+    if is_full:
+        tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
+    results = runner.run(tasks)
+    findings, after = Findings({}), list[Exhibit]()
+    if runner.wants(*BURST):
+        burst = ktier_burst.BurstRuns(results, seeds, quick)
+        findings += Findings(burst.outcomes(), burst.figures("uniform"))
+        after = [burst.table("uniform"), *(figure for mix in MIXES[1:] for figure in burst.figures(mix))]
+        after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
+    if runner.wants(*PARITY):
+        parity = ktier_parity.ParityRuns(results, seeds)
+        findings += Findings(parity.outcomes(), parity.figures())
+    findings += Findings({}, after)
+    if runner.wants(*SEATS):
+        findings += Findings(ktier_seats.SeatRuns(results, seeds).outcomes())
+    if runner.wants(*TICK):
+        none = Finding([None] * len(seeds), "A quick run leaves this out.")
+        ticks = dict.fromkeys(TICK, none) if quick else ktier_tick.TickRuns(results, seeds[:SEEDS_OF_TICK]).outcomes()
+        findings += Findings(ticks)
+    if runner.wants(RARE):
+        findings += Findings({RARE: sustained.SustainedRuns(results, seeds).rare()})
+    if runner.wants(*SUSTAINED):
+        load = sustained.SustainedRuns(results, seeds)
+        findings += Findings(load.outcomes(), load.figures())
+    if rate is not None:
+        loads = sweep.SweepRuns(results, seeds, rate)
+        findings += Findings(loads.outcomes(), loads.figures())
+    if quick:
+        why = "A quick run has two seeds of half of the fleet and load; a full run decides this."
+        left = {id: each.undecided(why) for id, each in findings.outcomes.items() if id in OF_FULL_RUNS}
+        findings += Findings(left)
+    if is_full:
+        settings = sustained.SettingRuns(results, seeds).exhibits() if len(seeds) > 1 else []
+        findings += Findings({}, [*settings, phases.table(results, seeds)])
+    return findings

@@ -1,0 +1,36 @@
+"""SageServe: forecast-aware scaling of LLM serving over regions; reproduction of its evaluation.
+
+Claims are in `claims.yaml`; fleets, workloads and strategies in `scenes`; runs in `runs` and their measurements in
+`measures`; findings in `outcomes`, charts in `exhibits`.
+"""
+
+from __future__ import annotations
+
+from headway_papers.reproduce.abstract import read_abstract
+from headway_papers.reproduce.findings import Finding, Findings
+from headway_papers.reproduce.runner import Runner
+from headway_papers.reproduce.sageserve import runs
+from headway_papers.reproduce.sageserve.exhibits import exhibits
+from headway_papers.reproduce.sageserve.outcomes import outcomes
+from headway_papers.reproduce.sageserve.published import SERIES
+from headway_papers.reproduce.sageserve.runs import CLAIMS
+from headway_papers.reproduce.sageserve.table import SageServeRuns
+
+TITLE = "SageServe: forecast-aware scaling over regions"
+SEEDS, QUICK_SEEDS = 3, 2
+ABSTRACT = read_abstract(__package__)
+__all__ = ["ABSTRACT", "CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+
+def run(runner: Runner) -> Findings:
+    """Run what the requested claims need; the readings belong to no claim and need a full run."""
+    measured, served = runs.measure_all(runner)
+    results = SageServeRuns(measured, runner.seeds)
+    findings = outcomes(results)
+    lacking = "A quick run is too short to decide this." if runner.quick else f"Needs {SERIES} in the folder of --data."
+    for claim in runs.FULL_ONLY_CLAIMS:
+        if runner.wants(claim) and claim.id not in findings:
+            findings[claim.id] = Finding([None] * len(runner.seeds), lacking)
+    if runner.quick and (first := findings.get("burst-first")) is not None:  # with a third of the load, it is chance
+        findings["burst-first"] = first.undecided("A quick run has too little load to decide this.")
+    return Findings(findings, exhibits(results, served))

@@ -1,0 +1,88 @@
+"""Claims as a table for a console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from headway.report.table import seconds
+from headway_papers.reproduce.claims import EXCEEDS, HOLDS, REFUTED, UNDECIDED, Claim, Word
+from headway_papers.reproduce.reproduction import Reproduced, SentenceResult
+
+MARKS: dict[Word, str] = {HOLDS: "✓", EXCEEDS: "»", REFUTED: "✗", UNDECIDED: "?"}
+_STYLES: dict[Word, str] = {HOLDS: "green", EXCEEDS: "cyan", REFUTED: "bold red", UNDECIDED: "yellow"}
+
+
+def counted(counts: Mapping[Word, int]) -> str:
+    """Such as "9 hold, 1 exceed, 1 refuted, 2 undecided"."""
+    return f"{counts[HOLDS]} hold, {counts[EXCEEDS]} exceed, {counts[REFUTED]} refuted, {counts[UNDECIDED]} undecided"
+
+
+def given(sentence: SentenceResult) -> str:
+    """The readings with the paper's effect."""
+    return f"It holds with {', '.join(sentence.given_by) or 'no reading that was run'}."
+
+
+def effort(reproduced: Reproduced) -> str:
+    """Time and work, such as "12.3 s for 40 measurements, 10 more from the cache"."""
+    cached = f", {reproduced.num_found:,} more from the cache" if reproduced.num_found else ""
+    return f"{seconds(reproduced.result.wall_s)} for {reproduced.num_measured:,} measurements{cached}"
+
+
+def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
+    """The abstract's sentences, the claims with their verdicts, and the reasons of those that do not hold."""
+    result = reproduced.result
+    table = _table("id", "claim", "paper", "headway", "verdict")
+    for row in result.claims:
+        table.add_row(*map(Text, (row.id, row.claim, str(row.paper), row.headway)), _marked(row.verdict))
+    reasons = [Text(f"{row.id}: asked for {row.rule}. {row.why}") for row in result.claims if row.verdict != HOLDS]
+    quick = " Quick: fewer seeds and requests than the full run." if result.quick else ""
+    last = Text(f"{counted(result.counts)}. {effort(reproduced)}.{quick}")
+    title = Text(reproduced.title, style="bold")
+    return printed(Group(title, *_abstract(result.abstract), table, *reasons, last), width, color)
+
+
+def _abstract(sentences: Sequence[SentenceResult]) -> Iterator[Text | Table]:
+    """Each sentence with its readings, and the experiment that would change its verdict."""
+    for sentence in sentences:
+        yield Text(f"\n{sentence.says}", style="bold")
+        table = _table("reading", "chosen", "paper", "headway", "verdict", "id")
+        for each in sentence.readings:
+            cells = (each.reading, each.chosen, str(each.paper), each.headway)
+            table.add_row(*map(Text, cells), _marked(each.verdict), Text(each.claim))
+        yield table
+        yield Text(f"{given(sentence)} What would change this: {sentence.experiment}")
+    if sentences:
+        yield Text("\nAll claims", style="bold")
+
+
+def _marked(verdict: Word) -> Text:
+    return Text(f"{MARKS[verdict]} {verdict}", style=_STYLES[verdict])
+
+
+def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = False) -> str:
+    """Claims and their rules as a table for a terminal of `width` columns."""
+    table = _table("id", "claim", "paper", "rule")
+    for claim in claims:
+        table.add_row(*map(Text, (claim.id, claim.claim, str(claim.paper), str(claim.rule))))
+    return printed(Group(Text(title, style="bold"), table), width, color)
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold", no_wrap=head in ("id", "verdict"))
+    return table
+
+
+def printed(what: Group, width: int, color: bool) -> str:
+    """What a console of this width shows, without spaces at the ends of lines."""
+    terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    with terminal.capture() as captured:
+        terminal.print(what)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"

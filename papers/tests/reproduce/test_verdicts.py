@@ -1,0 +1,140 @@
+"""Verdicts with four values, on intervals made by hand and under swapped labels; and what an abstract says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import isinf
+
+import pytest
+
+from headway_papers.reproduce import SYSTEMS
+from headway_papers.reproduce.claims import (
+    EXCEEDS,
+    HOLDS,
+    REFUTED,
+    UNDECIDED,
+    AtLeast,
+    AtMost,
+    Between,
+    Bounds,
+    EverySeed,
+    Rule,
+    Value,
+)
+from headway_papers.reproduce.reproduction import abstract_of, load
+
+PAPERS = [name for name in SYSTEMS if name != "headway"]
+NEUTRAL = {"x": 1.0}
+"""By unit: the value of two equal systems, where it is not 0."""
+SEEDS = 6
+
+
+def spread(low: float, high: float) -> list[float]:
+    """Two values whose interval is [low, high]: Student's t with one degree of freedom is 12.7."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    apart = half / 12.7062047
+    return [middle - apart, middle + apart]
+
+
+@pytest.mark.parametrize(
+    ("rule", "low", "high", "word"),
+    [
+        (AtLeast(0.4, limit=0.8), 0.2, 0.8, HOLDS),
+        (AtLeast(0.4, limit=0.8), 0.0, 0.19, REFUTED),
+        (AtLeast(0.4, limit=0.8), -0.9, -0.81, REFUTED),
+        (AtLeast(0.4, limit=0.8), 0.81, 0.9, EXCEEDS),
+        (AtLeast(0.4, limit=0.8), 0.1, 0.3, UNDECIDED),
+        (AtLeast(0.4, limit=0.8), 0.7, 0.9, UNDECIDED),
+        (AtLeast(0.4, limit=0.8), 0.1, 0.9, UNDECIDED),
+        (AtLeast(0.4), 50.0, 60.0, HOLDS),
+        (AtMost(0.5, neutral=1.0, limit=0.25), 0.3, 0.7, HOLDS),
+        (AtMost(0.5, neutral=1.0, limit=0.25), 0.8, 0.9, REFUTED),
+        (AtMost(0.5, neutral=1.0, limit=0.25), 0.1, 0.2, EXCEEDS),
+        (AtMost(0.5, neutral=1.0, limit=0.25), 0.2, 0.3, UNDECIDED),
+        (AtMost(0.05, share=1.0), -9.0, -8.0, HOLDS),
+        (Between(0.1, 0.4, unit="%"), 0.5, 0.6, EXCEEDS),
+        (Between(0.1, 0.4, unit="%"), 0.05, 0.06, REFUTED),
+        (Between(0.1, 0.4, unit="%"), -0.6, -0.5, REFUTED),
+        (Between(-0.4, -0.1, unit="%"), -0.6, -0.5, EXCEEDS),
+        (Between(-0.4, -0.1, unit="%"), 0.5, 0.6, REFUTED),
+        (Between(1.5, 4.0, unit="x"), 5.0, 6.0, EXCEEDS),
+        (Between(0.25, 0.7, unit="x"), 0.1, 0.2, EXCEEDS),
+        (Between(0.25, 0.7, unit="x"), 1.0, 1.1, REFUTED),
+        (Between(-0.03, 0.03, unit="%"), 0.04, 0.05, REFUTED),
+        (Between(-0.03, 0.03, unit="%"), -0.05, -0.04, REFUTED),
+        (Between(0.8, 1.25, unit="x"), 1.3, 1.4, REFUTED),
+        (Between(1.5, 6.0, unit=" s"), 7.0, 8.0, REFUTED),
+        (Between(1.5, 6.0, unit=" s"), 0.5, 0.6, REFUTED),
+        (Between(1.0, 2.0, unit=" points"), 3.0, 4.0, EXCEEDS),
+    ],
+)
+def test_the_side_of_an_interval_decides(rule: AtLeast | AtMost | Between, low: float, high: float, word: str) -> None:
+    inside = 1e-6 * (high - low)
+    assert rule.bounds.word(low, high) == word
+    verdict = rule.judge(spread(low + inside, high - inside))
+    assert verdict.word == word
+    assert verdict.holds is {HOLDS: True, UNDECIDED: None}.get(verdict.word, False)
+    assert bool(verdict.reason) == (word != HOLDS)
+
+
+def bounds_of(rule: Rule) -> tuple[Bounds, float]:
+    """The bounds of a rule on numbers, and the value of two equal systems."""
+    assert isinstance(rule, AtLeast | AtMost | Between)
+    return rule.bounds, NEUTRAL.get(rule.unit, 0.0 if isinstance(rule, Between) else rule.neutral)
+
+
+def judged(rule: Rule, values: Sequence[Value]) -> str:
+    return rule.judge(values[:1] if getattr(rule, "exact", False) else values).word
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_rule_fails_where_the_labels_of_two_systems_are_swapped(name: str) -> None:
+    """All labellings of six seeds: no claim of a difference holds where half of the seeds or more are swapped."""
+    assert not [claim.id for claim in load(name).CLAIMS if holds_anyway(claim.rule)]
+
+
+def holds_anyway(rule: Rule) -> bool:
+    """Whether swapped labels, or values beyond the bounds of a likeness, leave a rule unrefuted."""
+    if isinstance(rule, EverySeed):
+        labellings = product((True, False), repeat=SEEDS)
+        return [labels for labels in labellings if rule.judge(labels).word != REFUTED] != [(True,) * SEEDS]
+    bounds, equal = bounds_of(rule)
+    if bounds.low <= equal <= bounds.high or (bounds.right == 0 and isinstance(rule, Between)):
+        finite = [bound for bound in bounds[:2] if not isinf(bound)]
+        room = 0.1 * max(abs(bound - equal) for bound in finite) or 0.1
+        beyond = [bound + (room if bound == bounds.high else -room) for bound in finite]
+        return {judged(rule, [value] * SEEDS) for value in beyond} != {REFUTED}
+    near, far = sorted((bounds.low, bounds.high), key=lambda bound: abs(bound - equal))
+    if isinf(far):  # a ratio is above 0
+        far = max(2 * near - equal, 0.0) if equal == 1.0 else 2 * near - equal
+    middle = (near + far) / 2
+    values = [middle + 0.05 * (middle - near) * (i - 2.5) for i in range(SEEDS)]
+    assert judged(rule, values) == HOLDS
+    others = [swapped(value, equal) for value in values]
+    most = [labels for labels in product((0, 1), repeat=SEEDS) if 2 * sum(labels) >= SEEDS]
+    mixed = [[pair[label] for pair, label in zip(zip(values, others, strict=True), labels, strict=True)]
+             for labels in most]  # fmt: skip
+    return (
+        judged(rule, [equal] * SEEDS) != REFUTED
+        or judged(rule, others) != REFUTED
+        or (not getattr(rule, "exact", False) and any(judged(rule, each) == HOLDS for each in mixed))
+    )
+
+
+def swapped(value: float, equal: float) -> float:
+    """A ratio or a difference of the same two systems, each named as the other."""
+    return 1 / value if equal == 1.0 else 2 * equal - value
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_an_abstract_names_claims_of_its_paper_once(name: str) -> None:
+    system = load(name)
+    sentences = abstract_of(system)
+    claims = [each.claim for sentence in sentences for each in sentence.readings]
+    assert sentences and all(sentence.readings for sentence in sentences)
+    assert len(set(claims)) == len(claims) and set(claims) <= {claim.id for claim in system.CLAIMS}
+    assert all(each.says.endswith(".") and each.experiment.endswith(".") for each in sentences)
+    for sentence in sentences:
+        texts = [each.reading for each in sentence.readings]
+        assert len(set(texts)) == len(texts)
