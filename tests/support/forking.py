@@ -26,6 +26,7 @@ from functools import cache
 from importlib import import_module
 from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 PRELOADED = (
@@ -34,10 +35,15 @@ PRELOADED = (
     "headway.gateway.server.batches", "headway.gateway.server.http_protocol", "headway.gateway.server.middleware",
     "headway.gateway.telemetry.recording", "headway.gateway.workers.supervisor", "headway.serving.emulated_fleet",
     "uvicorn.lifespan.on", "uvicorn.logging", "uvicorn.loops.auto", "uvicorn.protocols.http.httptools_impl",
-    "gguf", "xllamacpp",
+    "uvicorn.loops.uvloop", "encodings.idna", "gguf", "xllamacpp",
 )  # fmt: skip
 SCRIPTS = ("faulty_engine.py", "tiny_llama.py")
 """Scripts that run in a fork as they do in an interpreter of their own."""
+FLEET = """
+fleet: [{name: pool, model: qwen3-8b, gpu: h100, engine: vllm-0.15, endpoints: ["http://127.0.0.1:9"]}]
+gateway: {scrape_period_s: 0.1}
+policies: {routing: least-loaded, ordering: fcfs}
+"""
 _MAX_START_BYTES = 1 << 18
 
 
@@ -214,10 +220,20 @@ def _ending() -> Iterator[None]:
     os._exit(status)
 
 
+def _read_fleet() -> None:
+    """What the types of files, the catalog and the policies need to be read for the first time is then done for all."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "fleet.yaml")
+        file.write_text(FLEET)
+        read = import_module("headway.serving.gateway").read(file)
+    import_module("headway.sim.replica_resources").calibrated_line(read.fleet.pools[0])
+
+
 if __name__ == "__main__":
     for name in PRELOADED:
         with suppress(ImportError):  # of an extra that is not installed
             import_module(name)
+    _read_fleet()
     gc.collect()
     gc.freeze()  # else each fork looks at all that was imported, and copies it by that
     _run(**_be_template(socket.socket(fileno=int(sys.argv[1]))))
