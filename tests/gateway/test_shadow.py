@@ -59,6 +59,7 @@ def test_both_choices_are_in_the_log_the_metrics_and_the_workers_and_no_request_
         assert (shown["kind"], shown["agreed"], shown["differed"], shown["failed"]) == ("routing", 0, 4, 1)
         assert metric(front, "headway_shadow_decisions_total") == 5 and metric(front, "headway_shadow_agreement") == 0
         written = front.stop()
+        assert front.process.returncode == 0
     assert written.count("the candidate's decision failed: candidate.yaml: routing for qwen3-8b") == 1
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     placed = [(line["choice"], line.get("shadow")) for line in lines if line["what"] == "placed"]
