@@ -77,7 +77,8 @@ def pilot(fleet: Path, ask: Any = None, refuses: str = "") -> Autopilot:
     file = FleetFile(fleet, lambda read: read)
     gateway = SimpleNamespace(
         telemetry=SimpleNamespace(trial=None, decisions=None), clock=SimpleNamespace(now=1000.0), plan=file.plan,
-        driver=SimpleNamespace(requests={}), autopilot=None, request_reload=None,
+        driver=SimpleNamespace(requests={}, take_turns=lambda on: None), replicas=[], autopilot=None,
+        request_reload=None,
     )  # fmt: skip
 
     async def reload(cause: str) -> Reload:
@@ -288,6 +289,17 @@ def test_what_is_not_allowed_does_not_begin_and_says_why(
         asyncio.run(made._note(str(error)))
     assert made.state().stage == "idle" and routing_of(fleet) == BEFORE
     assert re.search(why, made.state().reason), made.state().reason
+
+
+def test_a_kill_switch_during_the_search_is_obeyed(fleet: Path) -> None:
+    async def ask(kinds: Any) -> dict[str, Any]:
+        AutopilotFiles(fleet).stop()
+        return answer(proposal())
+
+    made = pilot(fleet, ask)
+    asyncio.run(made.look_now())
+    run(made)
+    assert (made.state().stage, made.state().stopped) == ("idle", True) and "is stopped" in made.state().reason
 
 
 def test_the_kill_switch_works_by_command_with_or_without_a_gateway(

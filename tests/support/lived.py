@@ -116,7 +116,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 @contextmanager
-def _runner(folder: Path, front: Front | None = None) -> Iterator[asyncio.Runner]:
+def in_virtual_time(folder: Path, front: Front | None = None) -> Iterator[asyncio.Runner]:
     """All that looks at the clock looks at the loop's."""
     with asyncio.Runner(loop_factory=lambda: _Loop(folder, front)) as runner, pytest.MonkeyPatch.context() as patch:
         for module in (clock, metering, paced, emulated):
@@ -133,7 +133,7 @@ class _WithoutBlocks(emulated.EmulatedEngine):
 
 async def _emulate(
     stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str, reasoning_tokens: int, caches_prefixes: bool,
-    front: Front | None,
+    front: Front | None, throttle: tuple[float, float] | None,
 ) -> None:  # fmt: skip
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
@@ -146,7 +146,7 @@ async def _emulate(
         config = replace(config, has_token_ids=False, has_single_token_chunks=True)
         bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
         surface = SglangSurface(SinglePhase(pool.role, bootstrap, 300.0))
-    app = emulator(lambda: made_by(pool, ordering, link=link), config, surface)
+    app = emulator(lambda: made_by(pool, ordering, link=link, throttle=throttle), config, surface)
     await stack.enter_async_context(app.router.lifespan_context(app))
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
@@ -174,7 +174,7 @@ def _server(app: Any) -> tuple[Callable[[], asyncio.Protocol], set[Any]]:
     return protocol, state.connections
 
 
-async def _ask(
+async def ask_once(
     app: Any, front: Front | None, is_streamed: bool, model: str, id: int, arrival_s: float, prompt_tokens: int,
     output_tokens: int, tier: int, tenant: str, lora: str, shared: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:  # fmt: skip
@@ -198,22 +198,30 @@ async def _ask(
 
 
 @asynccontextmanager
-async def _served(
+async def served_plan(
     plan: ServingPlan, decisions: list[Decision], reasoning_tokens: int = 0, caches_prefixes: bool = False,
-    front: Front | None = None,
+    front: Front | None = None, make: Callable[[], Gateway] | None = None,
+    throttles: Mapping[str, tuple[float, float]] | None = None,
 ) -> AsyncIterator[tuple[Any, Any]]:  # fmt: skip
-    """The gateway's application, and a function that returns the gateway."""
+    """The gateway's application, and a function that returns the gateway. `make`: another than of the plan.
+    `throttles`: of the engines of a pool, seconds and how many times as long iterations take from then on."""
     gateways: list[Gateway] = []
 
+    def of_plan() -> Gateway:
+        return Gateway(plan, Recording(True, has_fallbacks=bool(plan.fallbacks.models)), decisions.append)
+
     def made() -> Gateway:
-        gateways.append(Gateway(plan, Recording(True, has_fallbacks=bool(plan.fallbacks.models)), decisions.append))
+        gateways.append((make or of_plan)())
         return gateways[0]
 
     async with AsyncExitStack() as stack:
         for served in plan.pools:
             for url in served.endpoints:
                 ordering = FcfsOrdering() if plan.policies.ordering_at == "gateway" else plan.policies.ordering()
-                await _emulate(stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes, front)
+                await _emulate(
+                    stack, served.pool, ordering, url, reasoning_tokens, caches_prefixes, front,
+                    (throttles or {}).get(served.pool.name),
+                )  # fmt: skip
         app = application(made, lambda gateway: None, None if front is None else front.beside)
         async with app.router.lifespan_context(app):
             yield app, lambda: gateways[0]
@@ -226,9 +234,9 @@ async def _day(
     decisions: list[Decision] = []
     chosen, plan = serving.load(path)
     ran = scenario.Simulator().records(chosen)
-    async with _served(plan, decisions, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
+    async with served_plan(plan, decisions, caches_prefixes=ran.prefixes is not None, front=front) as (app, gateway):
         rows, model = _rows(ran), next(iter(plan.names))
-        asked = (_ask(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows))
+        asked = (ask_once(app, front, id not in unstreamed, model, id, *row) for id, row in enumerate(rows))
         errors = await asyncio.gather(*asked)
         if refused is None:
             assert all(error["code"] == "shed" for error in errors if error), errors
@@ -275,7 +283,7 @@ def streams(
     path.write_text(yaml.safe_dump(data))
 
     async def story() -> tuple[list[list[tuple[float, bytes]]], Records]:
-        async with _served(serving.load(path)[1], [], reasoning_tokens) as (app, gateway):
+        async with served_plan(serving.load(path)[1], [], reasoning_tokens) as (app, gateway):
             if reloaded is not None:
                 at_s, later = reloaded
                 path.write_text(yaml.safe_dump(later))
@@ -284,7 +292,7 @@ def streams(
             found = await asyncio.gather(*(_read(app, at_s, body) for at_s, body in asked))
         return found, gateway().telemetry.records()
 
-    with _runner(folder) as runner:
+    with in_virtual_time(folder) as runner:
         return runner.run(story())
 
 
@@ -296,7 +304,7 @@ def lived(
     gets the errors that clients were told, by request; without it, none may be told but that a request is shed."""
     path = folder / "day.yaml"
     path.write_text(yaml.safe_dump(data))
-    with _runner(folder, front) as runner:
+    with in_virtual_time(folder, front) as runner:
         return runner.run(_day(path, front, unstreamed, refused))
 
 

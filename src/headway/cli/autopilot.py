@@ -36,6 +36,8 @@ def status(fleet: Path, as_json: bool) -> None:
         click.echo(f"  {found.version}, {share}, {found.pairs} pairs of periods{gain}")
     if found.reason:
         click.echo(f"  {found.reason}")
+    if found.drift:
+        click.echo(f"  drift meanwhile, with the change and without it: {', '.join(found.drift)}")
     for each in found.past:
         click.echo(f"  {each.outcome}: {each.change}: {each.reason}")
 

@@ -72,10 +72,14 @@ class _WithdrawnError(HeadwayError):
 class Autopilot:
     """One gateway's autopilot. Satisfies `gateway.telemetry.autopilot.AutopilotControls`."""
 
-    def __init__(self, gateway: Gateway, file: FleetFile, records: Path, ask: Ask | None = None) -> None:
-        """`ask(kinds)` answers as `headway advise --json`. HeadwayError if the state on disk cannot be used."""
+    def __init__(
+        self, gateway: Gateway, file: FleetFile, records: Path, ask: Ask | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`ask(kinds)` answers as `headway advise --json`. `wall_clock`: seconds since 1970. HeadwayError if the state
+        on disk cannot be used."""
         self._gateway, self._file, self._records = gateway, file, records
-        self._ask = ask or self._ask_advise
+        self._ask, self._wall_clock = ask or self._ask_advise, wall_clock
         self._files = AutopilotFiles(file.path)
         self._stored = self._files.load()
         self._files.save(self._stored)
@@ -133,7 +137,7 @@ class Autopilot:
         return Limits(tuple(each for each in settings.allow if each in LIVE_KINDS), settings.max_usd_per_h)
 
     def _now(self) -> datetime:
-        return datetime.now(zone(self._settings.time_zone))
+        return datetime.fromtimestamp(self._wall_clock(), zone(self._settings.time_zone))
 
     def _is_frozen(self) -> bool:
         return any(weekly(text).contains(self._now()) for text in windows(self._settings))
@@ -209,7 +213,7 @@ class Autopilot:
         log.info("autopilot: %s", what)
         decisions = self._gateway.telemetry.decisions
         if decisions is not None:
-            line = Decision(time.time(), "autopilot", "", "", 0, "", why=what)
+            line = Decision(self._wall_clock(), "autopilot", "", "", 0, "", why=what)
             for listener in decisions.listeners:
                 listener(line)
 
@@ -227,6 +231,7 @@ class Autopilot:
         self._log("looks for a change")
         text = await self._at_disk(self._files.text)
         answer = await self._ask(self._limits.allow)
+        await self._follow_switch()
         if why := why_none(answer):
             return await self._note(why)
         tried = {each.change for each in self._stored.past if each.outcome == "rolled back"}
@@ -236,7 +241,7 @@ class Autopilot:
             if isinstance(change, Change):
                 why = why_not(self._stored.state, change, self._limits, self._is_frozen())
                 if not why and await self._at_disk(self._files.text) == text:
-                    return await self._step(Staged(change, self._is_frozen()), began_s=time.time())
+                    return await self._step(Staged(change, self._is_frozen()), began_s=self._wall_clock(), drift=())
                 reasons.append(f"{change.name}: {why or 'the fleet file was changed meanwhile'}")
         await self._note("; ".join(reasons) or "every proposal was tried before, and rolled back")
 
@@ -274,12 +279,14 @@ class Autopilot:
                 raise _WithdrawnError("the fleet file was changed by hand")
             before = self._gateway.plan.policies
             after = await self._policies_of(change.version)
+            self._gateway.driver.take_turns(True)
             try:
                 while self._stored.state.stage == "staged":
                     await self._pair(change, before, after)
             finally:
                 if self._gateway.plan.policies is after:
                     self._serve(before)
+                self._gateway.driver.take_turns(False)
         except HeadwayError as error:
             if self._stored.state.stage == "staged":
                 await self._step(Withdrawn(str(error)))
@@ -301,8 +308,23 @@ class Autopilot:
         with_change, without = (periods[each].attainment(in_flight) for each in (True, False))
         if with_change is not None and without is not None:
             await self._step(Observed(with_change - without))
+        await self._tell_drift()
         if self._stored.state.stage == "staged":
             await self._wait(staging.rest_s, change, before)
+
+    async def _tell_drift(self) -> None:
+        """Tell of engines that are no more as fast as they were, once each: that counts for both sides of a pair."""
+        told = list(self._stored.drift)
+        for replica in self._gateway.replicas:
+            ratio = self._gateway.telemetry.drift.ratio(replica.id, self._gateway.clock.now)
+            for each in () if ratio is None else ratio.drift:
+                name = f"{replica.name}: {each.term}"
+                if name not in told:
+                    told.append(name)
+                    self._log(f"drift, with the change and without it: {replica.name}: {each.text}")
+        if len(told) > len(self._stored.drift):
+            async with self._changing:
+                await self._save(replace(self._stored, drift=tuple(told)))
 
     def _serve(self, policies: Policies) -> None:
         plan = self._gateway.plan
@@ -319,7 +341,7 @@ class Autopilot:
                 raise _WithdrawnError("stopped")
             if not await self._at_disk(self._files.is_at, change.before):
                 raise _WithdrawnError("the fleet file was changed by hand")
-            if time.time() > self._stored.began_s + _MOST_STAGED * self._settings.judge_s:
+            if self._wall_clock() > self._stored.began_s + _MOST_STAGED * self._settings.judge_s:
                 raise _WithdrawnError("there was too little traffic to judge it")
             limits = self._limits
             if more := [each for each in change.kinds if each not in limits.allow]:
@@ -348,7 +370,7 @@ class Autopilot:
                 return
         await self._step(CarriedOut())
         stage: Any = self._stored.state.stage
-        past = PastChange(time.time(), change.name, stage, self._stored.state.reason, len(state.gains))
+        past = PastChange(self._wall_clock(), change.name, stage, self._stored.state.reason, len(state.gains))
         async with self._changing:
             await self._save(self._stored.with_past(past))
 

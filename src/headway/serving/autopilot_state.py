@@ -32,6 +32,8 @@ class Stored(Struct, frozen=True):
     """The last changes, the newest first."""
     note: str = ""
     """Why nothing is tried."""
+    drift: tuple[str, ...] = ()
+    """Replicas and terms of their step times that no longer held while the present or last change was tried."""
 
     def with_past(self, one: PastChange) -> Stored:
         return replace(self, past=(one, *self.past)[:_MOST_PAST])
@@ -121,7 +123,7 @@ def shown(stored: Stored) -> AutopilotState:
         stage=state.stage, stopped=state.is_stopped, change=None if change is None else change.name,
         version=None if change is None else change.version, share=None if change is None else change.staging.share,
         pairs=len(gains), gain=sum(gains) / len(gains) if gains else None, reason=state.reason or stored.note,
-        past=list(stored.past),
+        past=list(stored.past), drift=list(stored.drift),
     )  # fmt: skip
 
 

@@ -8,8 +8,13 @@ pytest.importorskip("httptools")
 
 from driven import Driven
 from headway.control.live import DECODING, HELD
-from headway.core.record import Outcome
+from headway.control.policies import Policies
+from headway.core.decision import Placement
+from headway.core.record import Ended, Outcome
+from headway.core.view import FleetView, RequestView
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.routing.round_robin import RoundRobinRouter
 
 ENDS = {
     ReleaseReason.FINISHED: Outcome.FINISHED,
@@ -215,3 +220,39 @@ def test_dropping_a_request_cancels_it_and_frees_all_that_it_holds() -> None:
     driven.driver.drop(request)
     driven.driver.drop(request)
     assert driven.outcomes == {0: Outcome.CANCELLED} and driven.num_in_flight == [0]
+
+
+def test_policies_that_take_turns_know_what_they_knew_and_learn_meanwhile() -> None:
+    made: list[_Counting] = []
+
+    def counting() -> _Counting:
+        made.append(_Counting())
+        return made[-1]
+
+    driven = Driven(2, router=counting)
+    first, other = Policies(counting, FcfsOrdering), Policies(RoundRobinRouter, FcfsOrdering)
+    driven.driver.take_turns(True)
+    for before, after in ((first, other), (other, first), (first, other)):
+        driven.driver.release(driven.arrive(len(driven.outcomes)), ReleaseReason.FINISHED)
+        driven.driver.change_policies(before, after)
+    driven.driver.release(driven.arrive(3), ReleaseReason.FINISHED)
+    assert len(made) == 1 and (made[0].num_routed, made[0].num_learnt) == (2, 4)
+    driven.driver.take_turns(False)
+    driven.driver.release(driven.arrive(4), ReleaseReason.FINISHED)
+    assert made[0].num_learnt == 4  # who is not to come back learns no more
+    driven.driver.change_policies(other, first)
+    assert len(made) == 2
+
+
+class _Counting:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.num_routed = self.num_learnt = 0
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        self.num_routed += 1
+        return Placement(view.replicas[0].id)
+
+    def learn(self, record: Ended) -> None:
+        self.num_learnt += 1

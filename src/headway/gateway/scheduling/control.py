@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from headway.control.admissions import Admissions
 from headway.control.assembly import held_ordering, new_admissions, new_migrations, windows
@@ -17,9 +19,10 @@ from headway.control.migrations import Migrations
 from headway.control.policies import CascadeConfig, Policies
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
-from headway.core.policy import Ordering, Router
+from headway.core.policy import Learner, Ordering, Router
 from headway.core.record import Outcome
 from headway.core.request import Phase
+from headway.gateway.scheduling.kept_policies import KeptPolicies, Kind
 
 log = logging.getLogger("headway.gateway")
 
@@ -43,12 +46,22 @@ class _Parts(NamedTuple):
     admissions: Admissions | None
 
 
+def _with(
+    policies: Policies, kind: Literal["migration", "admission"], policy: Callable[[Kind, Callable[[], Any]], Any]
+) -> Policies:  # fmt: skip
+    """The policies with what `policy` returns for their choice of this kind, if they have one."""
+    choice = getattr(policies, kind)
+    return policies if choice is None else replace(policies, **{kind: lambda: policy(kind, choice)})
+
+
 class LiveControl(Control):
     """Control that also handles failures of single requests."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._releasing: set[Service] = set()
+        self._kept: KeptPolicies | None = None
+        """While policies take turns, their instances; None: a change makes new ones."""
 
     def num_kept(self, service: Service) -> int:
         """Requests that the service's admission policy holds."""
@@ -69,6 +82,8 @@ class LiveControl(Control):
         Policies that are equal before and after keep what they have learnt; scaler and cascade always stay.
         `in_flight` are the requests at replicas.
         """
+        if self._kept is not None:
+            self._keep(before, self._kept)
         made = [self._new_parts(service, before, after, seed, observer) for service in self.services]
         for service, new in zip(self.services, made, strict=True):
             held, kept = service.hold_queue.requests(), self.parts.admissions.get(service)
@@ -76,6 +91,7 @@ class LiveControl(Control):
             self.parts.use(service, new.migrations, new.admissions)
             self.parts.limit(service, after)
             self.parts.add_learners(service)
+            service.learners += self._aside(service)
             if service.sent is not None:
                 for live in in_flight:
                     if self.service_of(live) is service:
@@ -99,17 +115,52 @@ class LiveControl(Control):
     ) -> _Parts:
         """A service's parts after a change of the policies; those that are equal are the present ones."""
         is_same_order = held_ordering(before) == held_ordering(after)
+        kept = KeptPolicies() if self._kept is None else self._kept
+
+        def policy(kind: Kind, choice: Callable[[], Any]) -> Any:
+            return kept.of(service.model, kind, choice)
+
         migrations, admissions = self.parts.migrations.get(service), self.parts.admissions.get(service)
         if before.migration != after.migration:
-            migrations = new_migrations(service, after, self.effects, seed, observer)
+            migrations = new_migrations(service, _with(after, "migration", policy), self.effects, seed, observer)
         if before.admission != after.admission:
-            admissions = new_admissions(service, after, self.place, seed, observer)
+            admissions = new_admissions(service, _with(after, "admission", policy), self.place, seed, observer)
         return _Parts(
-            service.router if before.router == after.router else after.router(),
-            service.hold_ordering if is_same_order else held_ordering(after)(),
+            service.router if before.router == after.router else policy("router", after.router),
+            service.hold_ordering if is_same_order else policy("ordering", held_ordering(after)),
             migrations,
             admissions,
         )
+
+    def take_turns(self, on: bool) -> None:
+        """Whether policies that are changed for others come back later, and then know what they knew.
+
+        Those whose turn it is not learn from all requests, as some count what has ended.
+        """
+        for service in self.services:
+            aside = self._aside(service)
+            service.learners = [each for each in service.learners if not any(each is other for other in aside)]
+        self._kept = KeptPolicies() if on else None
+
+    def _aside(self, service: Service) -> list[Learner]:
+        """The kept learners of a service that are not its present policies."""
+        migrations, admissions = self.parts.migrations.get(service), self.parts.admissions.get(service)
+        present = [
+            service.router, service.hold_ordering, None if migrations is None else migrations.policy,
+            None if admissions is None else admissions.policy,
+        ]  # fmt: skip
+        kept = () if self._kept is None else self._kept.learners(service.model)
+        return [each for each in kept if not any(each is other for other in present)]
+
+    def _keep(self, before: Policies, kept: KeptPolicies) -> None:
+        """Keep the instances that serve now."""
+        for service in self.services:
+            kept.keep(service.model, "router", before.router, service.router)
+            kept.keep(service.model, "ordering", held_ordering(before), service.hold_ordering)
+            if (migrations := self.parts.migrations.get(service)) is not None:
+                kept.keep(service.model, "migration", before.migration, migrations.policy)
+            if (admissions := self.parts.admissions.get(service)) is not None:
+                kept.keep(service.model, "admission", before.admission, admissions.policy)
 
     def _cascade_stages(self, config: CascadeConfig, stages: list[Service], random: Random) -> LiveCascadeStages:
         return LiveCascadeStages(config, config.policy(), stages, random)

@@ -98,6 +98,10 @@ class Driver:
         self.roster.limit_prompts(after.prompt_window is not None)
         self.ticks.start()
 
+    def take_turns(self, on: bool) -> None:
+        """Whether policies that are changed for others come back later, and then know what they knew."""
+        self.control.take_turns(on)
+
     def add_model(self, model: str, names: Sequence[str], policies: Policies) -> None:
         """Serve one more model, whose replicas follow."""
         self.control.add_service(policies, model, (), names, self._seed, self._decisions)

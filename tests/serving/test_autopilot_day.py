@@ -1,0 +1,116 @@
+"""Days of an autopilot in front of emulated engines, in virtual time: by itself it asks for advice by its own records,
+tries what is proposed, and keeps it or takes it back by what clients got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("httptools")
+pytest.importorskip("uvicorn")
+
+from headway.cli import main
+from headway.serving.autopilot_state import AutopilotFiles
+from piloted import lived_day
+
+FAST, SLOW = "http://127.0.0.1:10001", "http://127.0.0.1:10002"
+LOAD: dict[str, Any] = {"rate": 8.0, "prompt_tokens": 200, "output_tokens": 12}
+
+
+def fleet(folder: Path, routing: str, slo_s: float = 0.25, judge_s: float = 240.0) -> Path:
+    """An older node serves half of the requests, and answers in more than the 0.25 s that the other keeps."""
+    pool = {"model": "llama-3.1-8b", "engine": "vllm-0.15"}
+    data = {
+        "fleet": [
+            {"name": "fast", "gpu": "h100", "endpoints": [FAST], **pool},
+            {"name": "slow", "gpu": "l40s", "endpoints": [SLOW], **pool},
+        ],
+        "slo": {"e2e_s": slo_s}, "policies": {"routing": routing},
+        "autopilot": {"allow": ["routing"], "judge_s": judge_s}, "gateway": {"records_period_s": 5},
+    }  # fmt: skip
+    path = folder / "fleet.yaml"
+    path.write_text("# served since May\n" + yaml.safe_dump(data))
+    return path
+
+
+def routing_of(path: Path) -> str:
+    return str(yaml.safe_load(path.read_text())["policies"]["routing"])
+
+
+def planted(routing: Any, low: float) -> Any:
+    """What answers in place of `headway advise`: this router is to add so much."""
+
+    def look(records: Path, kinds: Sequence[str]) -> dict[str, Any]:
+        changes = [{"key": ["policies", "routing"], "value": routing}]
+        gain = {"mean": low + 0.05, "low": low, "high": low + 0.1}
+        proposal = {"name": f"routing: {routing}", "kinds": ["routing"], "changes": changes, "attainment": gain}
+        return {"is_withheld": False, "proposals": [proposal], "today": {"attainment": 0.5}}
+
+    return look
+
+
+@pytest.mark.ci
+def test_a_better_router_is_found_at_night_tried_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fleet(tmp_path, "round-robin")
+    before = path.read_text()
+    day = lived_day(path, tmp_path / "records", **LOAD, after_s=20.0)
+    (answer,) = day.answers
+    assert not answer["is_withheld"] and answer["num_requests"] > 300
+    best = answer["proposals"][0]
+    assert best["attainment"]["low"] > 0.4 and 0.4 < answer["today"]["attainment"] < 0.6
+    assert day.state.stage == "promoted" and day.state.gain is not None and day.state.gain > 0.4
+    assert path.read_text() == before.replace("routing: round-robin", best["name"])
+    assert (tmp_path / "fleet.v1.yaml").read_text() == before
+    assert (tmp_path / "fleet.v2.yaml").read_text() == path.read_text()
+    names = ["looks for a change", f"{best['name']} is staged", f"{best['name']} is judged: promote",
+             f"{best['name']} is promoted"]  # fmt: skip
+    assert [line.startswith(name) for line, name in zip(day.told, names, strict=True)] == [True] * 4
+    reloaded = [each for each in day.decisions if each.what == "reloaded"]
+    assert len(reloaded) == 1
+    last = [each.choice for each in day.decisions if each.what == "placed"][-50:]
+    assert sum(choice == 0 for choice in last) > 45  # nearly all requests go to the fast engine from then on
+    assert main(["autopilot", "status", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"promoted: {best['name']}\n  fleet.v2.yaml, ") and "points of SLO attainment" in shown
+
+
+@pytest.mark.ci
+def test_a_worse_router_is_taken_back(tmp_path: Path) -> None:
+    """Advice by a model that is wrong: it promises a gain of the router that sends half of the requests to the older
+    node."""
+    path = fleet(tmp_path, "headway")
+    before = path.read_text()
+    day = lived_day(path, tmp_path / "records", **LOAD, look=planted("round-robin", 0.4))
+    assert day.state.stage == "rolled back" and day.state.past[0].pairs == 2
+    assert day.state.reason == "it loses more than 10 points in two pairs of periods in a row"
+    assert path.read_text() == before
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("candidate", "slo_s", "outcome"),
+    [("headway", 0.145, "promoted"), ({"name": "round-robin"}, 0.096, "rolled back")],
+    ids=["better", "without effect"],
+)
+def test_engines_that_become_slower_are_told_as_drift_and_decide_nothing(
+    candidate: Any, slo_s: float, outcome: str, tmp_path: Path
+) -> None:
+    """Between the two periods of a pair all engines become 15% slower. Hardly any request meets an SLO of 0.096 s from
+    then on, for which a change without effect is neither taken back at once nor kept."""
+    path = fleet(tmp_path, "round-robin", slo_s)
+    slower = dict.fromkeys(("fast", "slow"), (146.0, 1.15))
+    day = lived_day(path, tmp_path / "records", **LOAD, throttles=slower, look=planted(candidate, 0.4))
+    assert day.state.stage == outcome and "loses more than" not in day.state.reason
+    assert {"fast/0: every iteration", "slow/1: every iteration"} <= set(day.state.drift)
+    told = [line for line in day.told if line.startswith("drift, with the change and without it: fast/0: ")]
+    assert told and "slower than the profile since" in told[0]
+    if outcome == "rolled back":
+        assert max(map(abs, gains_of(path))) > 0.2  # the pair in which it happened
+
+
+def gains_of(path: Path) -> tuple[float, ...]:
+    return AutopilotFiles(path).load().state.gains
