@@ -125,6 +125,13 @@ def test_tiers_of_requests_of_one_class_are_refused(tmp_path: Path, capsys: pyte
     assert code == 2 and "all requests are of one class" in err and "a trace with a column `tier`" in err
 
 
+def test_requests_that_no_replica_takes_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The guess of what a replica serves has no other reason to be none."""
+    workload = {**WORKLOADS["20 requests"], "prompt_tokens": 300_000}
+    code, _, err = planned(tmp_path, "scaling", workload, capsys)
+    assert code == 2 and "100% of the requests are longer, prompt and output, than one of" in err
+
+
 def test_a_rate_that_is_unknown_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = planned(tmp_path, "combos", WORKLOADS["1 request"], capsys)
     assert code == 2 and "requests arrive at one time (1 of them), so their rate is unknown; expected --rps" in err

@@ -117,7 +117,7 @@ def test_a_missing_module_is_named(tmp_path: Path) -> None:
 
 
 RETURNS = """
-from headway.core.decision import Move, Placement
+from headway.core.decision import Move, Placement, Release
 
 class Own:
     interval_s = 0.1
@@ -139,6 +139,8 @@ class Own:
         ("routing", "None", "policy Own: `route` returned None; expected a Placement, as in Placement(replica.id)"),
         ("routing", "view.replicas[0].id", "policy Own: `route` returned 0; expected a Placement, as in"),
         ("ordering", "request.id if request.id % 2 else None", "ordering returns_for_test:Own: ranks: '<' not "),
+        ("routing", "Placement([0])", "policy Own: `route` returned Placement(replica=[0], decode=None, scores=());"),
+        ("admission", "[Release(0, 'x')]", "policy Own: `release` returned Release(request=0, tier='x', region='');"),
         ("migration", "3", "policy Own: `moves` returned 3; expected a list of Moves, which may be empty"),
         ("migration", "[Placement(0)]", "policy Own: `moves` returned Placement(replica=0, decode=None, scores=());"),
         ("admission", "None", "policy Own: `release` returned None; expected a list of Releases, which may be empty"),

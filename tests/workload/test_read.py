@@ -222,6 +222,8 @@ def test_unknown_formats_and_headers(tmp_path: Path) -> None:
     assert "line 1: the column 'TIMESTAMP' is missing; found when, what" in says(path, format="azure")
     own = put(tmp_path, "arrival_s,prompt_tokens,output_tokens,teir\n0,1,1,1\n")
     assert "unknown column 'teir'; did you mean 'tier'?" in says(own)
+    twice = put(tmp_path, "arrival_s,prompt_tokens,prompt_tokens,output_tokens\n0,1,2,3\n")
+    assert "line 1: the column 'prompt_tokens' is there 2 times" in says(twice)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Admissions:
         if not isinstance(returned, Iterable):
             raise unusable(self.policy, "release", returned, _RELEASES)
         for release in returned:
-            if not isinstance(release, Release):
+            if not isinstance(release, Release) or not isinstance(release.tier, int | None):
                 raise unusable(self.policy, "release", release, _RELEASES)
             live = self._held.pop(release.request, None)
             if live is None:

@@ -276,9 +276,10 @@ class Service:
         try:
             replica = placement.replica
             decode = placement.decode if self.names_decoder else None
-        except AttributeError:
+            is_wrong = replica not in ids or (decode is not None and decode not in self._by_id)
+        except (AttributeError, TypeError):
             raise unusable(self.router, "route", placement, "a Placement, as in Placement(replica.id)") from None
-        if replica not in ids or (decode is not None and decode not in self._by_id):
+        if is_wrong:
             name = type(self.router).__name__
             chosen = replica if replica not in ids else decode
             raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")

@@ -21,6 +21,7 @@ from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Fleet, Pool, unit_of
 from headway.core.policy import Floats, Forecaster, Scaler
+from headway.core.record import Outcome, Records
 from headway.core.task import TaskFactory
 from headway.core.view import PoolCounts
 from headway.forecast.methods import LEAK, make
@@ -280,12 +281,15 @@ def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], 
     """
     per_request, limit_s = float(rows.prompt_tokens.mean()), float(rows.columns["slo_ttft_s"][0])
 
-    def in_time(rate: float) -> bool:
+    def ran(rate: float) -> Records:
         num = min(max(TRIAL_REQUESTS, ceil(TRIAL_SLOS * limit_s * rate)), MOST_TRIAL_REQUESTS)
         repeated = rows.take(np.arange(num) % len(rows))
         gaps = np.random.Generator(np.random.PCG64(0)).exponential(1.0, num)
         source = TraceSource(repeated.with_columns({"arrival_s": np.cumsum(gaps) / rate}))
-        records = simulate(alone, source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
+        return simulate(alone, source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
+
+    def in_time(rate: float) -> bool:
+        records = ran(rate)
         request = ints(records.requests, "request")
         waits_s = floats(records.requests, "first_token_s") - floats(records.workload, "arrival_s", request)
         good = waits_s <= floats(records.workload, "slo_ttft_s", request)
@@ -297,6 +301,10 @@ def _served_tps(name: str, alone: Fleet, rows: Workload, line: Callable[[Pool], 
         if low * limit_s >= MOST_TRIAL_REQUESTS:
             return low * per_request, False
     if not low:
+        rejected = float((ran(high).requests["outcome"] == Outcome.REJECTED).mean())
+        if rejected > 1 - IN_TIME:
+            what = f"{rejected:.0%} of the requests are longer, prompt and output, than one of {name} takes"
+            raise HeadwayError(f"plan: tps: {what}; set its tps, or leave such requests out")
         raise HeadwayError(f"plan: tps: one of {name} serves hardly any request in time; set its tps")
     while high / low > PRECISION:
         middle = sqrt(low * high)

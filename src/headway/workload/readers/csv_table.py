@@ -157,6 +157,8 @@ def read_table(path: Path, columns: Mapping[str, CellType], arrival: str, option
     missing = [name for name in columns if name not in header]
     if missing:
         raise HeadwayError(f"{path}: line 1: the column {missing[0]!r} is missing; found {', '.join(header)}")
+    if twice := [name for name in columns if header.count(name) > 1]:
+        raise HeadwayError(f"{path}: line 1: the column {twice[0]!r} is there {header.count(twice[0])} times")
     scan = _Scan(path, header, _with_time_zone(path, columns), arrival, options)
     parts = list(scan.parts())
     if not parts:
