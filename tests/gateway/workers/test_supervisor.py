@@ -180,7 +180,7 @@ def test_a_session_stays_at_one_replica_over_all_workers(
 
 def test_workers_do_not_load_numpy(front: serving.Process) -> None:
     """It would take a quarter of a worker's memory and of its start."""
-    assert chat(front, max_tokens=2).status == 200
+    assert _status(front, headers=FREE, max_tokens=2) == 200
     for pid in worker_pids(front):
         loaded = Path(f"/proc/{pid}/maps").read_text()
         assert "httptools" in loaded and "numpy" not in loaded
