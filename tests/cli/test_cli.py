@@ -466,3 +466,22 @@ def test_new_says_what_it_writes_and_keeps_what_is_there(tmp_path: Path, capsys:
     assert schema.read_text() == "{}" and f"{schema} is not that of this version" in capsys.readouterr().err
     assert main(["new", str(first), "--force"]) == 0
     assert f"and {schema}" in capsys.readouterr().out and schema.read_text() != "{}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("simulate", "a.yaml", "--limit", "5"), "--limit: goes with a trace; expected --trace, or a scenario that"),
+        (("compare", "a.yaml", "--rate-scale", "2"), "--rate-scale: goes with a trace; expected --trace, or a"),
+        (("plan", "tiers", "a.yaml", "--tiers", "0"), "--tiers: '0'; expected numbers from 1, separated by commas"),
+        (("plan", "fleet", "a.yaml", "--have", "h100:x"), "'h100:x'; expected type:count:price:interruptions\n"),
+    ],
+)  # fmt: skip
+def test_options_are_named_with_what_they_need(
+    options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("workload: {builtin: chat}\nfleet: [{model: llama-3.1-8b, gpu: h100}]\n")
+    assert main(list(options)) == 2
+    assert message in capsys.readouterr().err

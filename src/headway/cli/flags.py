@@ -160,6 +160,15 @@ def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
     return dict([*_workload(used), *_fleet(used, num_pools), *_run(used)])
 
 
+def check_trace(document: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """HeadwayError for a flag of a trace where a scenario has none."""
+    workload = document.get("workload")
+    trace = workload.get("trace") if isinstance(workload, Mapping) else None
+    for name in ("limit", "rate_scale"):
+        if flags.get(name) is not None and isinstance(trace, Mapping) and not trace.get("path"):
+            raise HeadwayError(f"{flag(name)}: goes with a trace; expected --trace, or a scenario that has one")
+
+
 def _workload(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
     if "trace" in used and "workload" in used:
         raise HeadwayError("--trace and --workload: expected one of them")

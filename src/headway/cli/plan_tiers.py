@@ -75,7 +75,9 @@ def _number(text: str, option: str, kind: type) -> Any:
     except ValueError:
         value = None
     if value is None or value < 0 or (kind is int and value < 1):
-        raise HeadwayError(f"{option}: {text.strip()!r}; expected numbers separated by commas")
+        raise HeadwayError(
+            f"{option}: {text.strip()!r}; expected numbers{' from 1' if kind is int else ''}, separated by commas"
+        )
     return value
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct, json, structs
 
 from headway.catalog.coefficients import PoolCalibration
 from headway.catalog.errors import Band
-from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
+from headway.cli.flags import changes, check_complete, check_trace, scenario_file, together, used_flags
 from headway.cli.output import PATH, as_json_option, console, no_progress_option, print_json
 from headway.cli.own_policies import broken_rules
 from headway.config import strict_yaml
@@ -67,12 +67,15 @@ def _chosen(name: str, scenario: Path | None, preset: str | None, flags: dict[st
         pools = data.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
         changed = strict_yaml.change(data, places, changes(flags, num_pools))
+        check_trace(changed[0], flags)
         return assemble(*without_proxied(*changed), file.parent)
     check_complete(used_flags(flags))
     if flags.get("gpu") is None:
         raise HeadwayError("--gpu is missing; headway catalog gpus lists names")
     data = {"name": name, "workload": {}, "fleet": [{}]}
-    return assemble(data, strict_yaml.Places(), Path(), changes(flags))
+    changed = strict_yaml.change(data, strict_yaml.Places(), changes(flags))
+    check_trace(changed[0], flags)
+    return assemble(*changed, Path())
 
 
 class Outputs(Struct, frozen=True):

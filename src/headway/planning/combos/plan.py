@@ -120,7 +120,9 @@ def offer_of(text: str, per_server: int | None = None, find: Callable[[str], Gpu
     except HeadwayError:
         raise
     except ValueError as error:
-        raise HeadwayError(f"{text.strip()!r}; expected type:count:price:interruptions ({error})") from None
+        is_text = str(error).startswith(("invalid literal", "could not convert"))  # Python's words for no number
+        why = "" if is_text else f" ({error})"
+        raise HeadwayError(f"{text.strip()!r}; expected type:count:price:interruptions{why}") from None
 
 
 def service_scenario(
