@@ -46,6 +46,7 @@ from headway.planning.demand.problem import DEFAULT_CHANCE, DemandPrices
 from headway.planning.fleet import page as fleet_page
 from headway.planning.fleet import plan as fleet
 from headway.planning.fleet.document import of_trace
+from headway.planning.fleet.problem import FleetPlan
 from headway.planning.tiers import rehearsal as tiers
 from headway.report.page import write_page
 from headway.scenario import Simulator, assemble
@@ -296,25 +297,15 @@ def plan_fleet(
     folder = _folder(cache)
     with TemporaryDirectory() as temporary, processes(jobs) as pool:
         requests = Path(temporary) if folder is None else folder / "requests"
+        question = fleet.FleetQuestion(document, places, base_dir, options, Simulator(), requests, folder, pool)
         if forecast is not None:
-            return _fleets_by_week(
-                fleets.plan(
-                    forecast,
-                    document,
-                    places,
-                    base_dir=base_dir,
-                    options=options,
-                    chance=chance,
-                    simulator=Simulator(),
-                    folder=requests,
-                    cache_dir=folder,
-                    pool=pool,
-                ),
-                base_dir,
-                offers,
-                str(document.get("name", "fleet")),
-            )
-        answer = fleet.plan(document, places, base_dir, options, Simulator(), requests, folder, pool)
+            return _fleets_by_week(*fleets.plan(forecast, question, chance), question)
+        return _fleet(fleet.plan(question), question)
+
+
+def _fleet(answer: FleetPlan, question: fleet.FleetQuestion) -> Plan:
+    """The fleet for the requests as they are: `headway plan fleet`."""
+    document, base_dir, offers = question.document, question.base_dir, question.options.offers
     rows = [
         {
             "fleet": each.label, "kind": each.kind, "router": each.router, "usd_per_hour": each.usd_per_hour,
@@ -332,11 +323,9 @@ def plan_fleet(
     )  # fmt: skip
 
 
-def _fleets_by_week(
-    made: tuple[fleets.FleetDemandPlan, dict[str, Any]], base_dir: Path, offers: Sequence[Offer], title: str
-) -> Plan:
+def _fleets_by_week(answer: fleets.FleetDemandPlan, largest: Mapping[str, Any], question: fleet.FleetQuestion) -> Plan:
     """The fleets of a forecast's weeks: `headway plan fleet --demand`."""
-    answer, largest = made
+    base_dir, offers, title = question.base_dir, question.options.offers, str(question.document.get("name", "fleet"))
     return Plan(
         answer, answer.status == "met", tuple(msgspec.to_builtins(week) for week in answer.weeks),
         "\n".join(fleets.sentences(answer)) + "\n",

@@ -24,7 +24,7 @@ HARM = 0.1
 
 
 class Limits(Struct, frozen=True):
-    """What the operator allows."""
+    """The changes and the cost that the operator allows."""
 
     allow: tuple[str, ...]
     max_usd_per_h: float | None
@@ -62,7 +62,7 @@ class State(Struct, frozen=True):
 
 
 class Staged(Struct, frozen=True):
-    """A change begins."""
+    """A change begins: it is served in some periods."""
 
     change: Change
     is_frozen: bool
@@ -90,7 +90,7 @@ class Stopped(Struct, frozen=True):
 
 
 class Resumed(Struct, frozen=True):
-    """Changes may begin again."""
+    """The kill switch is released: changes may begin again."""
 
 
 Event = Staged | Observed | Withdrawn | CarriedOut | Stopped | Resumed

@@ -52,7 +52,7 @@ def stop(fleet: Path) -> None:
 @command.command()
 @click.argument("fleet", type=PATH)
 def resume(fleet: Path) -> None:
-    """Let changes begin again."""
+    """Let changes begin again after `headway autopilot stop`."""
     _files(fleet).resume()
 
 

@@ -25,14 +25,14 @@ from headway.cli.plan_output import (
 from headway.config.scenario import Changes, read
 from headway.config.strict_yaml import Places, change
 from headway.core.errors import HeadwayError
-from headway.forecast.demand import DemandForecast
 from headway.forecast.demand_file import load
 from headway.planning.combos.plan import own_gpus
 from headway.planning.demand import fleets
 from headway.planning.demand.problem import DEFAULT_CHANCE
 from headway.planning.fleet.document import of_trace, slo_of
 from headway.planning.fleet.page import page
-from headway.planning.fleet.plan import ATTAINMENT, ROUTINGS, FleetOptions, plan, scenario_yaml
+from headway.planning.fleet.plan import ATTAINMENT, ROUTINGS, FleetOptions, FleetQuestion, plan, scenario_yaml
+from headway.planning.fleet.problem import FleetPlan
 from headway.planning.fleet.text import render
 from headway.scenario import Simulator
 
@@ -106,24 +106,13 @@ def fleet(
     )
     output = PlanOutput(**outputs)
     cache = output.cache_dir("fleets")
-    if forecast is not None:
-        return _for_demand(forecast, document, places, base_dir, options, chance, output, cache)
     with output.processes() as pool, output.counting("planning, step") as progress, requests_folder(cache) as folder:
-        answer = plan(
-            document,
-            places,
-            base_dir,
-            options=options,
-            simulator=Simulator(),
-            folder=folder,
-            cache_dir=cache,
-            pool=pool,
-            progress=progress,
-        )
-    if output.html is not None:
-        write_html(output.html, page(answer, str(document.get("name", "fleet")), command_line(), output.out))
-    if output.out is not None and answer.status == "met":
-        write(output.out, scenario_yaml(answer, document, base_dir, options.offers))
+        question = FleetQuestion(document, places, base_dir, options, Simulator(), folder, cache, pool, progress)
+        by_week = None if forecast is None else fleets.plan(forecast, question, chance)
+        answer = plan(question) if by_week is None else by_week[0].largest
+    if by_week is not None:
+        return _for_demand(*by_week, question, output)
+    _write(answer, document, question, output)
     if output.as_json:
         print_json(answer)
     else:
@@ -132,30 +121,20 @@ def fleet(
     return 0 if answer.status == "met" else INFEASIBLE
 
 
-def _for_demand(
-    forecast: DemandForecast, document: dict[str, Any], places: Places, base_dir: Path, options: FleetOptions,
-    chance: float, output: PlanOutput, cache: Path | None,
-) -> int:  # fmt: skip
-    """The fleets of the weeks of a forecast. The page and the written fleet are those of the week with the most."""
-    with output.processes() as pool, output.counting("planning, step") as progress, requests_folder(cache) as folder:
-        found, largest = fleets.plan(
-            forecast,
-            document,
-            places,
-            base_dir=base_dir,
-            options=options,
-            chance=chance,
-            simulator=Simulator(),
-            folder=folder,
-            cache_dir=cache,
-            pool=pool,
-            progress=progress,
-        )
+def _write(answer: FleetPlan, document: Mapping[str, Any], question: FleetQuestion, output: PlanOutput) -> None:
+    """The page, and the fleet for the requests of `document`."""
     if output.html is not None:
-        title = str(document.get("name", "fleet"))
-        write_html(output.html, page(found.largest, title, command_line(), output.out))
-    if output.out is not None and found.largest.status == "met":
-        write(output.out, scenario_yaml(found.largest, largest, base_dir, options.offers))
+        title = str(question.document.get("name", "fleet"))
+        write_html(output.html, page(answer, title, command_line(), output.out))
+    if output.out is not None and answer.status == "met":
+        write(output.out, scenario_yaml(answer, document, question.base_dir, question.options.offers))
+
+
+def _for_demand(
+    found: fleets.FleetDemandPlan, largest: Mapping[str, Any], question: FleetQuestion, output: PlanOutput
+) -> int:
+    """The fleets of the weeks of a forecast. The page and the written fleet are those of the week with the most."""
+    _write(found.largest, largest, question, output)
     if output.as_json:
         print_json(found)
     else:

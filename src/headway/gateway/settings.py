@@ -208,7 +208,7 @@ class AutopilotSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of `headway serve`."""
+    """The key `gateway` of a fleet file: how `headway serve` answers."""
 
     timeout_s: _Seconds = 600.0
     """A request is cancelled this long after its arrival."""

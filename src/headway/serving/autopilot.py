@@ -387,7 +387,7 @@ def most_usd_per_h(plan: ServingPlan) -> float:
 
 
 def _told(state: State) -> str:
-    """The stage in words."""
+    """The stage in words, for the log: what is tried, or why nothing is."""
     if state.change is None:
         return "stopped by the operator" if state.is_stopped else "waits for a change"
     staging, name = state.change.staging, state.change.name

@@ -23,7 +23,7 @@ _MOST_PAST = 20
 
 
 class Stored(Struct, frozen=True):
-    """The state file."""
+    """The content of the state file, which outlives the gateway."""
 
     state: State = State()
     began_s: float = 0.0

@@ -117,11 +117,11 @@ class ObjectPage(Struct, Generic[T], forbid_unknown_fields=True):
 
 
 class FileList(ObjectPage[FileObject]):
-    """A page of files."""
+    """A page of the files of a key, as `GET /v1/files` answers."""
 
 
 class BatchList(ObjectPage[BatchObject]):
-    """A page of batches."""
+    """A page of the batches of a key, as `GET /v1/batches` answers."""
 
 
 class Page(Struct, frozen=True):

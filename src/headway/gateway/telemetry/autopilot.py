@@ -62,7 +62,7 @@ class AutopilotControls(Protocol):
 
 
 def metrics(autopilot: AutopilotControls) -> Iterator[Metric]:
-    """For the metrics page."""
+    """The metrics of the stage, of past changes and of the gain so far."""
     state = autopilot.state()
     stages: list[Sample] = [({"stage": stage}, float(stage == state.stage)) for stage in STAGES]
     yield "headway_autopilot_stage", stages

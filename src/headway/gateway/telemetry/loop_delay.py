@@ -41,7 +41,7 @@ class LoopDelay:
         self._timer = self._clock.at(self._clock.now + PERIOD_S, self._sample, None)
 
     def stop(self) -> None:
-        """Sample no more."""
+        """Cancel the next sample; those that were taken stay."""
         if self._timer is not None:
             self._timer.cancel()
 

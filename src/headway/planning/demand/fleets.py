@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,15 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct, structs
 
-from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import HOURS_A_MONTH, DemandForecast
 from headway.planning.demand.plan import SUREST, recorded_hour
 from headway.planning.demand.text import hour_name, week_name
-from headway.planning.fleet.plan import FleetOptions
+from headway.planning.fleet.plan import FleetQuestion
 from headway.planning.fleet.plan import plan as fleet_plan
 from headway.planning.fleet.problem import FleetPlan
-from headway.planning.rehearsals import Simulator
 from headway.workload.generate import generate
 from headway.workload.spec import TraceSpec, WorkloadSpec
 
@@ -65,25 +63,14 @@ class FleetDemandPlan(Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[str, ...] = ()
 
 
-def plan(
-    forecast: DemandForecast,
-    document: Mapping[str, Any],
-    places: Places,
-    base_dir: Path,
-    options: FleetOptions,
-    chance: float,
-    simulator: Simulator,
-    folder: Path,
-    cache_dir: Path | None = None,
-    pool: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[FleetDemandPlan, dict[str, Any]]:
+def plan(forecast: DemandForecast, question: FleetQuestion, chance: float) -> tuple[FleetDemandPlan, dict[str, Any]]:
     """The fleet of each week, and the document of the week with the most demand.
 
-    `document` has a pool for each model. The requests are those of the busiest recorded hour; each model's rate is its
+    The requests are those of the busiest recorded hour; each model's rate is its
     forecast share of the planned rate. A fleet that serves more demand for less is taken for weeks with less demand,
     too, so that more demand never costs less. HeadwayError as of fleet plans.
     """
+    document, progress = question.document, question.progress
     own = (document.get("workload") or {}).get("trace") or {}
     names = own.get("models", {}) if isinstance(own, dict) else {}
     trace = recorded_hour(forecast) | ({"models": names} if names else {})
@@ -106,17 +93,8 @@ def plan(
             continue
         workload = _workload(forecast, trace, recorded, at, rate)
         documents[i] = {**document, "workload": workload}
-        plans[i] = fleet_plan(
-            documents[i],
-            places,
-            base_dir,
-            options=options,
-            simulator=simulator,
-            folder=folder,
-            cache_dir=cache_dir,
-            pool=pool,
-            progress=None if progress is None else partial(_add, progress, done),
-        )
+        add = None if progress is None else partial(_add, progress, done)
+        plans[i] = fleet_plan(replace(question, document=documents[i], progress=add))
         done += plans[i].num_simulated + plans[i].num_found
         simulated, found = simulated + plans[i].num_simulated, found + plans[i].num_found
         cheaper = last >= 0 and _usd(plans[taken[last]]) <= _usd(plans[i])

@@ -72,6 +72,24 @@ class FleetOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Of every fleet that is rehearsed whole; None: 5, or 3 where a run takes more than 2 s."""
 
 
+@dataclass(frozen=True)
+class FleetQuestion:
+    """What a fleet is planned for, and what rehearses the candidates."""
+
+    document: Mapping[str, Any]
+    """A scenario whose fleet has a pool for each model, of which the keys of model and engine are used."""
+    places: Places
+    base_dir: Path
+    options: FleetOptions
+    simulator: Simulator
+    folder: Path
+    """For files of requests, which simulations read."""
+    cache_dir: Path | None = None
+    pool: Executor | None = None
+    """Worker processes; None: none."""
+    progress: Progress | None = None
+
+
 @dataclass
 class FleetPlanner:
     """The steps of a plan. `pool`: worker processes; None: none."""
@@ -228,33 +246,12 @@ class FleetPlanner:
             yield result
 
 
-def plan(
-    document: Mapping[str, Any],
-    places: Places,
-    base_dir: Path,
-    options: FleetOptions,
-    simulator: Simulator,
-    folder: Path,
-    cache_dir: Path | None = None,
-    pool: Executor | None = None,
-    progress: Progress | None = None,
-) -> FleetPlan:
+def plan(question: FleetQuestion) -> FleetPlan:
     """The cheapest fleet of the GPUs at hand for a scenario's requests, with the best router.
 
-    The document's fleet has a pool for each model, whose keys of model and engine are used. `folder` is for files of
-    requests, which simulations read. HeadwayError where the document is invalid.
+    HeadwayError where the document is invalid.
     """
-    planner = _planner(
-        document,
-        places,
-        base_dir,
-        options=options,
-        simulator=simulator,
-        folder=folder,
-        cache_dir=cache_dir,
-        pool=pool,
-        progress=progress,
-    )
+    planner = _planner(question)
     options = planner.options
     sized = () if planner.unservable else planner.sized()
     together = [each for each in sized if not each.is_split]
@@ -381,19 +378,17 @@ def scenario_yaml(answer: FleetPlan, document: Mapping[str, Any], base_dir: Path
     return head + strict_yaml.dump(with_absolute_paths(whole, base_dir))
 
 
-def _planner(
-    document: Mapping[str, Any], places: Places, base_dir: Path, options: FleetOptions, simulator: Simulator,
-    folder: Path, cache_dir: Path | None, pool: Executor | None, progress: Progress | None,
-) -> FleetPlanner:  # fmt: skip
+def _planner(question: FleetQuestion) -> FleetPlanner:
+    options, places, base_dir = question.options, question.places, question.base_dir
     if not options.offers:
         raise HeadwayError("no GPUs at hand; expected at least one")
     if len({offer.gpu.name for offer in options.offers}) < len(options.offers):
         raise HeadwayError("GPUs at hand: a type is listed twice")
-    template, spec, models = _template(document, places, base_dir, options.offers)
+    template, spec, models = _template(question.document, places, base_dir, options.offers)
     with places.at("workload"):
         workload = check_workload(spec.workload)
         names = names_of(workload, spec.seed, base_dir, models)
-    requests = FleetRequests(workload, base_dir, spec.seed, names, folder)
+    requests = FleetRequests(workload, base_dir, spec.seed, names, question.folder)
     rows = requests.table()
     own = any(name in rows.columns for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s"))
     if not own and not _slo(template.document):
@@ -408,13 +403,13 @@ def _planner(
         options,
         rates=rates,
         num_requests=counts,
-        simulator=simulator,
-        cache_dir=cache_dir,
-        pool=pool,
-        progress=progress,
+        simulator=question.simulator,
+        cache_dir=question.cache_dir,
+        pool=question.pool,
+        progress=question.progress,
     )
     planner.notes += [f"{each.name}: no request asks for it" for each in models if each.name not in rates]
-    planner.notes += _left_out(document, planner.options)
+    planner.notes += _left_out(question.document, planner.options)
     profiles = [profile_of(each, own_of(spec, places)) for each in spec.fleet]
     planner.notes += versions_notes((each.name, each.version) for each in profiles)
     planner.unservable = _unservable(rows, [each for each in models if each.name in rates], spec, options.attainment)
