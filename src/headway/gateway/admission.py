@@ -67,7 +67,7 @@ class Admission:
         """Ask the replicas for their limits again, which may have changed."""
         self._least_limits.clear()
 
-    async def features(self, request: ClientRequest) -> Features:
+    async def features(self, request: ClientRequest, has_cost: bool = True) -> Features:
         """The features of a request that arrives now: with the blocks of its prompt where engines publish theirs, and
         its tokens as an engine counts them where the number matters. ApiError if the request is quarantined."""
         now = self._clock.now
@@ -81,7 +81,7 @@ class Admission:
                 request.counted_tokens = await count_prompt(
                     request.body, len(request.text), request.max_tokens or 1, engines
                 )
-        return request.features(now)
+        return request.features(now, has_cost)
 
     def _least_limit(self, model: str) -> float:
         """The most tokens that each of a model's engines holds; infinite if all hold equally many, or none is known."""
@@ -216,7 +216,7 @@ class Admission:
             timeout_s=timeout_s,
             deadline_s=None if deadline_s is None else now + deadline_s,
             tenant=tenant,
-            lora="" if self._models.parent_of(features.model) is None else features.model,
+            lora=features.model if self._driver.roster.adapters and self._models.parent_of(features.model) else "",
         )
         if self.reasons.get(model):
             live.phase = Phase.REASONING

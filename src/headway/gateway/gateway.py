@@ -325,7 +325,7 @@ class Gateway:
         client_request.wants_explanation &= self.settings.explain
         if client_request.path == RESPONSES and client_request.previous_response_id is not None:
             await self.response_holder(client_request.previous_response_id, caller.owner)
-        features = await self.admission.features(client_request)
+        features = await self.admission.features(client_request, bool(caller.owner))
         if client_request.stream_key is not None:
             if self.peers is not None:
                 await self.peers.restore(client_request.stream_key)

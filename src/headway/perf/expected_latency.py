@@ -12,6 +12,7 @@ from headway.perf.speculation import AnyStepModel
 
 MOMENTS = 8
 """Of a request's decoding, at which the load that it meets is read."""
+_MIDDLES = (np.arange(MOMENTS) + 0.5) / MOMENTS
 FULL = 0.9
 """Largest share of the time that may be due to prompts."""
 Floats = npt.NDArray[np.float64]
@@ -37,33 +38,37 @@ class Seconds(NamedTuple):
 def decode_parts(stay: Floats, others: Floats, pool: Pool, model: AnyStepModel) -> Seconds:
     """Predicted seconds from a request's first token to its end, by the load that it meets at several moments."""
     _, start_s, end_s, prompt, tokens, _ = stay.tolist()
-    begins_s = np.where(np.isnan(others[:, 1]), np.inf, others[:, 1])
-    moments_s = start_s + (end_s - start_s) * (np.arange(MOMENTS) + 0.5) / MOMENTS
-    batch = [_batch(moment_s, begins_s, others, pool) for moment_s in moments_s]
-    own = prompt + tokens * (np.arange(MOMENTS) + 0.5) / MOMENTS
+    begun = others[others[:, 1] < end_s]  # not those whose first token is not known
+    begins_s = begun[:, 1]
+    batch = _batches(start_s + (end_s - start_s) * _MIDDLES, begun, pool)
+    own = (prompt + tokens * _MIDDLES).tolist()
     rates = 0.0
-    for (num, context), mine in zip(batch, own.tolist(), strict=True):
+    for (num, context), mine in zip(batch, own, strict=True):
         rates += 1.0 / model.line(num, round(context + mine), window_tokens=round(context + mine))[0]
     decode_s = (tokens - 1) * MOMENTS / rates
     added_s = 0.0
-    came = np.flatnonzero((begins_s > start_s) & (begins_s < end_s))
-    came = came[np.argsort(begins_s[came])]
+    came = np.flatnonzero(begins_s > start_s)
     if len(came):
-        each = np.minimum((begins_s[came] - start_s) / (end_s - start_s) * MOMENTS, MOMENTS - 1).astype(int)
-        together = np.flatnonzero(np.diff(begins_s[came], prepend=-np.inf) > 0.25 * decode_s / (tokens - 1))
-        sums = np.add.reduceat(others[came, 5], together)
+        came = came[np.argsort(begins_s[came])]
+        came_s = begins_s[came]
+        each = np.minimum((came_s - start_s) / (end_s - start_s) * MOMENTS, MOMENTS - 1).astype(int)
+        is_apart = came_s[1:] - came_s[:-1] > 0.25 * decode_s / (tokens - 1)
+        together = np.flatnonzero(np.concatenate(([True], is_apart)))
+        sums = np.add.reduceat(begun[came, 5], together)
         for at, sum_tokens in zip(each[together].tolist(), sums.tolist(), strict=True):
             num, context = batch[at]
             added_s += _prompts(sum_tokens, num, round(context + own[at]), pool, model).prefill
     return Seconds(decode_s, added_s)
 
 
-def _batch(moment_s: float, begins_s: Floats, others: Floats, pool: Pool) -> tuple[int, float]:
-    """Sequences that decode at a moment, with the one that is asked about, and the KV tokens of the others."""
-    there = np.flatnonzero((begins_s <= moment_s) & (others[:, 2] > moment_s))
-    done = (moment_s - begins_s[there]) / np.maximum(others[there, 2] - begins_s[there], 1e-9)
-    context = float((others[there, 3] + others[there, 4] * done).sum())
-    return min(1 + len(there), pool.engine.max_num_seqs), context
+def _batches(moments_s: Floats, others: Floats, pool: Pool) -> list[tuple[int, float]]:
+    """By moment: sequences that decode then, with the one that is asked about, and the KV tokens of the others."""
+    begins_s, ends_s, moments_s = others[:, 1], others[:, 2], moments_s[:, None]
+    is_there = (begins_s <= moments_s) & (ends_s > moments_s)
+    done = (moments_s - begins_s) / np.maximum(ends_s - begins_s, 1e-9)
+    context = ((others[:, 3] + others[:, 4] * done) * is_there).sum(axis=1)
+    nums = np.minimum(1 + is_there.sum(axis=1), pool.engine.max_num_seqs)
+    return list(zip(nums.tolist(), context.tolist(), strict=True))
 
 
 def itl_s(
@@ -101,7 +106,8 @@ def first_token_parts(
         return None
     is_computed = there[:, 1] <= placed_s
     decoding, queued = there[is_computed], there[~is_computed]
-    left = np.nan_to_num((queued[:, 1] - placed_s) / (queued[:, 1] - queued[:, 0]), nan=1.0)
+    left = (queued[:, 1] - placed_s) / (queued[:, 1] - queued[:, 0])
+    left[np.isnan(left)] = 1.0
     context = round(float((decoding[:, 3] + decoding[:, 4] / 2).sum()))
     num, engine = len(decoding), pool.engine
     total = prompt + float((left * queued[:, 3]).sum())

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("httptools")
 
@@ -45,6 +47,28 @@ def test_a_chunk_with_text_is_a_token() -> None:
     assert live.generated_tokens == reservation.tokens == meter.partial.tokens == 2
     assert live.stage is Stage.DECODING and (live.first_token_s, live.answer_s) == (1.0, 1.0)
     assert meter.partial.text == ["so", " on"]
+
+
+@given(st.lists(st.sampled_from(("so", " on", "<think>", "a</think>", "</think>", "b")), min_size=1, max_size=8))
+def test_a_text_alone_is_measured_as_its_chunk(texts: list[str]) -> None:
+    meters = [meter_of() for _ in range(2)]
+    for meter, *_ in meters:
+        assert meter.takes_texts
+        meter.measure(chunk(role="assistant", content=""))
+        meter.forget_silent_tokens()
+    for text in texts:
+        meters[0][0].measure(chunk(content=text))
+        meters[1][0].measure_text(text)
+        seen = [
+            (
+                *(getattr(live, name) for name in ("generated_tokens", "reasoning_tokens", "phase", "stage")),
+                *(repr(getattr(live, name)) for name in ("first_token_s", "answer_s", "reasoning_end_s")),
+                meter.partial.text, meter.partial.tokens, meter.partial.token_ids, meter.partial.last_text,
+                reservation.tokens, scheduler.phase_changes,
+            )
+            for meter, live, scheduler, reservation in meters
+        ]  # fmt: skip
+        assert seen[0] == seen[1]
 
 
 def test_token_ids_count_exactly() -> None:

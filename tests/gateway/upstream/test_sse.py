@@ -18,6 +18,73 @@ from headway.gateway.upstream import loose_json, sse
 from headway.gateway.upstream.chunks import Delta
 from headway.gateway.upstream.errors import EngineError, RefusedError, openai_error
 
+_TEXTS = st.text('ab "\\\n\tü好\x7f\u2028', max_size=4)
+_DELTAS = st.fixed_dictionaries(
+    {"content": _TEXTS},
+    optional={"role": _TEXTS, "reasoning": _TEXTS, "odd": st.fixed_dictionaries({"content": _TEXTS})},
+)
+_CHOICES = st.one_of(
+    st.fixed_dictionaries(
+        {"delta": _DELTAS}, optional={"index": st.just(0), "token_ids": st.just([7]), "text": _TEXTS}
+    ),
+    st.fixed_dictionaries({"text": _TEXTS}, optional={"finish_reason": st.sampled_from((None, "stop"))}),
+)
+_CHUNKS = st.fixed_dictionaries(
+    {"id": st.sampled_from("cd"), "choices": st.lists(_CHOICES, min_size=1, max_size=2)},
+    optional={"usage": st.just({"prompt_tokens": 3, "completion_tokens": 1}), "content": _TEXTS, "x": _TEXTS},
+)
+
+
+def _event(chunk: Any, is_ascii: bool, is_spaced: bool) -> bytes:
+    separators = (", ", ": ") if is_spaced else (",", ":")
+    return b"data: " + json.dumps(chunk, ensure_ascii=is_ascii, separators=separators).encode() + b"\n\n"
+
+
+@given(_CHUNKS, st.lists(st.one_of(_CHUNKS, _TEXTS), max_size=6), st.booleans(), st.booleans())
+def test_an_event_that_repeats_another_has_the_same_chunk_but_for_its_text(
+    first: Any, others: list[Any], is_ascii: bool, is_spaced: bool
+) -> None:
+    repeated, event = sse.RepeatedEvent(), _event(first, is_ascii, is_spaced)
+    learnt = sse.read_chunk(event[6:-2])[0]
+    is_learnt = repeated.learn(event, learnt)
+    for other in others:
+        chunk = other
+        if isinstance(other, str):
+            chunk = json.loads(json.dumps(first))
+            of = chunk["choices"][0]
+            of.get("delta", of)["content" if "delta" in of else "text"] = other
+        sent = _event(chunk, is_ascii, is_spaced)
+        text = repeated.text_of(sent)
+        found = sse.read_chunk(sent[6:-2])[0]
+        if text:
+            assert is_learnt and len(found.choices) == 1
+            changed = found.choices[0]
+            assert text == (changed.text if changed.delta is None else changed.delta.content)
+            if changed.delta is None:
+                changed.text = learnt.choices[0].text
+            else:
+                assert learnt.choices[0].delta is not None
+                changed.delta.content = learnt.choices[0].delta.content
+            assert found == learnt
+
+
+@pytest.mark.parametrize("field", ["content", "text"])
+def test_usual_events_are_recognized_and_odd_ones_are_not(field: str) -> None:
+    def event(text: bytes) -> bytes:
+        value = b'"%b":"%b"' % (field.encode(), text)
+        value = b'"delta":{%b}' % value if field == "content" else value
+        return b'data: {"id":"c","choices":[{"index":0,%b,"finish_reason":null}]}\n\n' % value
+
+    repeated = sse.RepeatedEvent()
+    assert repeated.text_of(event(b"so")) == ""  # nothing was learnt
+    assert repeated.learn(event(b"so"), sse.read_chunk(event(b"so")[6:-2])[0])
+    assert [repeated.text_of(event(text)) for text in (b"so", b" on", "ü好".encode())] == ["so", " on", "ü好"]
+    for text in (b"", b"\\n", b'","x":"', b"\xff", b"\x01", b"a\n"):
+        assert repeated.text_of(event(text)) == ""
+    assert repeated.text_of(event(b"so").replace(b'"c"', b'"d"')) == ""
+    assert repeated.text_of(event(b"so")[:-1]) == repeated.text_of(b"data: [DONE]\n\n") == ""
+
+
 FIELDS = ("token_ids", "prompt_token_ids", "prompt_text", "timings")
 
 

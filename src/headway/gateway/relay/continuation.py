@@ -93,6 +93,13 @@ class PartialResponse:
             if delta.tool_calls is not None:
                 self.tool_calls.append(sse.encoded(delta.tool_calls).decode())
 
+    def add_text(self, text: str) -> None:
+        """Add a chunk that is the text of one token, whose id did not come with it."""
+        self.tokens += 1
+        self.token_ids = None
+        self.text.append(text)
+        self.last_text = text
+
     def restore(self, part: StreamPart) -> None:
         """Take over an answer of which the client has these events."""
         for event in sse.EventSplitter().split(part.data):

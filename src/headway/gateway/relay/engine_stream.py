@@ -9,6 +9,7 @@ from headway.gateway.relay.continuation import ResumedStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
 from headway.gateway.relay.passthrough import Passthrough
 from headway.gateway.upstream import sse
+from headway.gateway.upstream.chunks import Chunk
 from headway.gateway.upstream.errors import EngineError
 
 _MAX_KEPT = 16
@@ -38,6 +39,13 @@ class EngineStream:
         self._remover = _field_remover(hidden_fields) if hidden_fields else None
         self._is_rewritten = resumed is not None or meter.hides_logprobs
         self._splitter = sse.EventSplitter()
+        is_plain = not self._is_rewritten and pace is None and meter.passthrough is None
+        self._is_plain = is_plain
+        """Events are passed on as they came, but for hidden fields."""
+        self._repeated = sse.RepeatedEvent() if is_plain and meter.takes_texts else None
+        """None: each event is decoded."""
+        self._num_unlike = 0
+        """Events since the one that was learnt last which are not like it."""
         self._kept: list[bytes] | None = None if has_begun else []
         """Events before the first token, which are kept, as the engine may refuse the request yet; None: it has begun
         to answer."""
@@ -71,9 +79,18 @@ class EngineStream:
     def _take(self, events: list[bytes], is_end: bool = False) -> bool:
         output: list[bytes] = []
         may_read, meter, remover = True, self._meter, self._remover
-        is_plain = not self._is_rewritten and self._pace is None and meter.passthrough is None
+        is_plain, repeated = self._is_plain, self._repeated
         try:
             for event in events:
+                if repeated is not None and (text := repeated.text_of(event)):
+                    meter.measure_text(text)
+                    if meter.is_beyond_limit:
+                        self.is_too_long = True
+                        break
+                    output.append(event)
+                    if self._kept is not None:
+                        self._begin_with_progress(output)
+                    continue
                 payload, num_before = sse.payload(event), len(output)
                 if payload is None:
                     output.append(event)
@@ -98,6 +115,8 @@ class EngineStream:
                     if chunk.choices:
                         if remover is not None and (rest := remover.remove(payload)) is not payload:
                             event = b"data: " + rest + b"\n\n"
+                        elif repeated is not None and not unread:
+                            self._learn(repeated, event, chunk)
                         output.append(event)
                     elif chunk.usage is None or self._wants_usage:
                         output.append(event)
@@ -128,6 +147,12 @@ class EngineStream:
         if self._kept is not None and (self.is_done or is_end):
             self.last_events, self._kept = b"".join(self._kept), None
         return may_read and not self.is_done and not self.is_too_long
+
+    def _learn(self, repeated: sse.RepeatedEvent, event: bytes, chunk: Chunk) -> None:
+        """Recognize events like this one from now on. The more are not alike, the rarer one is learnt."""
+        self._num_unlike += 1
+        if self._num_unlike & (self._num_unlike - 1) == 0 and repeated.learn(event, chunk):
+            self._num_unlike = 0
 
     def _begin(self, output: list[bytes]) -> None:
         """The engine answers: what was kept goes first."""

@@ -25,6 +25,7 @@ LONG_BYTES = 64 << 10
 """Longer bodies are decoded in steps."""
 _STEP_BYTES = 256 << 10
 _SCAN_BYTES = 64 << 10
+_COUNTED_BYTES = 512
 _IN_NUMBERS = b"+-.0123456789eE"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACKET = re.compile(rb"[\[\]{}]")
@@ -44,13 +45,7 @@ def decode(raw: bytes) -> tuple[Any, Fields | None]:
     body is invalid.
     """
     if len(raw) <= LONG_BYTES:
-        num = 0
-        for bracket in (b"{", b"["):  # found one by one: most bodies have few, and counting looks at every byte
-            at = raw.find(bracket)
-            while at >= 0 and num <= MAX_DEPTH:
-                num += 1
-                at = raw.find(bracket, at + 1)
-        if num > MAX_DEPTH:
+        if len(raw) > MAX_DEPTH and _may_be_deep(raw):
             check(raw)
         return msgspec.json.decode(raw), None
     check(raw)
@@ -58,6 +53,19 @@ def decode(raw: bytes) -> tuple[Any, Fields | None]:
         return None, None
     fields = msgspec.json.decode(raw, type=Fields)
     return {name: _decode(memoryview(value)) for name, value in fields.items()}, fields
+
+
+def _may_be_deep(raw: bytes) -> bool:
+    """Whether there are more brackets than may be in each other."""
+    if len(raw) <= _COUNTED_BYTES:
+        return raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
+    num = 0
+    for bracket in (b"{", b"["):  # found one by one: most bodies have few, and counting looks at every byte
+        at = raw.find(bracket)
+        while at >= 0 and num <= MAX_DEPTH:
+            num += 1
+            at = raw.find(bracket, at + 1)
+    return num > MAX_DEPTH
 
 
 def encode(body: Mapping[str, Any], read: Mapping[str, Any], fields: Fields | None) -> bytes:

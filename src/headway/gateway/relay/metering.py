@@ -165,6 +165,21 @@ class ResponseMeter:
             elif usage.completion_tokens:  # 0: not reported, or there are none
                 self._count_tokens(self.tokens_before + usage.completion_tokens - self._live.generated_tokens)
 
+    @property
+    def takes_texts(self) -> bool:
+        """A chunk that is a text alone can be measured by `measure_text`."""
+        return self._counts is None and self.confidence is None
+
+    def measure_text(self, text: str) -> None:
+        """The same as `measure` for a chunk that is a text alone, where `takes_texts`."""
+        partial, reasons = self.partial, False
+        if self._is_in_think_tags or not partial.text:
+            reasons = self._is_in_think(text)
+        partial.add_text(text)
+        if self._num_forgotten:
+            self._count_no_more()
+        self._count_tokens(1, reasons, not reasons)
+
     def _count_continued(self, computed: int, cached: int) -> None:
         """Count once for each attempt that continues the answer what its engine had to compute anew."""
         if self._counted_before != self.tokens_before:
@@ -214,7 +229,7 @@ class ResponseMeter:
         self._in_flight.is_unstreamed = True
         if usage is not None:
             self.set_prompt_tokens(usage.prompt_tokens)
-            self._live.cached_tokens = usage.cached_tokens
+            self._live.cached_tokens = 0 if usage.prompt_tokens_details is None else usage.cached_tokens
             self._count_tokens(usage.completion_tokens)
 
     def _is_in_think(self, text: str) -> bool:

@@ -84,6 +84,9 @@ class CostFeatures(Struct, frozen=True, array_like=True, gc=False):
     echoes: bool = False
 
 
+_NO_COST = CostFeatures()
+
+
 class Features(Struct, array_like=True, gc=False):
     """What control reads of a request: everything but its text."""
 
@@ -108,7 +111,7 @@ class Features(Struct, array_like=True, gc=False):
     """The answer means something only with those of the same model."""
     is_flex: bool = False
     """Of the service tier `flex`: it may wait until a deadline."""
-    cost: CostFeatures = CostFeatures()
+    cost: CostFeatures = _NO_COST
     response_id: str | None = None
     """The response that the request continues; the engine that made it has it."""
 
@@ -244,8 +247,9 @@ class ClientRequest(Struct):
             return self.raw if body["model"] == self.model else self.form.with_field("model", str(body["model"]))
         return self.raw if body == self.body else json_body.encode(body, self.body, self.sent_fields)
 
-    def features(self, arrival_s: float) -> Features:
-        """What control reads of the request, which arrived at `arrival_s`."""
+    def features(self, arrival_s: float, has_cost: bool = True) -> Features:
+        """What control reads of the request, which arrived at `arrival_s`. `has_cost`: its client has a key, to whose
+        limits the cost counts."""
         num_tokens = self.counted_tokens if self.prompt_ids is None else len(self.prompt_ids)
         session_id = None
         if self.session is not None:
@@ -254,7 +258,7 @@ class ClientRequest(Struct):
             arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix(),
             self.slo_ttft_s, self.slo_tpot_s, self.has_media, self.is_passthrough and self.path in _OF_ONE_MODEL,
-            self.is_flex, self.cost(),
+            self.is_flex, self.cost() if has_cost else _NO_COST,
             self.previous_response_id if self.path == RESPONSES else None,
         )  # fmt: skip
 

@@ -166,6 +166,8 @@ def _max_tokens(fields: RequestFields) -> int | None:
     """The limit of an answer's tokens; None: the engine's own, also for a negative limit, as llama.cpp has it."""
     for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
         if value is not None:
+            if type(value) is int and 0 <= value <= MAX_TOKENS:
+                return value
             tokens = count_of(value)
             if tokens is None and isinstance(value, int | float) and value > MAX_TOKENS:
                 return MAX_TOKENS

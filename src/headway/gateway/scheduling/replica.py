@@ -305,7 +305,8 @@ class LiveReplica(EngineEndpoint):
         self.num_by_tier[live.tier] -= 1
         self.queue_lengths[reservation.queue] -= 1
         self.prefill_tokens_left -= reservation.prompt_left
-        self.forget_expected(reservation)
+        if reservation.expected_cached:
+            self.forget_expected(reservation)
         self.tokens_generated -= live.generated_tokens
         if self.slots is not None:
             self.slots.leave(reservation)

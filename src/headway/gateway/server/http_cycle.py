@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.types import Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -13,8 +13,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from headway.gateway.server.connection_memory import ConnectionMemory
 
 log = logging.getLogger("headway.gateway")
-_HEADER_LINE = b"%b: %b\r\n"
 _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
+_header_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
+"""Lines by name and value: most responses have the same ones, but for the request's id."""
+_MAX_LINES, _MAX_LINE_BYTES = 256, 56
 _LAST_STATUSES = frozenset((408, 413))
 """Of answers after which more of a refused body may come: the connection is closed."""
 _WITHOUT_BODY = frozenset((204, 304))
@@ -237,10 +239,7 @@ class HttpCycle:
             self._keeps_alive = False
         elif not self._keeps_alive:
             lines.append((b"connection", b"close"))
-        head = b"".join(map(_HEADER_LINE.__mod__, lines))
-        is_text = len(head.translate(None, _NOT_IN_HEADERS)) == len(head)
-        if not is_text or not head.count(b"\n") == head.count(b"\r") == len(lines):
-            raise ValueError("a response header is not a line of text")
+        head = b"".join([_header_lines.get(header) or _header_line(header) for header in lines])
         self.has_begun, self.status, self._expects_100_continue = True, status, False
         self._is_chunked, self._has_body = is_chunked, has_body
         self._num_left = int(length) if has_body and length is not None else 0
@@ -282,3 +281,17 @@ class HttpCycle:
     def close(self) -> None:
         """Do not watch for a disconnect any more."""
         self._on_disconnect = None
+
+
+def _header_line(header: tuple[bytes, bytes]) -> bytes:
+    """A header's line. ValueError if it is not one line of text."""
+    name, value = header
+    line = b"%b: %b\r\n" % (name, value)
+    is_text = len(line.translate(None, _NOT_IN_HEADERS)) == len(line)
+    if not is_text or not line.count(b"\n") == line.count(b"\r") == 1:
+        raise ValueError("a response header is not a line of text")
+    if len(line) <= _MAX_LINE_BYTES and name != b"x-request-id":
+        if len(_header_lines) >= _MAX_LINES:
+            _header_lines.clear()
+        _header_lines[header] = line
+    return line

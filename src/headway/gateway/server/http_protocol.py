@@ -48,6 +48,8 @@ _LEAST_READ_BYTES = 1 << 14
 """A client that has not read all of its answers reads so many bytes of them in `_UNREAD_TIMEOUT_S`."""
 _FIRST_PROBE_S, _PROBE_PERIOD_S = 0.05, 2.0
 """Of clients that have closed the connection, or their side of it."""
+_MAX_KEPT_TARGET = 256
+"""Bytes of a request's target that its connection keeps for the next one."""
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 
 
@@ -74,6 +76,10 @@ class HttpProtocol(asyncio.Protocol):
     _is_whole = False
     """The parser has found the request's end, and `_num_body` bytes of its body."""
     _num_body = 0
+
+    # The target of the last request, which the next one mostly has, too.
+    _last_target = b""
+    _last_url: Any = None
 
     # The next requests.
     _waiting = b""
@@ -320,7 +326,7 @@ class HttpProtocol(asyncio.Protocol):
         self._is_in_head = False
         self._deadline_s = None
         version = self._parser.get_http_version()
-        url: Any = httptools.parse_url(self._url)  # its host may be None, which the types do not say
+        url = self._last_url if self._url == self._last_target else self._parse_url()
         found = dict(self._headers)
         if len(found) != len(self._headers) and self._refusal is None:
             self._refusal = self._check_repeated(found)
@@ -346,6 +352,13 @@ class HttpProtocol(asyncio.Protocol):
             self, self._transport, self._memory, scope, self._state.default_headers, expects_100_continue, keeps_alive
         )
         self._is_new = True
+
+    def _parse_url(self) -> Any:
+        """The request's target by its parts, of which the host may be None. It is kept if it is short."""
+        parsed = httptools.parse_url(self._url)
+        if len(self._url) <= _MAX_KEPT_TARGET:
+            self._last_target, self._last_url = self._url, parsed
+        return parsed
 
     def _check_repeated(self, found: dict[bytes, bytes]) -> ApiError | None:
         """Why the request is not served, by the headers that occur more than once."""

@@ -101,19 +101,35 @@ class MeasuredRequest(Protocol):
     def unread(self) -> dict[str, int] | None: ...
 
 
+class _Latency:
+    """A latency's histogram, and the last request in each of its bins."""
+
+    __slots__ = ("exemplars", "histogram")
+
+    def __init__(self) -> None:
+        self.histogram = Histogram(_BOUNDS_S)
+        self.exemplars: dict[int, Exemplar] = {}
+
+
 class _Series:
     """The counters and histograms of one model, pool and tier."""
 
-    __slots__ = ("exemplars", "histograms", "input_tokens", "labels", "num_by_outcome", "output_tokens")
+    __slots__ = (
+        "e2e", "histograms", "hold", "input_tokens", "labels", "latencies", "num_by_outcome", "output_tokens",
+        "overhead", "tpot", "ttft",
+    )  # fmt: skip
 
     def __init__(self, model: str, pool: str, tier: int) -> None:
         self.labels = {"model": model, "pool": pool, "tier": str(tier)}
         self.num_by_outcome: dict[str, int] = defaultdict(int)
         self.input_tokens = self.output_tokens = 0
+        self.hold, self.e2e, self.ttft, self.tpot = _Latency(), _Latency(), _Latency(), _Latency()
+        self.latencies = {_HOLD: self.hold, _E2E: self.e2e, _TTFT: self.ttft, _TPOT: self.tpot}
+        self.overhead = Histogram(_BOUNDS_S)
         self.histograms: dict[tuple[str, str], Histogram] = defaultdict(partial(Histogram, _BOUNDS_S))
         """By metric and phase; only times between tokens have a phase."""
-        self.exemplars: dict[tuple[tuple[str, str], int], Exemplar] = {}
-        """By metric, phase and bin: the last request there."""
+        self.histograms |= {name: latency.histogram for name, latency in self.latencies.items()}
+        self.histograms[_OVERHEAD] = self.overhead
 
 
 class _AllSeries(dict[tuple[str, str, int], _Series]):
@@ -153,9 +169,11 @@ class PrometheusMetrics:
         series.output_tokens += live.generated_tokens
         if live.cached_tokens and request.replica is not None:
             self._by_model["headway_cached_tokens_total"][live.model, request.replica.pool] += live.cached_tokens
-        for kv, tokens in zip(("computed", "cached"), request.continued_tokens, strict=True):
-            if tokens:
-                self._by_model["headway_continued_tokens_total"][live.model, kv] += tokens
+        computed, cached = request.continued_tokens
+        if computed or cached:
+            for kv, tokens in (("computed", computed), ("cached", cached)):
+                if tokens:
+                    self._by_model["headway_continued_tokens_total"][live.model, kv] += tokens
         if request.unread is not None:
             for what, num in request.unread.items():
                 self._by_model["headway_unread_total"][live.model, what] += num
@@ -175,24 +193,25 @@ class PrometheusMetrics:
             if is_judged:
                 self._by_model["headway_slo_requests_total"][live.model, "missed"] += 1
             return
-        histograms, exemplars, id = series.histograms, series.exemplars, request.request_id
         e2e_s, ttft_s, tpot_s = latencies_s(live, now)
         if is_judged:
             result = "met" if met_slos(live, e2e_s, ttft_s, tpot_s) else "missed"
             self._by_model["headway_slo_requests_total"][live.model, result] += 1
+        id = request.request_id
         hold_s = live.placed_s - live.arrival_s
-        exemplars[_HOLD, histograms[_HOLD].observe(hold_s)] = id, hold_s, now
-        exemplars[_E2E, histograms[_E2E].observe(e2e_s)] = id, e2e_s, now
+        hold, e2e, ttft, tpot = series.hold, series.e2e, series.ttft, series.tpot
+        hold.exemplars[hold.histogram.observe(hold_s)] = id, hold_s, now
+        e2e.exemplars[e2e.histogram.observe(e2e_s)] = id, e2e_s, now
         if ttft_s is not None:
-            exemplars[_TTFT, histograms[_TTFT].observe(ttft_s)] = id, ttft_s, now
+            ttft.exemplars[ttft.histogram.observe(ttft_s)] = id, ttft_s, now
         if tpot_s is not None:
-            exemplars[_TPOT, histograms[_TPOT].observe(tpot_s)] = id, tpot_s, now
+            tpot.exemplars[tpot.histogram.observe(tpot_s)] = id, tpot_s, now
 
     def count_send(self, request: MeasuredRequest, read_s: float, now: float) -> None:
         """Observe the gateway's overhead on a request's first send to a replica; its last byte came at `read_s`."""
         live = request.live
         overhead_s = live.arrival_s - read_s + now - live.enqueued_s
-        self._series_of(request).histograms[_OVERHEAD].observe(overhead_s)
+        self._series_of(request).overhead.observe(overhead_s)
 
     def inter_token(self, request: MeasuredRequest) -> Histogram:
         """The histogram of times between tokens, valid while the request keeps its replica and its phase."""
@@ -303,10 +322,11 @@ def _head(name: str, is_open: bool) -> tuple[str, str]:
 
 def _exemplars(series: _Series, metric: tuple[str, str], wall_start_s: float) -> dict[int, str]:
     """By bin, as in OpenMetrics; none for an id that is too long, as a part of one finds no request."""
+    latency = series.latencies.get(metric)
     return {
         index: f" # {_labels({'request_id': id})} {value:.9g} {wall_start_s + time_s:.3f}"
-        for (each, index), (id, value, time_s) in list(series.exemplars.items())
-        if each == metric and 0 < len(id) <= _MAX_EXEMPLAR_CHARS
+        for index, (id, value, time_s) in ([] if latency is None else list(latency.exemplars.items()))
+        if 0 < len(id) <= _MAX_EXEMPLAR_CHARS
     }
 
 

@@ -164,6 +164,69 @@ def remove_fields(names: Iterable[str], chunk: dict[str, Any]) -> None:
                 each.pop(name, None)
 
 
+class RepeatedEvent:
+    """Recognizes events that repeat an earlier one but for the answer's text, without decoding them.
+
+    The events of a stream mostly differ in nothing else. A text without quotes, backslashes and control characters is
+    the same in JSON: with the same bytes before and after it, all other fields have the same values.
+    """
+
+    def __init__(self) -> None:
+        self._before = self._after = b""
+
+    def learn(self, event: bytes, chunk: Chunk) -> bool:
+        """Recognize events like this one, which has this chunk. False: it is not a text alone, or not written so."""
+        text, key = _text_alone(chunk)
+        if not text or not event.startswith(_DATA) or event.find(b"\n") != len(event) - 2:
+            return False
+        data = text.encode("utf-8", "surrogatepass")
+        before, field, after = event.partition(key + data + b'"')
+        # A quote before `content` that is no value's end begins a key, and there is but one of this name.
+        if not field or before[-1:] not in (b"{", b",") or key[:-2] in before or key[:-2] in after:
+            return False
+        if b"\\" in before or b"\\" in after:  # may spell the name, too
+            return False
+        self._before, self._after = before + key, b'"' + after
+        return True
+
+    def text_of(self, event: bytes) -> str:
+        """The text of an event that is like the one learnt last; empty for any other one."""
+        before, after = self._before, self._after
+        if not before or not event.startswith(before) or not event.endswith(after):
+            return ""
+        data = event[len(before) : len(event) - len(after)]  # empty if the two overlap
+        if b'"' in data or b"\\" in data:
+            return ""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return ""
+        return text if text.isprintable() else ""
+
+
+_DATA = b"data: "
+
+
+def _text_alone(chunk: Chunk) -> tuple[str, bytes]:
+    """The text of a chunk that has nothing else to count, and how its field begins; empty if there is more."""
+    choices = chunk.choices
+    if len(choices) != 1 or chunk.prompt_token_ids is not None:
+        return "", b""
+    if chunk.usage is not None or chunk.timings is not None:
+        return "", b""
+    choice = choices[0]
+    delta = choice.delta
+    if choice.token_ids is not None or choice.prompt_token_ids is not None or choice.usage is not None:
+        return "", b""
+    if choice.message is not None or choice.finish_reason is not None:
+        return "", b""
+    if delta is None:
+        return choice.text or "", b'"text":"'
+    if choice.text or delta.reasoning or delta.reasoning_content or delta.tool_calls is not None:
+        return "", b""
+    return delta.content or "", b'"content":"'
+
+
 _FLAT_VALUE = rb'(?:null|\[[\d,\s]*\]|"(?:[^"\\]|\\.)*"|\{(?:\s*"\w+"\s*:\s*[-+.\deE]+\s*,?)*\s*\})'
 
 

@@ -209,7 +209,7 @@ class RemoteScheduler:
                 request_id,
                 owner,
                 can_move,
-                client_request.features(now),
+                client_request.features(now, bool(owner)),
                 client_request.stream,
                 client_request.stream_key,
             )
