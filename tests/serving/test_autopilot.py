@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -22,10 +23,12 @@ from headway.autopilot.staging import Staging
 from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.gateway.telemetry.reloads import Reload
+from headway.records import parts
 from headway.serving import autopilot, autopilot_state
 from headway.serving.autopilot import Autopilot
 from headway.serving.autopilot_state import AutopilotFiles, Stored
 from headway.serving.reload import FleetFile
+from headway.workload.readers import run_parts
 from keys import ADMIN, digest
 from serving import chat, send, until
 
@@ -362,6 +365,55 @@ def _traffic(front: serving.Process, is_over: threading.Event) -> None:
             chat(front, max_tokens=1).text()
         except OSError:
             time.sleep(0.05)
+
+
+STAGES = {
+    "nothing is tried": (None, None, False),
+    "staged": ("staged", None, False),
+    "to be promoted": ("judged", "promote", False),
+    "half promoted": ("judged", "promote", True),
+    "to be rolled back": ("judged", "roll back", False),
+    "promoted": ("promoted", "promote", True),
+    "rolled back": ("rolled back", "roll back", False),
+}
+"""Where the gateway is killed: the stage, the verdict, and whether the fleet file is the new version by then."""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("killed_in", STAGES)
+def test_after_kill_9_in_any_stage_the_fleet_file_is_the_old_or_the_promoted_version_and_records_are_kept(
+    killed_in: str, tmp_path: Path
+) -> None:
+    stage, verdict, is_new = STAGES[killed_in]
+    path = serving.fleet_file(
+        tmp_path, ["http://127.0.0.1:1"], policies={"routing": BEFORE}, autopilot={"allow": ["routing"], "at": None},
+        slo={"e2e_s": 60}, gateway={"admin_keys": [digest("root")], "records_period_s": 0.1, "hold_s": 0},
+    )  # fmt: skip
+    files, before = AutopilotFiles(path), path.read_text()
+    if stage is not None:
+        staged(path, Staging(0.0, 60.0, 0.0, 40))
+        stored = files.load()
+        files.save(msgspec.structs.replace(
+            stored, state=msgspec.structs.replace(stored.state, stage=stage, verdict=verdict, gains=(0.3,))
+        ))  # fmt: skip
+        if is_new:
+            files.use("fleet.v2.yaml")
+    options = ("--autopilot", "--records", str(tmp_path / "records"), "--decisions", str(tmp_path / "log.jsonl"))
+    outcome = {"promote": "promoted", "roll back": "rolled back"}.get(verdict or "", stage or "idle")
+    for run in (1, 2):
+        front = serving.gateway(path, *options)
+        with serving.closing(front):
+            reply = chat(front, max_tokens=1)
+            assert reply.status == 503 and reply.text()  # no engine is there; it is recorded none the less
+            until(lambda: send(front, "/autopilot", headers=ADMIN).json()["stage"] == outcome)  # noqa: B023
+            until(lambda: len(run_parts.numbers(tmp_path / "records")) == run)  # noqa: B023
+            front.kill()
+    assert len(parts.load(tmp_path / "records")[0].workload["arrival_s"]) == 2
+    after = path.read_text()
+    assert after == ((tmp_path / "fleet.v2.yaml").read_text() if outcome == "promoted" else before)
+    assert main(["autopilot", "status", str(path), "--json"]) == 0
+    if stage == "judged":
+        assert len(files.load().past) == 1 and f"is {outcome}" in (tmp_path / "log.jsonl").read_text()
 
 
 @pytest.mark.ci

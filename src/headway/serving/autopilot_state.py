@@ -123,7 +123,7 @@ def shown(stored: Stored) -> AutopilotState:
         stage=state.stage, stopped=state.is_stopped, change=None if change is None else change.name,
         version=None if change is None else change.version, share=None if change is None else change.staging.share,
         pairs=len(gains), gain=sum(gains) / len(gains) if gains else None, reason=state.reason or stored.note,
-        past=list(stored.past), drift=list(stored.drift),
+        past=list(stored.past), drift=list(stored.drift), note=stored.note,
     )  # fmt: skip
 
 

@@ -44,6 +44,8 @@ class AutopilotState(Struct, forbid_unknown_fields=True):
     """Of the verdict, or why nothing is tried."""
     past: list[PastChange]
     """The last ones, the newest first."""
+    note: str = ""
+    """Why nothing is tried now."""
     drift: list[str] = []
     """Replicas that became slower or faster than their profile while the change was tried, and in which term. It counts
     for both sides of each pair."""
