@@ -220,7 +220,7 @@ def test_a_migration_policy_moves_answers_after_their_reasoning(tmp_path: Path) 
         whole = chat(engines[0], max_tokens=800, ignore_eos=True).json()["choices"][0]["message"]
         assert serving.answer_text(events, "reasoning").split() == whole["reasoning"].split()
         assert serving.answer_text(events).split() == whole["content"].split()
-        assert metric(front, "headway_requests_in_flight") == 0
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
         front.stop()
     ran, _ = records.load(tmp_path / "records")
     assert list(ran.requests["moves"]) == [1] and list(ran.requests["attempts"]) == [1]
@@ -260,7 +260,7 @@ def test_a_failing_policy_is_an_error_without_leftovers(tmp_path: Path) -> None:
         for _ in range(2):
             reply = chat(front, max_tokens=1)
             assert reply.status == 500 and reply.json()["error"]["code"] == "policy_error"
-        assert metric(front, "headway_requests_in_flight") == 0
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
         assert metric(front, "headway_requests_total") == 2
         assert "router Broken chose replica 7" in front.stop()
 

@@ -170,6 +170,8 @@ def test_responses_are_uvicorns(name: str) -> None:
         assert ours[0][1].pop("connection") == "close"
     elif name != "fails at the end":  # uvicorn closes the connection, on which the next request may have begun
         assert is_closed == expected_closed
+    if name in ("HTTP/1.0", "asks to keep what closes"):  # uvicorn 0.30 closes the connection and does not say so
+        theirs[-1][1]["connection"] = "close"
     assert ours == theirs
     assert ours or name in ("no end", "fails in its body")
 

@@ -30,7 +30,7 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with serving.closing(made):
         serving.all_up(made, 1)
         yield made
-        assert metric(made, "headway_requests_in_flight") == 0
+        until(lambda: metric(made, "headway_requests_in_flight") == 0)
         log = made.stop()
         assert "Traceback" not in log and "Exception" not in log, log
 

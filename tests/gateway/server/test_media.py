@@ -60,7 +60,7 @@ def test_audio_becomes_text(client: Any, front: serving.Process) -> None:
     assert client.audio.translations.create(model=MODEL, file=("a.wav", AUDIO)).text
     text = client.audio.transcriptions.create(model=MODEL, file=("a.wav", AUDIO), response_format="text")
     assert len(str(text).split()) == 10
-    assert metric(front, "headway_requests_in_flight") == 0
+    until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
 def test_text_comes_as_it_is_recognised(client: Any) -> None:

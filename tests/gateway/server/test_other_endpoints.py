@@ -46,7 +46,7 @@ def test_an_engine_answers(path: str, body: dict[str, Any], key: str, front: ser
     reply = send(front, path, {"model": MODEL, **body})
     assert reply.status == 200 and reply.json()[key]
     assert reply.headers["x-headway-replica"].startswith("pool/")
-    assert metric(front, "headway_requests_in_flight") == 0
+    serving.until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
 @pytest.mark.parametrize(
