@@ -180,3 +180,25 @@ async def _reload_with_a_worker_that_hangs(inside: Inside, changed: Callable[[Se
     assert (await Reloader(inside.gateway, changed, None).reload("request")).outcome == "applied"
     link.resume_reading()
     await inside.until(lambda: not inside.gateway.unapplied)
+
+
+def test_the_client_of_a_request_for_which_a_policy_raises_is_told(
+    inside_of_its_own: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without workers: else it would wait for ever."""
+    inside = inside_of_its_own
+
+    class Broken:
+        def route(self, request: Any, view: Any) -> Any:
+            raise ValueError("planted")
+
+    async def ask() -> Any:
+        async with asyncio.timeout(60.0):
+            return await inside.post({"model": MODEL, "messages": [{"role": "user", "content": "hello"}]})
+
+    (service,) = inside.gateway.driver.control.services
+    monkeypatch.setattr(service, "router", Broken())
+    reply = inside.run(ask())
+    assert reply.status == 500 and reply.error()["code"] == "internal_error"
+    assert not any(worker.scheduler.requests for worker in inside.workers)  # type: ignore[attr-defined]
+    assert not inside.gateway.driver.requests

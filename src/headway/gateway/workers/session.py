@@ -16,7 +16,7 @@ from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.auth.keys import Caller, unknown_key
-from headway.gateway.errors import ApiError, logged, policy_error
+from headway.gateway.errors import ApiError, internal_error, logged, policy_error
 from headway.gateway.gateway import Gateway
 from headway.gateway.relay.failover import reason_here
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
@@ -308,11 +308,11 @@ class WorkerSession:
             if message.owner and not caller.owner:  # the key has gone since the worker looked
                 raise unknown_key()
             gateway.admission.admit(message.features, make, caller)
-        except (ApiError, HeadwayError) as error:
+        except Exception as error:  # else its client would wait for ever
             self._requests.pop(number, None)
             self._send_limits(caller)
             gateway.copies.end(key, copy, is_finished=False)
-            answer = error if isinstance(error, ApiError) else policy_error()
+            answer = _answer_to(error)
             self.link.send(
                 protocol.RequestRefused(
                     number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
@@ -437,3 +437,10 @@ class WorkerSession:
                 if had_ended:
                     self._release(request, ReleaseReason.ACKNOWLEDGED)
         self._on_leaving()
+
+
+def _answer_to(error: Exception) -> ApiError:
+    """What a client is told of an error."""
+    if isinstance(error, ApiError):
+        return error
+    return policy_error() if isinstance(error, HeadwayError) else internal_error()
