@@ -418,11 +418,14 @@ def test_after_kill_9_in_any_stage_the_fleet_file_is_the_old_or_the_promoted_ver
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("before", "after", "outcome"),
-    [("own:Half", "least-loaded", "promoted"), ("round-robin", "own:Half", "rolled back")],
+    ("before", "after", "outcome", "workers"),
+    [
+        ("own:Half", "least-loaded", "promoted", "2"),
+        ("round-robin", "own:Half", "rolled back", "1"),
+    ],
 )
 def test_a_change_goes_on_after_kill_9_and_is_judged_by_what_clients_got(
-    before: str, after: str, outcome: str, engines: list[serving.Process], tmp_path: Path
+    before: str, after: str, outcome: str, workers: str, engines: list[serving.Process], tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(HALF)
     path = serving.fleet_file(
@@ -431,7 +434,8 @@ def test_a_change_goes_on_after_kill_9_and_is_judged_by_what_clients_got(
     )  # fmt: skip
     staged(path, Staging(0.1, 0.5, 0.0, 40), after)
     text = path.read_text()
-    options = ("--autopilot", "--records", str(tmp_path / "records"), "--decisions", str(tmp_path / "log.jsonl"))
+    beside = ("--records", str(tmp_path / "records"), "--decisions", str(tmp_path / "log.jsonl"))
+    options = ("--autopilot", *beside, "--workers", workers)
 
     def state(front: serving.Process) -> Any:
         return send(front, "/autopilot", headers=ADMIN).json()
