@@ -49,8 +49,9 @@ ONCE = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Script]:
-    """An engine that never answers a request."""
+    """An engine that begins an answer and never ends it."""
     made = Script()
+    made.holds = True
     made.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
     yield made
     made.close()

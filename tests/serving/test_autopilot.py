@@ -79,16 +79,16 @@ def answer(*proposals: dict[str, Any]) -> dict[str, Any]:
     return {"is_withheld": False, "proposals": list(proposals), "today": {"attainment": 0.5}}
 
 
-def staged(fleet: Path, staging: Staging, value: str = AFTER, low: float = 0.2) -> None:
+def staged(fleet: Path, staging: Staging, value: str = AFTER, began_s: float = NIGHT_S) -> None:
     """Have a change staged, as if the process had been killed there."""
     files = AutopilotFiles(fleet)
     document = yaml.safe_load(files.text())
     changed = yaml.safe_dump(document | {"policies": {"routing": value}})
     change = Change(
         f"routing: {value}", ("routing",), files.version_of(files.text()), files.version_of(changed),
-        Bounds(low, low + 0.2), 0.0, staging,
+        Bounds(0.2, 0.4), 0.0, staging,
     )  # fmt: skip
-    files.save(Stored(State("staged", change), NIGHT_S))
+    files.save(Stored(State("staged", change), began_s))
 
 
 def pilot(fleet: Path, ask: Any = None, refuses: str = "") -> Autopilot:
@@ -414,7 +414,7 @@ def test_after_kill_9_in_any_stage_the_fleet_file_is_the_old_or_the_promoted_ver
     )  # fmt: skip
     files, before = AutopilotFiles(path), path.read_text()
     if stage is not None:
-        staged(path, Staging(0.0, 60.0, 0.0, 40))
+        staged(path, Staging(0.0, 60.0, 0.0, 40), began_s=time.time())
         stored = files.load()
         files.save(msgspec.structs.replace(
             stored, state=msgspec.structs.replace(stored.state, stage=stage, verdict=verdict, gains=(0.3,))
@@ -455,7 +455,7 @@ def test_a_change_goes_on_after_kill_9_and_is_judged_by_what_clients_got(
         tmp_path, [each.url for each in engines], policies={"routing": before}, autopilot={"allow": ["routing"]},
         slo={"e2e_s": 60}, gateway={"admin_keys": [digest("root")], "records_period_s": 0.5},
     )  # fmt: skip
-    staged(path, Staging(0.1, 0.5, 0.0, 40), after)
+    staged(path, Staging(0.1, 0.5, 0.0, 40), after, time.time())
     text = path.read_text()
     beside = ("--records", str(tmp_path / "records"), "--decisions", str(tmp_path / "log.jsonl"))
     options = ("--autopilot", *beside, "--workers", workers)

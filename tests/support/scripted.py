@@ -24,6 +24,8 @@ class Script:
         self.request = b""
         self.num_sent = 0
         """Bytes of the present answer that were sent."""
+        self.holds = False
+        """Connections stay open after `reply`, until the client closes them."""
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -44,6 +46,8 @@ class Script:
                 self.num_sent = 0
                 while left := self.reply[self.num_sent : self.num_sent + (1 << 20)]:
                     self.num_sent += connection.send(left)
+                while self.holds and connection.recv(1 << 16):
+                    pass
             else:
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
