@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from headway.config.policy_preset import why_no_migration
 from headway.config.scenario import Scenario
-from headway.config.strict_yaml import Key, Places, change, spell
+from headway.config.strict_yaml import Key, spell
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Pool
+from headway.planning.advise.changes import Candidate, Change, LeftOut
+from headway.planning.advise.phases import phases
 from headway.planning.scaling.candidates import FAMILIES, LadderInputs, ladders
 from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS
 from headway.policies.resolve import PolicyChoice, admission, migration, ordering, router
 
-KINDS = ("routing", "ordering", "admission", "migration", "preset", "scaling", "replicas", "engine")
+KINDS = (
+    "routing", "ordering", "admission", "migration", "preset", "scaling", "scaling.settings", "replicas", "engine",
+    "disaggregation",
+)  # fmt: skip
 REPLICAS = (-2, -1, 1, 2)
 ENGINE_FACTORS = (0.5, 2.0)
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens")
@@ -29,61 +32,6 @@ _POLICIES: Mapping[str, tuple[Mapping[str, type], Callable[[Any], PolicyChoice[A
 }
 _OPTIONAL = ("admission", "migration")
 Assemble = Callable[[Mapping[str, Any]], Scenario]
-
-
-class Change(Struct, frozen=True):
-    """A key of the fleet file, and its new value."""
-
-    key: tuple[str | int, ...]
-    value: Any
-
-    def __hash__(self) -> int:  # a value may be a list
-        return hash(self.key)
-
-
-class Candidate(Struct, frozen=True):
-    """Changes that are made together."""
-
-    kinds: tuple[str, ...]
-    name: str
-    changes: tuple[Change, ...]
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def document(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """The fleet's document with the changes."""
-        return change(document, Places(), {each.key: (spell(each.key), each.value) for each in self.changes})[0]
-
-    @property
-    def values(self) -> dict[Key, Any]:
-        return {each.key: each.value for each in self.changes}
-
-
-class LeftOut(Struct, frozen=True):
-    """A change that was not tried, and why."""
-
-    kind: str
-    name: str
-    reason: str
-    needs: str = ""
-    """The measurement, or the key of the fleet file, with which it could be tried."""
-
-
-def together(candidates: Sequence[Candidate]) -> Candidate:
-    """Candidates that change different keys, as one."""
-    return Candidate(
-        tuple(dict.fromkeys(kind for each in candidates for kind in each.kinds)),
-        " and ".join(each.name for each in candidates),
-        tuple(one for each in candidates for one in each.changes),
-    )
-
-
-def agree(one: Candidate, other: Candidate) -> bool:
-    """Whether no key of one is, or holds, a key of the other."""
-    return not any(
-        a.key[: len(b.key)] == b.key or b.key[: len(a.key)] == a.key for a in one.changes for b in other.changes
-    )
 
 
 def candidates(
@@ -105,9 +53,11 @@ def candidates(
         "admission": lambda: _policies("admission", today),
         "migration": lambda: _migrations(today),
         "preset": lambda: _presets(today),
-        "scaling": lambda: _scalers(today, mean_tokens, why_no_scaler),
+        "scaling": lambda: _scalers(today, mean_tokens, why_no_scaler, "scaling"),
+        "scaling.settings": lambda: _scalers(today, mean_tokens, why_no_scaler, "scaling.settings"),
         "replicas": lambda: _replicas(today, document),
         "engine": lambda: _engines(today),
+        "disaggregation": lambda: phases(today, document),
     }
     found: list[Candidate] = []
     left_out: list[LeftOut] = []
@@ -185,29 +135,28 @@ def _presets(today: Scenario) -> Iterator[Candidate | LeftOut]:
         )
 
 
-def _scalers(today: Scenario, mean_tokens: float, why_not: str) -> Iterator[Candidate | LeftOut]:
+def _scalers(today: Scenario, mean_tokens: float, why_not: str, kind: str) -> Iterator[Candidate | LeftOut]:
+    """The ladder of today's scaler ("scaling.settings"), whose other arguments stay, or those of other scalers."""
     policies = today.spec.policies
     if policies.scaling is None:
-        yield LeftOut(
-            "scaling", "all of kind scaling", "the fleet does not scale", "`policies: scaling` and pools with bounds"
-        )
+        yield LeftOut(kind, f"all of kind {kind}", "the fleet does not scale", "`policies: scaling`, pools with bounds")
         return
     if why_not:
-        yield LeftOut("scaling", "all of kind scaling", why_not, "three days or more, or longer ones")
+        yield LeftOut(kind, f"all of kind {kind}", why_not, "three days or more, or longer ones")
         return
-    batch_tier = None if policies.admission is None else 2
-    inputs = LadderInputs(today.fleet, mean_tokens, batch_tier, dict)
+    own = {"name": policies.scaling} if isinstance(policies.scaling, str) else policies.scaling
+    kept, wants_own = (own, True) if kind == "scaling.settings" else ({}, False)
+    inputs = LadderInputs(today.fleet, mean_tokens, None if policies.admission is None else 2, dict)
     for name in FAMILIES:
         if name in NEED_RATES:
-            yield LeftOut(
-                "scaling", f"scaling: {name}", "what a replica serves in time is not known", "headway plan scaling"
-            )
+            if (name == own["name"]) == wants_own:
+                why = "what a replica serves in time is not known"
+                yield LeftOut(kind, f"scaling: {name}", why, "headway plan scaling")
             continue
         for each in ladders([name], inputs):
-            if each.scaling != policies.scaling:
-                yield Candidate(
-                    ("scaling",), f"scaling: {each.family}, {each.setting}", (_set("scaling", each.scaling),)
-                )
+            made = {**kept, **each.scaling}
+            if (each.scaling["name"] == own["name"]) == wants_own and made != own:
+                yield Candidate((kind,), f"scaling: {each.family}, {each.setting}", (_set("scaling", made),))
 
 
 def _replicas(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:
@@ -271,10 +220,6 @@ NEVER_TRIED = (
     LeftOut(
         "GPU type", "other GPUs, and other tensor parallelism", "no engine of the fleet runs on them",
         "headway plan fleet, and headway measure or calibrate on such a GPU",
-    ),
-    LeftOut(
-        "disaggregation", "prefill and decode apart", "the bandwidth between the engines is not recorded",
-        "headway plan combos, with the measured network_bytes_per_s",
     ),
     LeftOut(
         "speculative", "speculative decoding on or off", "the share of accepted drafts is not recorded",

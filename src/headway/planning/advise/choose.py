@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import fmean
 
 from headway.core.errors import HeadwayError
-from headway.planning.advise.candidates import Candidate, agree, together
+from headway.planning.advise.changes import Candidate, agree, together
 from headway.planning.advise.days import Part
 from headway.planning.advise.trials import Trials
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
 from headway.metrics.seeds import Estimate
-from headway.planning.advise.candidates import Candidate, Change
+from headway.planning.advise.changes import Candidate, Change
 from headway.planning.advise.choose import LEAST_GAIN
 from headway.planning.advise.days import Part
 from headway.planning.advise.trials import Gain, Gains, Trials

@@ -16,7 +16,8 @@ from headway.config.yaml_edit import edited, unified_diff
 from headway.core.errors import HeadwayError, unknown
 from headway.metrics.columns import floats
 from headway.planning.advise import days as days_of
-from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, Candidate, Change, LeftOut, candidates
+from headway.planning.advise.candidates import KINDS, NEVER_TRIED, Assemble, candidates
+from headway.planning.advise.changes import Candidate, Change, LeftOut
 from headway.planning.advise.choose import MOST_JUDGED, Chosen, choose
 from headway.planning.advise.correct import MOST_ROUNDS, MeansTask, PartMeans, StepTimeFactor, correct, measured, slower
 from headway.planning.advise.days import Day, Part, Split

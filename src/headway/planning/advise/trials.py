@@ -12,7 +12,7 @@ from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.metrics.latency import slo_masks
 from headway.metrics.usage import usage
-from headway.planning.advise.candidates import Candidate
+from headway.planning.advise.changes import Candidate
 from headway.planning.advise.correct import slower
 from headway.planning.advise.days import Part
 from headway.planning.rehearsals import RehearsalRunner, Simulator, counted, scenario_key

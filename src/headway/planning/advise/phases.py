@@ -1,0 +1,88 @@
+"""Prefill and decode apart, or by the same replicas: the fleet's own replicas in the other arrangement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headway.config.scenario import Scenario
+from headway.config.strict_yaml import spell
+from headway.core.fleet import Combo, Pool
+from headway.planning.advise.changes import Candidate, Change, LeftOut
+
+KIND = "disaggregation"
+PREFILL_SHARES = (0.25, 0.5, 0.75)
+"""Of a pool's replicas."""
+_NETWORK = "network_bytes_per_s"
+_OF_COMBO = ("name", "replicas", "min_replicas", "max_replicas", "scheduled_min_replicas", "fallback")
+"""Keys of a pool that are the combo's, where the pool is a part of one."""
+_NUMBERS = ("replicas", "endpoints")
+_FIRST_TOKENS = {"vllm": "decode", "sglang": "sent"}
+"""By engine: the replica whose first token the client gets (docs/disaggregation.md)."""
+
+
+def phases(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:
+    """Pairs of prefill and decode replicas as replicas that do both, and pools as pairs.
+
+    Without pairs nothing is sent between replicas, so that records say all. For pairs, the fleet file must have the
+    pool's bandwidth: records of a fleet without them do not have it.
+    """
+    if today.spec.policies.scaling is not None:
+        yield LeftOut(KIND, f"all of kind {KIND}", "the scaler sets the numbers", "headway plan combos")
+        return
+    for i, combo in enumerate(today.fleet.combos):
+        if len(combo.parts) == 2:
+            yield _together(combo, i, document["combos"][i])
+    for i, pool in enumerate(today.fleet.pools):
+        if pool.hosted is None:
+            yield from _apart(pool, i, document)
+
+
+def _together(combo: Combo, i: int, entry: Mapping[str, Any]) -> Candidate | LeftOut:
+    """The replicas of a pair, each for both phases."""
+    name, (prefill, decode) = f"prefill and decode together in {combo.name}", combo.parts
+    kinds = [(each.gpu.name, each.parallel, each.engine, each.region) for each in combo.parts]
+    if kinds[0] != kinds[1]:
+        return LeftOut(KIND, name, "its replicas for prefill and for decode differ", "headway plan combos")
+    sides = entry["prefill"], entry["decode"]
+    endpoints = [url for side in sides for url in side.get("endpoints") or ()]
+    aggregated = {key: value for key, value in sides[0].items() if key not in _NUMBERS}
+    aggregated |= {"endpoints": endpoints} if endpoints else {"replicas": prefill.replicas + decode.replicas}
+    kept = {key: value for key, value in entry.items() if key in _OF_COMBO}
+    return Candidate((KIND,), name, (Change(("combos", i), {**kept, "aggregated": aggregated}),))
+
+
+def _apart(pool: Pool, i: int, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:
+    """Some of a pool's replicas for prefill, and the others for decode."""
+    entry, name = document["fleet"][i], f"prefill and decode apart in {pool.name}"
+    if pool.replicas < 2:
+        yield LeftOut(KIND, name, "it has one replica", "a second one")
+        return
+    if _NETWORK not in entry:
+        why = "the bandwidth between its replicas is not recorded, nor in the file"
+        yield LeftOut(KIND, name, why, f"{spell(('fleet', i, _NETWORK))}, as it is measured")
+        return
+    combos = document.get("combos") or []
+    rest = [each for j, each in enumerate(document["fleet"]) if j != i]
+    for num in sorted({min(max(round(share * pool.replicas), 1), pool.replicas - 1) for share in PREFILL_SHARES}):
+        pair = _pair(pool, entry, num)
+        changes = Change(("fleet",), rest), Change(("combos",), [*combos, pair])
+        yield Candidate((KIND,), f"{name}: {num} for prefill, {pool.replicas - num} for decode", changes)
+
+
+def _pair(pool: Pool, entry: Mapping[str, Any], num_prefill: int) -> dict[str, Any]:
+    """A pool's entry as one combo."""
+    side = {key: value for key, value in entry.items() if key not in (*_OF_COMBO, *_NUMBERS)}
+    endpoints = list(entry.get("endpoints") or ())
+
+    def some(urls: Sequence[str], num: int) -> dict[str, Any]:
+        return {**side, "endpoints": list(urls)} if urls else {**side, "replicas": num}
+
+    engine = next((each for name, each in _FIRST_TOKENS.items() if pool.engine.name.startswith(name)), None)
+    return {
+        "name": pool.name,
+        **{key: entry[key] for key in ("fallback",) if key in entry},
+        "prefill": some(endpoints[:num_prefill], num_prefill),
+        "decode": some(endpoints[num_prefill:], pool.replicas - num_prefill),
+        **({} if engine is None else {"handover": {"first_token": engine}}),
+    }
