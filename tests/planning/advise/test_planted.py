@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.config.test_yaml_edit import patched
 
 import headway as hw
 from headway.config import strict_yaml
 from headway.planning.advise.plan import Advice
 from headway.records import save
-from tests.config.test_yaml_edit import patched
 
 pytestmark = pytest.mark.ci
 ENGINE = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.15"}
