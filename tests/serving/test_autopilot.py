@@ -296,7 +296,6 @@ def test_a_fleet_file_that_is_changed_by_hand_wins(fleet: Path) -> None:
     [
         ({"freeze": "00:00-24:00"}, [proposal()], "no change begins in a freeze window"),
         ({"max_usd_per_h": 0.5}, [proposal()], r"the fleet may cost \$\d+\.\d\d an hour, above the \$0\.50 allowed"),
-        ({"allow": ["scaling.settings"]}, [], "none of the allowed kinds can change while the gateway runs"),
         ({}, [], "no change is distinguishable from today's fleet"),
         ({}, [proposal(low=0.0)], "not to add to the SLO attainment"),
         ({}, [proposal(value="no-such")], "unknown router 'no-such'"),

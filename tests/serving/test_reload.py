@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -83,6 +84,64 @@ def test_a_fixed_fleet_is_what_it_was(path: Path) -> None:
     _write(path, {"endpoints": ["http://127.0.0.1:2"]})
     with pytest.raises(HeadwayError, match="cannot change"):
         file.read_again(file.plan)
+
+
+STARTED = {"endpoints": [], "processes": {"command": ["true", "{port}"], "ports": [1, 9]}, "max_replicas": 3}
+
+
+def _write_scaled(path: Path, scaling: Any) -> None:
+    _write(path, STARTED, policies={"scaling": scaling})
+
+
+def test_other_settings_of_a_scaler_hold_and_what_it_knows_stays(path: Path) -> None:
+    """A pool that has just grown, and grows again after a cool-down alone, does not for other settings."""
+
+    async def reloaded() -> None:
+        gateway = Gateway(file.plan, Recording(enabled=False))
+        control = gateway.scaling.control
+        assert control is not None
+        first: Any = control.scaler
+        first._stepped_s["pool"] = 12.0
+        _write_scaled(path, {"name": "freeness", "out_below": 0.2, "in_above": 0.9, "interval_s": 3, "cooldown_s": 60})
+        changes = gateway.reconfigure(file.read_again(gateway.plan))
+        (told,) = [each for each in changes if each.startswith("policies: scaling is freeness")]
+        assert told.endswith("-> freeness(cooldown_s=60, in_above=0.9, interval_s=3, out_below=0.2)")
+        second: Any = control.scaler
+        assert second is not first and second._stepped_s == {"pool": 12.0} and second._out_below == 0.2
+        assert control.interval_s == 3 and control in gateway.driver.control.parts.ticking()
+        assert gateway.reconfigure(file.read_again(gateway.plan)) == [] and control.scaler is second
+
+    _write_scaled(path, "freeness")
+    file = FleetFile(path, lambda read: read)
+    asyncio.run(reloaded())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("freeness", "keda"),
+        ("minimum", "freeness"),
+        ("freeness", None),
+        (None, "freeness"),
+        ({"name": "headway", "use": 0.5}, {"name": "headway", "use": 0.7, "batch_tier": 2}),
+    ],
+)
+def test_another_scaler_and_what_it_counts_by_need_a_restart(path: Path, before: Any, after: Any) -> None:
+    _write_scaled(path, before)
+    file = FleetFile(path, lambda read: read)
+    _write_scaled(path, after)
+    with pytest.raises(HeadwayError, match=r"policies\.scaling.*: cannot change while the gateway runs"):
+        file.read_again(file.plan)
+
+
+def test_a_scaler_that_a_trial_changed_is_that_of_the_file_after_a_reload(path: Path) -> None:
+    _write_scaled(path, {"name": "headway", "use": 0.5, "batch_tier": 2})
+    file, tried = FleetFile(path, lambda read: read), path.with_name("tried.yaml")
+    _write_scaled(tried, {"name": "headway", "use": 0.6, "batch_tier": 2})
+    trial = file.policies_of(tried, file.plan)
+    assert str(trial.scaler) == "headway(batch_tier=2, use=0.6)"
+    again = file.read_again(msgspec.structs.replace(file.plan, policies=trial))
+    assert str(again.policies.scaler) == "headway(batch_tier=2, use=0.5)"
 
 
 def _write_combo(path: Path, goodput_rps: float, handover: str = "layerwise") -> None:

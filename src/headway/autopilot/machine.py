@@ -43,8 +43,8 @@ class Change(Struct, frozen=True):
     """The version of the fleet file with it."""
     predicted: Bounds
     """Of the SLO attainment that it adds."""
-    most_usd_per_h: float
-    """What the fleet may cost with it, with all the replicas that it may have."""
+    most_usd_per_h: float | None
+    """What the fleet may cost with it, with all the replicas that it may have. None: nothing bounds their number."""
     staging: Staging
 
 
@@ -123,8 +123,17 @@ def why_not(state: State, change: Change, limits: Limits, is_frozen: bool) -> st
         return "no change begins in a freeze window"
     if more := [kind for kind in change.kinds if kind not in limits.allow]:
         return f"not among the allowed kinds: {', '.join(more)}"
-    if limits.max_usd_per_h is not None and change.most_usd_per_h > limits.max_usd_per_h:
-        return f"the fleet may cost ${change.most_usd_per_h:.2f} an hour, above the ${limits.max_usd_per_h:.2f} allowed"
+    return too_dear(change.most_usd_per_h, limits)
+
+
+def too_dear(most_usd_per_h: float | None, limits: Limits) -> str:
+    """Why a fleet that may cost so much is not allowed; empty: it is."""
+    if limits.max_usd_per_h is None:
+        return ""
+    if most_usd_per_h is None:
+        return "nothing bounds what the fleet may cost: a pool that scales has no max_replicas"
+    if most_usd_per_h > limits.max_usd_per_h:
+        return f"the fleet may cost ${most_usd_per_h:.2f} an hour, above the ${limits.max_usd_per_h:.2f} allowed"
     return ""
 
 

@@ -109,6 +109,10 @@ class Scaling:
         views: list[PoolView] = list(pools)
         self._view.pools = views
 
+    def use(self, scaler: Scaler) -> None:
+        """Ask another scaler from the next call on."""
+        self.scaler, self.interval_s = scaler, scaler.interval_s
+
     def count_arrival(self, live: Live, model: str) -> None:
         """Add an arriving request to the demand for `model`, its canonical name."""
         key = model, live.region, live.tier

@@ -7,7 +7,7 @@ an oracle knows. Drivers that cannot know it refuse such a policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from headway.core.decision import Move, Placement, Release
 from headway.core.past_demand import PastDemand
@@ -215,6 +215,18 @@ class RemembersDemand(Protocol):
 
     def remember(self, past: PastDemand, /) -> None:
         """Forecast as if this demand had been seen. Called once, before the first `scale`."""
+
+
+@runtime_checkable
+class ChangesSettings(Protocol):
+    """A scaler that a gateway can give other settings while it runs."""
+
+    live_settings: ClassVar[frozenset[str]]
+    """The arguments that may change."""
+
+    def go_on(self, before: Any, /) -> None:
+        """Know what the scaler of the same class knew that it replaces, which may have had other `live_settings`.
+        Called once, before the first `scale`."""
 
 
 # Services that a policy receives at construction.

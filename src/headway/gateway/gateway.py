@@ -263,7 +263,7 @@ class Gateway:
         self.driver.control.use_fallbacks(plan.fallbacks, plan.policies.fallback)
         if plan.fallbacks != before.fallbacks:
             changes.append("fleet: other fallbacks")
-        self.scaling.reconfigure(plan)
+        changes += self.scaling.reconfigure(plan)
         changes += [f"policies: {name} changed" for name in changed]
         if plan.settings != settings:
             changes += self._use_settings(settings)

@@ -192,7 +192,7 @@ class AutopilotSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """For `headway serve --autopilot`: which changes it may try by itself, and when."""
 
     allow: Annotated[tuple[AutopilotKind, ...], Meta(min_length=1)]
-    """Kinds of changes. `scaling.settings` is accepted and not tried: a gateway that runs keeps its scaler."""
+    """Kinds of changes. `scaling.settings`: other settings of the scaler that the fleet has."""
     max_usd_per_h: Annotated[float, Meta(ge=0)] | None = None
     """No change is tried with which the fleet may cost more in an hour, with all replicas that it may have."""
     freeze: str | tuple[str, ...] = ()

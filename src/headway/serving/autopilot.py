@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from headway.autopilot.machine import (
     Stopped,
     Withdrawn,
     step,
+    too_dear,
     why_not,
 )
 from headway.autopilot.staging import staging
@@ -40,6 +42,7 @@ from headway.config.yaml_edit import edited
 from headway.control.decisions import Decision
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Combo, Pool, unit_of
 from headway.gateway.blocking import OneAtATime
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
@@ -57,8 +60,7 @@ POLL_S = 0.5
 DISK_S = 10.0
 """Time for a call of a file, after which what is tried is taken back."""
 T = TypeVar("T")
-LIVE_KINDS = ("routing", "ordering", "admission", "migration")
-"""Kinds that a gateway that runs can change."""
+SCALING = "scaling.settings"
 LEAST_SETTLE_S = 1.0
 _MOST_STAGED = 3.0
 """Times the time in which a change is to be judged; then it is taken back, however little traffic there was."""
@@ -134,7 +136,7 @@ class Autopilot:
     @property
     def _limits(self) -> Limits:
         settings = self._settings
-        return Limits(tuple(each for each in settings.allow if each in LIVE_KINDS), settings.max_usd_per_h)
+        return Limits(settings.allow, settings.max_usd_per_h)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._wall_clock(), zone(self._settings.time_zone))
@@ -226,8 +228,6 @@ class Autopilot:
         """Ask for proposals, and stage the first one that may be tried."""
         if self._stored.state.is_stopped:
             return await self._note("the autopilot is stopped")
-        if not self._limits.allow:
-            return await self._note("none of the allowed kinds can change while the gateway runs")
         self._log("looks for a change")
         text = await self._at_disk(self._files.text)
         answer = await self._ask(self._limits.allow)
@@ -251,7 +251,7 @@ class Autopilot:
         try:
             plan = staging(
                 gain["low"], answer["today"]["attainment"], self._trial.requests_per_s(self._gateway.clock.now),
-                max(self._trial.longest_s(), LEAST_SETTLE_S), self._settings.judge_s, ALPHA,
+                self._settle_s(proposal["kinds"]), self._settings.judge_s, ALPHA,
             )  # fmt: skip
             changed = edited(text, changes_of(proposal), self._file.path.name)
             if changed == text:
@@ -264,6 +264,12 @@ class Autopilot:
             name, tuple(proposal["kinds"]), before, version, Bounds(gain["low"], gain["high"]),
             most_usd_per_h(self._gateway.plan), plan,
         )  # fmt: skip
+
+    def _settle_s(self, kinds: Sequence[str]) -> float:
+        """The first part of a period, in which the requests of before end, and replicas that its scaler asks for
+        start."""
+        settle_s = max(self._trial.longest_s(), LEAST_SETTLE_S)
+        return max(settle_s, self._gateway.scaling.react_s) if SCALING in kinds else settle_s
 
     async def _policies_of(self, version: str) -> Policies:
         return await self._at_disk(self._file.policies_of, self._files.path(version), self._gateway.plan)
@@ -346,8 +352,8 @@ class Autopilot:
             limits = self._limits
             if more := [each for each in change.kinds if each not in limits.allow]:
                 raise _WithdrawnError(f"not among the allowed kinds any more: {', '.join(more)}")
-            if limits.max_usd_per_h is not None and most_usd_per_h(self._gateway.plan) > limits.max_usd_per_h:
-                raise _WithdrawnError("the fleet may cost more than max_usd_per_h")
+            if why := too_dear(most_usd_per_h(self._gateway.plan), limits):
+                raise _WithdrawnError(why)
             self._serve(policies)
 
     # A change is judged.
@@ -375,15 +381,27 @@ class Autopilot:
             await self._save(self._stored.with_past(past))
 
 
-def most_usd_per_h(plan: ServingPlan) -> float:
-    """What a fleet may cost in an hour, with all the replicas that it may have."""
+def most_usd_per_h(plan: ServingPlan) -> float | None:
+    """What a fleet may cost in an hour, with all the replicas that it may have; None: nothing bounds their number."""
     usd = 0.0
-    for served in plan.pools:
-        num = max(len(served.endpoints), served.num_initial)
-        if plan.policies.scaler is not None and served.pool.max_replicas is not None:
-            num = max(num, served.pool.max_replicas)
-        usd += num * served.pool.usd_per_hour
-    return usd
+    for deployment in {each.deployment.name: each.deployment for each in plan.pools}.values():
+        own = [each for each in plan.pools if each.deployment.name == deployment.name]
+        num: float = deployment.replicas
+        if plan.policies.scaler is not None and any(each.start is not None for each in own):
+            num = max(num, _most_units(deployment, plan.gpu_limits))
+        usd += num * sum(part.usd_per_hour for part in unit_of(deployment)) if num else 0.0
+    return usd if usd < inf else None
+
+
+def _most_units(deployment: Pool | Combo, gpu_limits: Sequence[tuple[str, str, int]]) -> float:
+    """The most replicas, or instances of a combo, that a scaler may start."""
+    most = inf if deployment.max_replicas is None else deployment.max_replicas
+    parts = unit_of(deployment)
+    for region, gpu, count in gpu_limits:
+        needed = sum(part.num_gpus for part in parts if (part.region, part.gpu.name) == (region, gpu))
+        if needed:
+            most = min(most, count // needed)
+    return most
 
 
 def _told(state: State) -> str:

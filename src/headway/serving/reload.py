@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from headway.config.scenario import Scenario
-from headway.config.spec import ComboSpec, PoolSpec, Spec
+from headway.config.spec import ComboSpec, PolicySpec, PoolSpec, Spec
 from headway.control.policies import Policies
 from headway.control.shadow import ShadowPlan
 from headway.core.errors import HeadwayError
@@ -80,9 +82,10 @@ class FleetFile:
         check(before.gateway.needs_key == after.gateway.needs_key, "gateway", "api_keys")
         check(before.gateway.has_dashboard == after.gateway.has_dashboard, "gateway", "admin_keys")
         changed = self._change(found)
-        check(self.scenario.spec.policies.scaling == changed.spec.policies.scaling, "policies", "scaling")
         self._check_pools(before, after, check)
         new = plan(changed)
+        scaling = _changed(self.scenario.spec.policies.scaling, changed.spec.policies.scaling)
+        scaler = _scaler(present.policies, new.policies, scaling, check)
         kept = {each.pool.name: each for each in present.pools if self._is_fleet_fixed or each.start is not None}
         return (
             found,
@@ -93,7 +96,7 @@ class FleetFile:
                     replace(kept[each.pool.name], combo=each.combo) if each.pool.name in kept else each
                     for each in new.pools
                 ),
-                policies=_policies(present.policies, new.policies),
+                policies=replace(_policies(present.policies, new.policies), scaler=scaler),
                 settings=replace(
                     new.settings,
                     hosts=present.settings.hosts,
@@ -150,10 +153,31 @@ def _stamp(path: Path) -> object:
 
 
 def _policies(before: Policies, after: Policies) -> Policies:
-    """The new policies, with the present choice of each that is the same; cascade and scaler stay."""
+    """The new policies, with the present choice of each that is the same; the cascade stays."""
     names = ("router", "ordering", "migration", "admission")
     same = {name: getattr(before, name) for name in names if _is_same(getattr(before, name), getattr(after, name))}
-    return replace(after, cascade=before.cascade, scaler=before.scaler, **same)
+    return replace(after, cascade=before.cascade, **same)
+
+
+def _scaler(before: Policies, after: Policies, changed: Collection[str], check: Callable[..., None]) -> Any:
+    """The present scaler with those arguments of the new one that may change while it runs.
+
+    `changed`: the arguments that differ in the file. HeadwayError if another one does, or the scaler itself.
+    """
+    old, new = before.scaler, after.scaler
+    live: Collection[str] = getattr(old.made_by, "live_settings", ()) if isinstance(old, PolicyChoice) else ()
+    check(set(changed) <= set(live), "policies", "scaling")
+    if not isinstance(old, PolicyChoice) or not isinstance(new, PolicyChoice):
+        return old
+    arguments = {key: value for key, value in old.arguments.items() if key not in live}
+    arguments |= {key: value for key, value in new.arguments.items() if key in live}
+    return old if arguments == old.arguments else dataclasses.replace(old, arguments=arguments)
+
+
+def _changed(before: PolicySpec | None, after: PolicySpec | None) -> set[str]:
+    """The keys in which two policies differ, `name` among them."""
+    one, other = ({"name": each} if each is None or isinstance(each, str) else each for each in (before, after))
+    return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
 
 
 def _is_same(before: object, after: object) -> bool:

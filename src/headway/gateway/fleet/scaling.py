@@ -15,7 +15,7 @@ from headway.control.scaling import PoolState, Scaling, Unit
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo
-from headway.core.policy import RemembersDemand, Scaler
+from headway.core.policy import ChangesSettings, Learner, RemembersDemand, Scaler
 from headway.gateway.fleet.actuator import Actuator
 from headway.gateway.fleet.combos import ComboInstance
 from headway.gateway.fleet.local_resources import Gpus, Ports
@@ -250,12 +250,29 @@ class LiveScaling:
         )
         return self.control
 
-    def reconfigure(self, plan: ServingPlan) -> None:
-        """Count on the goodputs of another plan, which differs in nothing else that is scaled."""
+    def reconfigure(self, plan: ServingPlan) -> list[str]:
+        """Count on the goodputs of another plan, scale by the settings of its scaler, and return what changed of
+        these."""
         for served in plan.pools:
             state = self._states.get(served.deployment.name)
             if served.combo is not None and state is not None:
                 state.goodput_rps = served.combo.goodput_rps
+        before, make = self._plan.policies.scaler, plan.policies.scaler
+        self._plan = plan
+        if self.control is None or make is None or make == before:
+            return []
+        self._use_scaler(make(), self.control)
+        return [f"policies: scaling is {before} -> {make}"]
+
+    def _use_scaler(self, made: Scaler, control: Scaling) -> None:
+        """Scale by a scaler of the same class with other settings, which goes on where the present one is."""
+        before: object = control.scaler
+        if isinstance(made, ChangesSettings):
+            made.go_on(before)
+        if isinstance(made, Learner):
+            for service in self._host.driver.services.values():
+                service.learners = [made if each is before else each for each in service.learners]
+        control.use(made)
 
     def start(self) -> None:
         for name, state in self._states.items():
@@ -314,6 +331,12 @@ class LiveScaling:
         if driver.control.service_of(live).any_up:
             return max(ceil(driver.now - live.arrival_s), 1)
         return self.expected_s(live.model)
+
+    @property
+    def react_s(self) -> float:
+        """Time from a change of the load until a replica that it asks for is up, by the longest of the last starts."""
+        interval_s = 0.0 if self.control is None else self.control.interval_s
+        return interval_s + max(self._start_took_s.values(), default=0.0)
 
     def expected_s(self, model: str) -> int:
         """Estimate when another replica of a model is up, by the last start; 1 if none is known."""

@@ -28,6 +28,8 @@ class ChironScaler:
     `batch_request_s` is Headway's.
     """
 
+    live_settings = frozenset(("theta", "cooldown_s", "batch_request_s", "batch_deadline_s", "interval_s"))
+
     def __init__(
         self,
         theta: float = 0.6,
@@ -47,6 +49,9 @@ class ChironScaler:
         self._replicas_per_batch_request = batch_request_s / batch_deadline_s
         self._silos = Silos(batch_tier, interactive_suffix, batch_suffix)
         self._stepped_s: dict[tuple[str, str], float] = {}
+
+    def go_on(self, before: ChironScaler) -> None:
+        self._stepped_s = before._stepped_s
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         endpoints = grouped(view.pools, attrgetter("model", "region"))

@@ -23,6 +23,8 @@ class FreenessScaler:
     do not count in the mean. A pool keeps at least one replica, since an empty pool has no freeness.
     """
 
+    live_settings = frozenset(("out_below", "in_above", "interval_s", "cooldown_s", "normalised"))
+
     def __init__(
         self,
         out_below: float | None = None,
@@ -42,6 +44,9 @@ class FreenessScaler:
         self._cooldown_s = cooldown_s
         self._freeness = free_share if normalised else freeness
         self._stepped_s: dict[str, float] = {}
+
+    def go_on(self, before: FreenessScaler) -> None:
+        self._stepped_s = before._stepped_s
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         wanted = {}

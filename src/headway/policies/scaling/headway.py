@@ -65,6 +65,8 @@ class HeadwayScaler:
     earlier days. `ttft_s` is the SLO of the first token where requests have none.
     """
 
+    live_settings = frozenset(("use", "hold_s", "epsilon", "interval_s"))
+
     def __init__(
         self,
         use: float = 0.7,
@@ -104,6 +106,14 @@ class HeadwayScaler:
         self._requested: dict[str, int] = {}
         self._full_until_s: dict[str, float] = {}
         self._seen_s: float | None = None
+
+    def go_on(self, before: HeadwayScaler) -> None:
+        self._cells, self._models, self._loads = before._cells, before._models, before._loads
+        self._weights, self._starts, self._past = before._weights, before._starts, before._past
+        self._forecasts = before._forecasts
+        self._requested, self._full_until_s, self._seen_s = before._requested, before._full_until_s, before._seen_s
+        for served in self._models.values():
+            served.use = self._use
 
     def remember(self, past: PastDemand) -> None:
         self._past = past
@@ -505,7 +515,7 @@ class _Served:
         self.since_s = now
         self.unit = unit
         self.is_assumed = unit == "tps"
-        self._use = use
+        self.use = use
         # an assumed value counts as much as five minutes at the targeted use
         self._tokens = 300.0 * capacity if self.is_assumed else 0.0
         self._used = 300.0 * capacity * use if self.is_assumed else 0.0
@@ -517,11 +527,11 @@ class _Served:
     @property
     def full_rate(self) -> float:
         """What a weight of one serves at full use: no less than at the targeted one."""
-        return max(self._full_rate, self.rate) if self._full_rate else self.rate / self._use
+        return max(self._full_rate, self.rate) if self._full_rate else self.rate / self.use
 
     @property
     def rate(self) -> float:
-        return self._use * self._tokens / self._used if self._used > 0 else float(self.is_assumed)
+        return self.use * self._tokens / self._used if self._used > 0 else float(self.is_assumed)
 
     def learn(
         self, tokens: int, backlog_tokens: float, used: float, capacity: float, elapsed_s: float, ttft_s: float
@@ -534,7 +544,7 @@ class _Served:
         if used >= FULL_USE * capacity > 0 and backlog_tokens > ttft_s * capacity * self.full_rate > 0:
             share = 1.0 - exp(-elapsed_s / FULL_S)
             self._full_rate = self.full_rate + share * (done_tokens / (capacity * elapsed_s) - self.full_rate)
-        relative = used / capacity / self._use
+        relative = used / capacity / self.use
         share = min(relative, 1.0 / relative) ** 2
         kept = exp(-elapsed_s * share / LEARNING_S)
         self._tokens = kept * self._tokens + share * done_tokens

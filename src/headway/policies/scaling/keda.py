@@ -27,6 +27,8 @@ class KedaScaler:
     (keda.sh/docs, Scaling Deployments; kubernetes.io, Horizontal Pod Autoscaling).
     """
 
+    live_settings = frozenset(("threshold", "metric", "tolerance", "stabilization_s", "polling_s"))
+
     def __init__(
         self,
         threshold: float = 5.0,
@@ -44,6 +46,9 @@ class KedaScaler:
         self._tolerance, self._stabilization_s = tolerance, stabilization_s
         self._recent: dict[str, list[tuple[float, int]]] = {}
         """By pool: (time, needed replicas)."""
+
+    def go_on(self, before: KedaScaler) -> None:
+        self._recent = before._recent
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         serving: dict[str, int] = {}

@@ -25,6 +25,9 @@ class ReactiveRule:
         self._guard = pending_guard
         self._stepped_s: dict[str, float] = {}
 
+    def go_on(self, before: ReactiveRule) -> None:
+        self._stepped_s = before._stepped_s
+
     def direction(self, pool: PoolView) -> int:
         """+1, 0 or -1 replicas, by memory alone."""
         use = self._use(pool, pool.num_serving)
@@ -77,6 +80,8 @@ class ReactiveScaler:
     starts. The paper checks at each request; here it is every `interval_s`.
     """
 
+    live_settings = frozenset(("out_above", "in_below", "cooldown_s", "pending_guard", "interval_s"))
+
     def __init__(
         self,
         out_above: float = 0.7,
@@ -88,6 +93,9 @@ class ReactiveScaler:
         require_above(0, interval_s=interval_s)
         self.interval_s = interval_s
         self._reaction = ReactiveRule(out_above, in_below, cooldown_s, pending_guard)
+
+    def go_on(self, before: ReactiveScaler) -> None:
+        self._reaction.go_on(before._reaction)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         wanted: dict[str, int] = {}

@@ -22,6 +22,8 @@ class TargetUtilizationScaler:
     Draining replicas do not count. All defaults but that of `kv_use` are Kubernetes' own.
     """
 
+    live_settings = frozenset(("kv_use", "in_flight", "tolerance", "stabilization_s", "cooldown_s", "interval_s"))
+
     def __init__(
         self,
         kv_use: float | None = 0.7,
@@ -44,6 +46,9 @@ class TargetUtilizationScaler:
         self._recent: dict[str, list[tuple[float, int]]] = {}
         """By pool: (time, needed replicas)."""
         self._stepped_s: dict[str, float] = {}
+
+    def go_on(self, before: TargetUtilizationScaler) -> None:
+        self._recent, self._stepped_s = before._recent, before._stepped_s
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         wanted = {}
