@@ -55,8 +55,6 @@ MODELS = {"l8b": ("llama-3.1-8b", "bf16"), "fp8": ("llama-3.1-8b", "fp8"), "q30b
 """Of the run of 0.25.1: model and weights by the file's names."""
 SAMPLED = ("azure9sample",)
 """Phases that are drawn with the model's published parameters; `q30b` always is, without a cut."""
-IDS_S_PER_TOKEN = 1.9e-6
-"""Of prompts that are sent as token ids, of which nothing is tokenised."""
 LEAST_REQUESTS = 30
 SEEDS = (0, 1)
 SOURCE = (
@@ -95,7 +93,7 @@ def _new_runs() -> Iterator[RunErrors]:
     for key, (name, dtype) in MODELS.items():
         model = replace(catalog.model(name), dtype=dtype)
         for greedy in (True, False):
-            flags = {"model": name, "gpu": GPU, "engine": NEW, "greedy": greedy}
+            flags = {"model": name, "gpu": GPU, "engine": NEW, "greedy": greedy, "token_ids": True}
             runs, _ = measured_fleet.found_runs(REQUESTS, flags)
             for run in runs:
                 its, _, phase = run.run.where.rpartition(": ")[2].partition(" ")
@@ -111,10 +109,8 @@ def _new_runs() -> Iterator[RunErrors]:
         for phase, one, pool in runs:
             own = next(used for start, used in held_out.items() if f"{key} {phase}".startswith(start))
             others = (own, other, _generic(other))
-            engine = replace(pool.engine, tokenize_s_per_token=IDS_S_PER_TOKEN)
             for known, used in zip(KNOWN, others, strict=True):
-                used = replace(used, overhead=replace(used.overhead, tokenize_s_per_token=IDS_S_PER_TOKEN))
-                yield _errors(one, f"{key} {phase}", "vLLM 0.25.1", known, used, engine)
+                yield _errors(one, f"{key} {phase}", "vLLM 0.25.1", known, used, pool.engine)
 
 
 def _held_out(pools: dict[str, Pool]) -> dict[str, Coefficients]:

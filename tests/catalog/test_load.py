@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from headway import catalog
-from headway.catalog.coefficients import CoefficientFile
+from headway.catalog.coefficients import CoefficientFile, scaled
 from headway.catalog.load import coefficients_in
 from headway.core.errors import HeadwayError
 
@@ -84,6 +85,17 @@ def test_every_entry_has_a_source() -> None:
     named += [(e.name, e.source) for e in catalog.models()]
     named += [(e.name, e.source) for e in catalog.engines()]
     assert [name for name, source in named if len(source) < 10] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "lag"),
+    [
+        ("vllm", "", 1), ("vllm", "0.14.0", 1), ("vllm", "0.13.1", 0), ("vllm-0.10", "", 0), ("vllm-0.15", "0.12", 0),
+        ("simulated", "v0.11", 0), ("vllm", "nightly", 1), ("sglang", "0.5.6", 1),
+    ],
+)  # fmt: skip
+def test_vllm_schedules_ahead_from_its_version_0_14_on(name: str, version: str, lag: int) -> None:
+    assert catalog.engine(name, version).schedule_lag == lag
 
 
 def test_unknown_names_suggest_the_nearest() -> None:
@@ -232,3 +244,17 @@ def test_factors_of_an_engines_kernels_are_applied_once() -> None:
     factor = new.kernels.decode_attention.memory_efficiency / old.kernels.decode_attention.memory_efficiency
     assert factor == pytest.approx(0.886)
     assert not new.overhead.kernel_factors  # a file that is made from these has them in its kernels
+
+
+@pytest.mark.parametrize(("share", "latency_s"), [(1.0, 6e-6), (0.5, 5e-6), (0.0, 4e-6)])
+def test_a_cast_within_the_kernel_before_has_no_latency_of_its_own(share: float, latency_s: float) -> None:
+    kernels = catalog.coefficients("h100-80gb-sxm", "vllm-0.15").kernels
+    plain, cast = (replace(kernels.gemm[dtype], latency_s=s) for dtype, s in (("bf16", 4e-6), ("fp8", 6e-6)))
+    found = scaled(replace(kernels, gemm={"bf16": plain, "fp8": cast}), {"cast_latency": share}).gemm
+    assert found["fp8"].latency_s == pytest.approx(latency_s)
+    assert found["bf16"].latency_s == 4e-6
+
+
+def test_vllm_0_25_casts_within_the_kernel_before() -> None:
+    old, new = (catalog.coefficients("h100-80gb-sxm", name).kernels.gemm for name in ("vllm-0.15", "vllm-0.25"))
+    assert old["fp8"].latency_s > new["fp8"].latency_s == new["bf16"].latency_s

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.calibration.serving import ServingExperiment
+from headway.calibration.serving import TOKEN_ID_S, ServingExperiment
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Parallel, Pool
@@ -81,7 +81,7 @@ def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet
 def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engine:
     if profile is None and experiment.profile is not None:
         return experiment.profile
-    profile = profile or catalog.engine(experiment.engine)
+    profile = profile or catalog.engine(experiment.engine, experiment.engine_version)
     utilization = experiment.gpu_memory_utilization
     return replace(
         profile,
@@ -140,10 +140,11 @@ def replay(
 
     `profile` and `coefficients` replace the catalog's engine and step times.
     """
-    pools = fleet(experiment, profile)
-    if coefficients is not None:
-        pool = pools.pools[0]
-        pools = Fleet((replace(pool, engine=coefficients.overhead.on(pool.engine)),))
+    pool = fleet(experiment, profile).pools[0]
+    ran = pool.engine if coefficients is None else coefficients.overhead.on(pool.engine)
+    if experiment.sends_token_ids:
+        ran = replace(ran, tokenize_s_per_token=min(ran.tokenize_s_per_token, TOKEN_ID_S))
+    pools = Fleet((replace(pool, engine=ran),))
     bounds = np.cumsum([0.0] + [stage.duration_s for stage in experiment.stages])
     bounds[-1] = math.inf
     seeds = seeds if experiment.load is None else seeds[:1]

@@ -103,6 +103,10 @@ class GivenLoad(Struct, frozen=True):
     """Clients of a closed loop, which replaces the times of arrival; None: requests arrive at their times."""
 
 
+TOKEN_ID_S = 1.9e-6
+"""Time until the scheduler sees a request, for each prompt token that is sent as an id (vLLM 0.25.1, measured)."""
+
+
 class ServingExperiment(Struct, frozen=True):
     """One engine under stages of load, and the measured latencies."""
 
@@ -141,6 +145,8 @@ class ServingExperiment(Struct, frozen=True):
     """Size of the KV cache; None: what the GPU's memory leaves."""
     requests: MeasuredRequests | None = None
     """None: the file has means and percentiles only."""
+    sends_token_ids: bool = False
+    """Prompts were sent as token ids, of which nothing is tokenised."""
 
     @property
     def contradiction(self) -> str | None:

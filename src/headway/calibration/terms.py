@@ -73,10 +73,9 @@ def terms_of(
     overhead = known.overhead
     models = [e.model for e in experiments]
     wide = 1.0 if is_measured else UNKNOWN_HARDWARE
-    outside = [
-        Term("request_s", engine.request_overhead_s + engine.response_overhead_s, 5e-3, 0.0, 1.0),
-        Term("tokenize_s_per_token", engine.tokenize_s_per_token, 1e-5 * wide, 0.0, 1e-2),
-    ]
+    outside = [Term("request_s", engine.request_overhead_s + engine.response_overhead_s, 5e-3, 0.0, 1.0)]
+    if not all(e.sends_token_ids for e in experiments):
+        outside.append(Term("tokenize_s_per_token", engine.tokenize_s_per_token, 1e-5 * wide, 0.0, 1e-2))
     if has_iterations:
         return tuple(outside)
     found = [

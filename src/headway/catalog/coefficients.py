@@ -209,13 +209,15 @@ def versions_notes(engines: Iterable[tuple[str, str]]) -> list[str]:
 
 def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
     """The kernels with factors on their efficiencies: `memory`, `compute`, `attention` and its two parts
-    `decode_attention` and `prompt_attention`, `cast`; and with another `wave_share` of products that have one.
+    `decode_attention` and `prompt_attention`, `cast`; with another `wave_share` of products that have one; and with
+    `cast_latency`, the share of a cast's own latency that is left where an engine casts within the kernel before.
     """
     memory, compute, attention = (values.get(name, 1.0) for name in ("memory", "compute", "attention"))
     decoding, prompts = (attention * values.get(name, 1.0) for name in ("decode_attention", "prompt_attention"))
     gemm = {
         dtype: replace(
             one,
+            latency_s=_latency_s(kernels, one, values.get("cast_latency", 1.0)),
             memory_efficiency=one.memory_efficiency * memory,
             compute_efficiency=one.compute_efficiency * compute,
             cast_efficiency=one.cast_efficiency * values.get("cast", 1.0),
@@ -241,6 +243,14 @@ def scaled(kernels: Kernels, values: Mapping[str, float]) -> Kernels:
         mla_attention=None if latent is None else _scaled_decode(latent, decoding),
         prefill_attention=replace(prefill, compute_efficiency=prefill.compute_efficiency * prompts),
     )
+
+
+def _latency_s(kernels: Kernels, product: Roofline, cast_share: float) -> float:
+    """Of a product with that share of the latency of casting its inputs: what one in bf16 does not take."""
+    if not product.cast_efficiency or "bf16" not in kernels.gemm:
+        return product.latency_s
+    plain_s = min(kernels.gemm["bf16"].latency_s, product.latency_s)
+    return plain_s + cast_share * (product.latency_s - plain_s)
 
 
 def corrected(known: Coefficients, prefill: float, decode: float) -> Coefficients:

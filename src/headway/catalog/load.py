@@ -25,6 +25,8 @@ VERSIONS_OF_VLLM = ("vllm-0.15", "vllm-0.25")
 ANY_VERSION = ("vllm", "vllm-v1")
 """Names of vLLM that say no version."""
 SIMULATED = ("simulated", "simulated-0.15")
+SCHEDULES_AHEAD_FROM = [0, 14]
+"""The version of vLLM from which on it schedules one iteration ahead by default (its pull request 27614)."""
 SIZED_BY_GPU = ("vllm-0.25",)
 """Engines whose own defaults are those of the profile on large GPUs, and `ON_SMALLER_GPUS` on others."""
 ON_SMALLER_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
@@ -69,7 +71,14 @@ def engine(name: str, version: str = "") -> Engine:
     profile = profiles.get(data.aliases.get(wanted, wanted))
     if profile is None:
         raise unknown("engine", name, [*data.aliases, *ANY_VERSION, *profiles])
-    return msgspec.structs.replace(profile, version=version) if version else profile
+    return _of_version(profile, version) if version else profile
+
+
+def _of_version(profile: Engine, version: str) -> Engine:
+    is_vllm = profile.name in (*VERSIONS_OF_VLLM, *SIMULATED)
+    if is_vllm and [] < numbers(version)[:2] < SCHEDULES_AHEAD_FROM:
+        profile = msgspec.structs.replace(profile, schedule_lag=0)
+    return msgspec.structs.replace(profile, version=version)
 
 
 def engine_on(profile: Engine, gpu: Gpu | None) -> Engine:

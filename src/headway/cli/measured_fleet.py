@@ -40,9 +40,11 @@ OPTIONS = (
     click.option("--max-num-seqs", type=POSITIVE, help="Most sequences that the engine ran at once."),
     click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration of the engine."),
     click.option("--greedy", is_flag=True, help="Requests asked for temperature 0, where the file does not say."),
+    click.option("--token-ids", is_flag=True, help="Prompts were sent as token ids, of which nothing is tokenised."),
 )
 NAMES = tuple(
-    "fleet pool model model_config assume gpu gpu_file tp engine max_num_seqs max_num_batched_tokens greedy".split()
+    "fleet pool model model_config assume gpu gpu_file tp engine max_num_seqs max_num_batched_tokens greedy"
+    " token_ids".split()
 )  # fmt: skip
 DEFAULT_ENGINE = "vllm"
 """Of runs whose engine nobody names."""
@@ -130,6 +132,7 @@ class MeasuredFleet:
         self._flags = dict(flags)
         path = self._flags.pop("fleet", None)
         self._pool = self._flags.pop("pool", None)
+        self._sends_ids = bool(self._flags.pop("token_ids", False))
         self._workload: dict[str, Any] = WORKLOAD | ({"sampling": "greedy"} if self._flags.pop("greedy", False) else {})
         self._base = Path()
         self._document: dict[str, Any] | None = None
@@ -145,7 +148,8 @@ class MeasuredFleet:
         given = {name: value for name, value in run.settings.items() if name not in self._flags}
         run = replace(run, settings=given)
         pool, coefficients = self.pool(run)
-        return FoundRun(path, run, experiment(run, pool), pool, coefficients)
+        one = replace(experiment(run, pool), sends_token_ids=self._sends_ids)
+        return FoundRun(path, run, one, pool, coefficients)
 
     def pool(self, run: MeasuredRun) -> tuple[Pool, Coefficients]:
         """The pool of a run, and its step times. HeadwayError if it is not clear."""

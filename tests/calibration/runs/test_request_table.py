@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headway import catalog
 from headway.calibration.runs.read import is_runs, read
-from headway.cli import main
+from headway.calibration.serving import TOKEN_ID_S
+from headway.calibration.terms import terms_of
+from headway.cli import main, measured_fleet
 from headway.core.errors import HeadwayError
 
 HEADER = "phase,prompt_tokens,output_tokens,sent_s,ttft_s,e2e_s,temperature,kind,first_use"
@@ -73,6 +76,19 @@ def test_what_failed_and_what_happens_once_is_left_out_and_counted(tmp_path: Pat
     assert skipped == [f"{path}: first: 1 requests show what happens once after a start, and are left out"]
 
 
+def test_a_run_that_the_engine_spent_on_what_happens_once_is_left_out(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "requests.csv", *ROWS[:2], "stood,100,11,3.0,4.0,4.1,0,open,compiles",
+        "stood,100,11,3.1,4.0,4.1,0,open,compiles", "stood,100,11,4.2,0.5,0.6,0,open,",
+    )  # fmt: skip
+    (slow,), skipped = read(path)
+    assert slow.where.endswith("slow")
+    assert skipped == [
+        f"{path}: stood: 2 requests show what happens once after a start, and are left out;"
+        " the rest met an engine that had stood still, which no replay does"
+    ]
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
@@ -109,3 +125,33 @@ def test_validate_reads_it_and_greedy_requests_take_no_sampler(
         return float(found["errors"]["tpot_mean"]["predicted"])
 
     assert predicted_ms("--greedy") < predicted_ms()
+
+
+def test_prompts_that_were_sent_as_token_ids_are_not_tokenised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{i},4000,41,{i / 4},0.15,0.55" for i in range(12)]
+    path = str(table(tmp_path / "r.csv", *rows, header="id,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s"))
+    flags = ["--model", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm-0.25", "--json", "--no-progress"]
+
+    def predicted_ms(*more: str) -> float:
+        assert main(["validate", path, *flags, *more]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["experiments"]
+        return float(found["errors"]["ttft_mean"]["predicted"])
+
+    saved_ms = 1e3 * 4000 * (catalog.engine("vllm-0.25").tokenize_s_per_token - TOKEN_ID_S)
+    assert math.isclose(predicted_ms() - predicted_ms("--token-ids"), saved_ms, rel_tol=0.2)
+
+
+def test_a_fit_to_token_ids_leaves_the_time_to_tokenise_text_alone(tmp_path: Path) -> None:
+    rows = [f"{i},4000,41,{i / 4},0.15,0.55" for i in range(12)]
+    path = table(tmp_path / "r.csv", *rows, header="id,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s")
+    flags = {"model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-0.25"}
+
+    def terms(**more: bool) -> set[str]:
+        ((found,), _) = measured_fleet.found_runs(path, {**flags, **more})
+        known, engine = found.coefficients, found.pool.engine
+        return {term.name for term in terms_of([found.experiment], known, engine, True, True)}
+
+    assert terms() == {"request_s", "tokenize_s_per_token"}
+    assert terms(token_ids=True) == {"request_s"}

@@ -39,8 +39,8 @@ def read(rows: Iterable[tuple[int, Cells]], where: str) -> Iterator[MeasuredRun]
     """One run for each `model` and `phase` of the table, where it has such columns.
 
     A request without `ttft` has failed. One with a text in `first_use` shows what happens once after a start. Both are
-    left out and counted. `kind` serial: one request at a time. `temperature` 0 everywhere: greedy. HeadwayError for a
-    cell that is no number, with its line.
+    left out and counted; where most are of the second kind, the whole run is. `kind` serial: one request at a time.
+    `temperature` 0 everywhere: greedy. HeadwayError for a cell that is no number, with its line.
     """
     parts: dict[tuple[str, str], list[tuple[int, Cells]]] = {}
     for line, cells in rows:
@@ -57,6 +57,9 @@ def _run(part: list[tuple[int, Cells]], where: str, model: str, file: str) -> Me
     for what, left in (("failed", failed), ("show what happens once after a start", once)):
         if left:
             notes.append(f"{len(left)} requests {what}, and are left out")
+    if 2 * len(once) > len(part) > len(once):
+        notes.append("the rest met an engine that had stood still, which no replay does")
+        part = []
     for line, cells in part:
         if not _is_empty(cells, "ttft") and not cells.get("first_use"):
             used.append(_row(cells, f"{file}: line {line}"))
