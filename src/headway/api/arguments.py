@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from headway.config.scenario import Scenario
+from headway.core.counts import MOST_OTHER, MOST_PROCESSES, MOST_REPLICAS, MOST_SEEDS, check_count
 from headway.core.errors import HeadwayError
 from headway.forecast.demand import DemandForecast
 from headway.planning.capacity.problem import Situation
@@ -112,8 +113,12 @@ def checks_of(function: Callable[..., Any]) -> Iterable[tuple[str, tuple[Callabl
         yield parameter.name, (is_right, expected, annotation.endswith(" | None"))
 
 
-def check_counts(**counts: int) -> None:
-    """HeadwayError for a number that is not 1 or more."""
+_MOST = {"seeds": MOST_SEEDS, "fresh_draws": MOST_SEEDS, "jobs": MOST_PROCESSES, "max_replicas": MOST_REPLICAS}
+"""By argument, the largest count."""
+
+
+def check_counts(least: int = 1, /, **counts: int | None) -> None:
+    """HeadwayError for a number below `least`, or above what its name allows. None is ignored."""
     for name, count in counts.items():
-        if count < 1:
-            raise HeadwayError(f"{name}: {count!r}; expected a whole number of 1 or more")
+        if count is not None:
+            check_count(name, count, _MOST.get(name, MOST_OTHER), least)

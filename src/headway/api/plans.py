@@ -206,6 +206,8 @@ def plan_combos(
 
     Raises HeadwayError for `curve` with `rps`, and where the arrivals have no curve.
     """
+    check_counts(gpus_per_server=gpus_per_server, top=top, profile_requests=profile_requests)
+    check_counts(0, sizes=sizes)
     if curve and rps is not None:
         raise HeadwayError("curve, rps: expected one of them; a curve is that of the scenario's own arrivals")
     simulator, (document, places, base_dir) = Simulator(), document_of(scenario)
@@ -274,6 +276,7 @@ def plan_fleet(
     `demand`: a forecast, or its file: a fleet for each of its weeks, with this `chance` that the busiest hour's demand
     is no higher; `trace` may then be None.
     """
+    check_counts(seeds=seeds, jobs=jobs)
     forecast = (
         demand.answer if isinstance(demand, Demand) else None if demand is None else demand_file.load(Path(demand))
     )
@@ -348,9 +351,8 @@ def plan_cascade(
     """
     if quality is None and latency_s is None:
         raise HeadwayError("expected quality or latency_s, or both")
-    check_counts(**{
-        name: value for name, value in (("gpus", gpus), ("gpus_per_server", gpus_per_server)) if isinstance(value, int)
-    })  # fmt: skip
+    check_counts(gpus=gpus if isinstance(gpus, int) else None, gpus_per_server=gpus_per_server)
+    check_counts(0, fresh_draws=fresh_draws)
     offers = () if gpus is None or isinstance(gpus, int) else gpus
     document, places, base_dir = document_of(scenario)
     find = own_gpus([document], places)

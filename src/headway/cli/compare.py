@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.flags import ray_option, scenario_options
-from headway.cli.output import POSITIVE, progress
+from headway.cli.output import JOBS, SEEDS, progress
 from headway.cli.runs import Outputs, choose, clairvoyant_option, deliver, output_options, with_clairvoyant
 from headway.scenario.run import compare, replicate
 
@@ -25,12 +25,12 @@ FEW_REQUESTS = 20_000
 @scenario_options
 @click.option(
     "--jobs",
-    type=POSITIVE,
+    type=JOBS,
     help="Number of processes; the results are the same. Default: one for each core if the runs take seconds, else 1.",
 )
 @click.option(
     "--seeds",
-    type=POSITIVE,
+    type=SEEDS,
     help=f"Run each variant with this many seeds: means, 95% intervals, and the differences that hold. Default:"
     f" {DEFAULT_SEEDS} for runs of at most {FEW_REQUESTS:,} requests, else 1.",
 )

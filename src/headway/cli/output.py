@@ -15,12 +15,15 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from headway.core.counts import MOST_PROCESSES, MOST_SEEDS
 from headway.core.duration import seconds, unlikely
 from headway.core.errors import HeadwayError, SloWarning
 
 PIPE_WIDTH = 200
 
 POSITIVE = click.IntRange(min=1)
+SEEDS = click.IntRange(1, MOST_SEEDS)
+JOBS = click.IntRange(1, MOST_PROCESSES)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 

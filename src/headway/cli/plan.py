@@ -31,6 +31,7 @@ from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_o
 from headway.config import strict_yaml
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
+from headway.core.counts import MOST_REPLICAS
 from headway.core.errors import HeadwayError
 from headway.planning.capacity.page import page
 from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
@@ -110,7 +111,9 @@ _OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rat
     show_default=True,
     help="Use the scenario's speculative decoding, leave it out, or choose between the two.",
 )
-@click.option("--max-replicas", type=_positive, default=64, show_default=True, help="Most replicas to try.")
+@click.option(
+    "--max-replicas", type=click.IntRange(1, MOST_REPLICAS), default=64, show_default=True, help="Most replicas to try."
+)
 @click.option("--ttft-p99", type=SECONDS_ABOVE_0, help="99th percentile of the time to the first token.")
 @click.option("--tpot-p99", type=SECONDS_ABOVE_0, help="The same of the mean time per output token after the first.")
 @click.option("--e2e-p99", type=SECONDS_ABOVE_0, help="The same of the time to the last token.")

@@ -12,6 +12,7 @@ from headway.cli.flags import gpu_file_option, scenario_file, with_gpus
 from headway.cli.output import SECONDS_ABOVE_0, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, gpu_offer, plan_options, write, write_html
 from headway.config.scenario import read
+from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
@@ -49,10 +50,10 @@ _path = click.Path(path_type=Path)
     default=0.0,
     help="Share of prompt tokens that prefix caches hold, as measured on a sample of the requests.",
 )
-@click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan for this many more qualities, low to high.")
+@click.option("--curve", type=click.IntRange(0, 100), default=0, help="Plan for this many more qualities, low to high.")
 @list_option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
 @click.option(
-    "--fresh-draws", type=click.IntRange(min=0), default=5, show_default=True,
+    "--fresh-draws", type=click.IntRange(0, MOST_SEEDS), default=5, show_default=True,
     help="Other draws of the requests on which the plan is rehearsed: its p95 there, with an interval.",
 )  # fmt: skip
 @click.option("--no-alternatives", is_flag=True, help="Plan without alternatives to compare with.")

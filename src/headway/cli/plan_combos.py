@@ -23,6 +23,7 @@ from headway.cli.plan_output import (
 )
 from headway.config.scenario import read
 from headway.config.strict_yaml import Places
+from headway.core.counts import MOST_OTHER
 from headway.core.errors import HeadwayError
 from headway.planning.combos.page import caveats, kept, millions, page
 from headway.planning.combos.plan import (
@@ -57,7 +58,7 @@ _path = click.Path(path_type=Path)
 @click.option("--aggregated-only", is_flag=True, help="No combos that split prefill from decode.")
 @click.option(
     "--sizes",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MOST_OTHER),
     default=2,
     show_default=True,
     help="Sizes of each pair of GPU types to profile, the most promising ones; 0: all.",
@@ -76,7 +77,7 @@ _path = click.Path(path_type=Path)
 )
 @click.option(
     "--profile-requests",
-    type=click.IntRange(min=20),
+    type=click.IntRange(20, MOST_OTHER),
     default=MOST_REQUESTS,
     show_default=True,
     help="Most requests of one simulation of a short profile; the plan is rehearsed with up to 16 times as many.",

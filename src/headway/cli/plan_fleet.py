@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import assume_option, gpu_file_option, listed, listed_routers, whole, with_gpus
-from headway.cli.output import ABOVE_0, PATH, POSITIVE, console, list_option, print_json, print_table
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, SEEDS, console, list_option, print_json, print_table
 from headway.cli.plan_output import (
     INFEASIBLE,
     PlanOutput,
@@ -61,7 +61,7 @@ SCENARIOS = (".yaml", ".yml")
 @list_option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
 @list_option("--routing", default=",".join(ROUTINGS), show_default=True, help="Routers to compare.")
 @click.option("--no-split", is_flag=True, help="No separate prefill and decode replicas.")
-@click.option("--seeds", type=POSITIVE, help="Seeds of every whole fleet. Default: 5, or 3 of over 20,000 requests.")
+@click.option("--seeds", type=SEEDS, help="Seeds of every whole fleet. Default: 5, or 3 of over 20,000 requests.")
 @click.option("--demand", type=PATH, help="A forecast of headway forecast demand: plan the fleet of each week.")
 @click.option(
     "--chance", type=click.FloatRange(0.5, 0.995, max_open=True), default=DEFAULT_CHANCE, show_default=True,

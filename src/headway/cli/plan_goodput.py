@@ -10,6 +10,7 @@ from headway.cli.flags import gpu_file_option, with_gpus
 from headway.cli.output import as_json_option, counting, print_json, print_table, user_cache
 from headway.cli.plan_output import INFEASIBLE, write
 from headway.config.scenario import read
+from headway.core.counts import MOST_OTHER
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
 from headway.planning.combos.reprofile import reprofile, with_goodputs
 from headway.scenario import Simulator
@@ -25,7 +26,7 @@ _path = click.Path(path_type=Path)
     help="Share of requests in time at which a rate counts as served.",
 )  # fmt: skip
 @click.option(
-    "--profile-requests", type=click.IntRange(min=20), default=MOST_REQUESTS, show_default=True,
+    "--profile-requests", type=click.IntRange(20, MOST_OTHER), default=MOST_REQUESTS, show_default=True,
     help="Most requests of one simulation of a short profile; the last ones have four times as many.",
 )  # fmt: skip
 @gpu_file_option

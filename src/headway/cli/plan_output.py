@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from headway import catalog
 from headway.cli.flags import together
-from headway.cli.output import POSITIVE, as_json_option, counting, user_cache
+from headway.cli.output import JOBS, as_json_option, counting, user_cache
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.combos.plan import offer_of
@@ -39,9 +39,7 @@ plan_options = together(
     )
 )
 
-jobs_option = click.option(
-    "--jobs", type=POSITIVE, help="Number of processes that simulate. Default: one for each core."
-)
+jobs_option = click.option("--jobs", type=JOBS, help="Number of processes that simulate. Default: one for each core.")
 
 
 class PlanOutput(Struct, frozen=True):

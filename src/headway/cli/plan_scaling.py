@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import gpu_file_option, listed, scenario_file, with_gpus
-from headway.cli.output import POSITIVE, SECONDS_ABOVE_0, list_option, print_json, print_table
+from headway.cli.output import SECONDS_ABOVE_0, SEEDS, list_option, print_json, print_table
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.config.proxied import without_proxied
 from headway.config.scenario import Changes, read
@@ -55,7 +55,7 @@ from headway.serving.export.autoscalers import autoscalers
     help="Hours of demand that the forecaster knows at the start: of a workload of demand those before its "
     "start_hour, of a trace those before its from_s, of --demand FOLDER its first ones.",
 )  # fmt: skip
-@click.option("--seeds", type=POSITIVE, default=1, show_default=True, help="Seeds of the demand, from the scenario's.")
+@click.option("--seeds", type=SEEDS, default=1, show_default=True, help="Seeds of the demand, from the scenario's.")
 @click.option("--no-clairvoyant", is_flag=True, help="Leave out the plan that knows the demand.")
 @click.option(
     "--manifest", type=click.Path(path_type=Path),

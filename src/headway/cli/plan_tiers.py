@@ -10,6 +10,7 @@ import click
 from headway.cli.flags import scenario_file
 from headway.cli.output import as_json_option, counting, list_option, print_json, print_table
 from headway.config.scenario import read
+from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
 from headway.metrics.interval import interval
 from headway.planning.tiers import rehearsal
@@ -24,7 +25,9 @@ _path = click.Path(path_type=Path)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file.")
 @list_option("--tiers", default="1,2,3,4,6,8", show_default=True, help="Numbers of tiers to try.")
 @list_option("--decay", default="0.5,1,2", show_default=True, help="Decays of the headroom to try.")
-@click.option("--seeds", type=click.IntRange(min=2), default=5, show_default=True, help="Seeds to simulate with.")
+@click.option(
+    "--seeds", type=click.IntRange(2, MOST_SEEDS), default=5, show_default=True, help="Seeds to simulate with."
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),

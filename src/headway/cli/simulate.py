@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import scenario_options
-from headway.cli.output import POSITIVE, decisions_option, progress
+from headway.cli.output import JOBS, decisions_option, progress
 from headway.cli.runs import (
     Outputs,
     choose,
@@ -31,7 +31,7 @@ from headway.scenario.sharding import LONG_REQUESTS
 @click.option("--variant", help="One of the scenario's sets of policies, if it has several.")
 @click.option(
     "--jobs",
-    type=POSITIVE,
+    type=JOBS,
     help="Number of processes, for models that do not affect each other; the records are the same. Default: one for"
     f" each core from {LONG_REQUESTS:,} requests on, else 1.",
 )

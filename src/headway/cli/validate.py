@@ -22,7 +22,7 @@ from headway.catalog.load import coefficients_in
 from headway.cli import measured_fleet
 from headway.cli.calibrate import print_regions
 from headway.cli.flags import together
-from headway.cli.output import POSITIVE, as_json_option, no_progress_option, print_json, print_table, progress
+from headway.cli.output import SEEDS, as_json_option, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
 from headway.workload.atomic_file import write_text
 
@@ -42,7 +42,7 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
 )
 @click.option(
     "--seeds",
-    type=POSITIVE,
+    type=SEEDS,
     default=2,
     show_default=True,
     help="Simulate each experiment with this many seeds, and pool the requests.",

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from headway.control.observe import Scrape
 from headway.control.policies import FallbackConfig, OrderingAt
+from headway.core.counts import MOST_REPLICAS
 from headway.core.fleet import (
     DraftMethod,
     Fault,
@@ -29,6 +30,7 @@ from headway.metrics.latency import DefaultSlo
 from headway.workload.spec import WorkloadSpec
 
 Count = Annotated[int, Meta(ge=1)]
+Replicas = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
 PolicySpec = str | dict[str, Any]
@@ -88,7 +90,7 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gpu: str = ""
     """A name that `headway catalog gpus` lists. `headway serve` needs none for `endpoints`, and then the model may have
     any name; simulations and plans need it."""
-    replicas: Count = 1
+    replicas: Replicas = 1
     """Number of replicas."""
     tp: Count = 1
     """Tensor parallel ranks of one replica."""
@@ -133,12 +135,12 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A file of step-time coefficients that `headway calibrate` wrote. Without one: the catalog's."""
     network_bytes_per_s: Annotated[float, Meta(gt=0)] = 12.5e9
     """Network bandwidth of a replica in each direction; 12.5e9 is 100 Gbit/s."""
-    min_replicas: Count = 1
+    min_replicas: Replicas = 1
     """Fewest replicas that scaling leaves."""
     scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
     """More than `min_replicas` at certain times, for any scaler: entries of `cron`, `duration_s`, `replicas` and
     `time_zone`."""
-    max_replicas: Count | None = None
+    max_replicas: Replicas | None = None
     """Most replicas that scaling starts. Without one: as many as its policy asks for."""
     start_s: Annotated[float, Meta(ge=0)] | None = None
     """Seconds from asking for a replica to its first request. Without one: the measured time to load the weights from
@@ -196,13 +198,13 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The decode replicas of one combo."""
     aggregated: PoolSpec | None = None
     """In place of these two: replicas that do both phases."""
-    replicas: Annotated[int, Meta(ge=0)] = 1
+    replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 1
     """Number of combos. 0: none until scaling asks for some."""
-    min_replicas: Annotated[int, Meta(ge=0)] = 1
+    min_replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 1
     """Fewest replicas that scaling leaves."""
     scheduled_min_replicas: tuple[ScheduledMinimum, ...] = ()
     """As of a pool."""
-    max_replicas: Count | None = None
+    max_replicas: Replicas | None = None
     """Most replicas that scaling starts. Without one: as many as its policy asks for."""
     goodput_rps: Annotated[float, Meta(ge=0)] | None = None
     """Requests per second that one combo serves within the SLOs, as `headway plan combos` writes it."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from headway.core.counts import MOST_PROCESSES, check_count
 from headway.core.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def processes(jobs: int, num_tasks: int | None = None) -> Iterator[Executor | No
 
     All of them start now. On Linux they are forks of this process, with its modules loaded, as long as it has no other
     threads; elsewhere each is a new interpreter. HeadwayError, with the process and the signal, if one is killed, as by
-    the system when memory runs out.
+    the system when memory runs out; and for more jobs than a machine has.
     """
+    check_count("jobs", jobs, MOST_PROCESSES)
     if jobs == 1 or (num_tasks is not None and num_tasks <= 1):
         yield None
         return

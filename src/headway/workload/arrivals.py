@@ -11,6 +11,8 @@ import numpy.typing as npt
 from msgspec import Struct
 from numpy.random import Generator
 
+from headway.core.counts import MOST_OTHER
+
 Floats = npt.NDArray[np.float64]
 
 DAY_S = 86_400.0
@@ -18,11 +20,13 @@ WEEK_S = 7 * DAY_S
 
 
 def check_positive(struct: Struct, *names: str) -> None:
-    """Raise ValueError for the first of these fields that is not above 0. None is allowed."""
+    """Raise ValueError for the first of these fields that is not above 0, or a count too large. None is allowed."""
     for name in names:
         value = getattr(struct, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name}: {value}; expected a number above 0")
+        if isinstance(value, int) and value > MOST_OTHER:
+            raise ValueError(f"{name}: {value}; expected at most {MOST_OTHER:,}")
 
 
 class Poisson(Struct, frozen=True, forbid_unknown_fields=True, tag="poisson", tag_field="kind"):

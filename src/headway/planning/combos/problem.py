@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from headway import catalog
 from headway.catalog.coefficients import Coefficients
+from headway.core.counts import MOST_GPUS, check_count
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Engine, Gpu, Model
 from headway.planning.stability import Stability
@@ -100,6 +101,8 @@ class Offer(Struct, frozen=True, forbid_unknown_fields=True):
     """Paid for after an interruption until the combo serves again."""
 
     def __post_init__(self) -> None:
+        if self.limit is not None and self.limit > 0:
+            check_count(f"GPUs ({self.gpu.name})", self.limit, MOST_GPUS)
         _require_at_least(0, limit=self.limit, usd_per_hour=self.price, restart_s=self.restart_s)
         _require_at_least(0, interruptions_per_hour=self.interruptions_per_hour)
         _require_at_least(1, gpus_per_server=self.gpus_per_server)
