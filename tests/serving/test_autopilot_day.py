@@ -91,6 +91,48 @@ def test_a_worse_router_is_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("factor", [1.2, 1 / 1.2], ids=["slower", "faster"])
+def test_advice_by_step_times_that_are_off_by_a_fifth_is_withheld_and_nothing_begins(
+    factor: float, tmp_path: Path
+) -> None:
+    path = fleet(tmp_path, "round-robin")
+    before = path.read_text()
+    day = lived_day(path, tmp_path / "records", **LOAD, throttles=dict.fromkeys(("fast", "slow"), (0.0, factor)))
+    (answer,) = day.answers
+    assert answer["is_withheld"] and answer["proposals"] == []
+    off = {term["key"]: term["error"] for term in answer["twin"]["terms"]}
+    assert off["e2e_s.mean"] == pytest.approx(factor - 1, abs=0.05)
+    assert day.state.stage == "idle" and day.state.reason.startswith("advice is withheld")
+    assert path.read_text() == before
+
+
+FIRST = """
+from headway.core.decision import Placement
+
+
+class First:
+    def route(self, request, view):
+        return Placement(view.replicas[0].id)
+"""
+
+
+@pytest.mark.ci
+def test_a_proposal_that_rests_on_an_engine_that_is_slower_than_its_model_is_taken_back(tmp_path: Path) -> None:
+    """The second engine gets no request, so no record says that it needs a fifth longer than the model: it would answer
+    too late, and advice relies on it."""
+    path = fleet(tmp_path, "first:First", slo_s=0.36, judge_s=900.0)
+    path.with_name("first.py").write_text(FIRST)
+    before = path.read_text().replace("h100", "l40s")
+    path.write_text(before)
+    day = lived_day(path, tmp_path / "records", **LOAD, throttles={"slow": (0.0, 1.2)})
+    (answer,) = day.answers
+    assert not answer["is_withheld"] and answer["proposals"][0]["attainment"]["low"] > 0.1
+    assert [each.outcome for each in day.state.past] == ["rolled back"]
+    assert day.state.gain is not None and day.state.gain < -0.05
+    assert path.read_text() == before
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("candidate", "slo_s", "outcome"),
     [("headway", 0.145, "promoted"), ({"name": "round-robin"}, 0.096, "rolled back")],
