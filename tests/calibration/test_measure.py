@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,49 +21,10 @@ from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.perf.attention import attention_costs
+from kernel_clock import ON, Clock
 
 LLAMA = catalog.model("llama-3.1-8b")
 H100 = catalog.gpu("h100")
-ON = replace(H100, gpus_per_node=2)
-
-
-class Clock:
-    """Time that passes when somebody says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.num_runs = 0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def kernel(self, seconds: float, calls: int = 1, cold_s: float = 0.0) -> TimedKernel:
-        """One whose first run also takes `cold_s`, and that works only when waited for."""
-        queued = [cold_s]
-
-        def run() -> None:
-            self.num_runs += 1
-            queued.append(seconds * calls)
-
-        def wait() -> None:
-            self.now_s += sum(queued)
-            queued.clear()
-
-        return TimedKernel(run, wait, calls)
-
-    def device(
-        self, wrong: Callable[[OperatorCase], str | None] = lambda _: None
-    ) -> Callable[[OperatorCase], TimedKernel]:
-        """A GPU that takes 5 microseconds and what 70% of the peaks allow, and casts at half its bandwidth."""
-
-        def make(operation: OperatorCase) -> TimedKernel:
-            if why := wrong(operation):
-                raise sweep.KernelError(why)
-            m, _, k = operation.shape if operation.dtype == "fp8" else (0, 0, 0)
-            cast_s = 3 * m * k / (0.5 * ON.bandwidth_bytes_per_s)
-            return self.kernel(5e-6 + plan.least_s(operation, ON) / 0.7 + cast_s)
-
-        return make
 
 
 def test_the_plan_covers_every_kind_of_operator() -> None:

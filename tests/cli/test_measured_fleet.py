@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from headway.calibration.steps.read import StepLog
 from headway.cli import main
-from headway.cli.measured_fleet import MeasuredFleet, found_runs
+from headway.cli.measured_fleet import MeasuredFleet, found_runs, of_steps
+from headway.core.errors import HeadwayError
 from measured import experiments, runs
 
 FLEET = """
@@ -145,3 +147,39 @@ def test_a_run_is_an_experiment_with_its_means() -> None:
 def test_a_fleet_without_runs_names_the_hardware() -> None:
     pool, known = MeasuredFleet({"gpu": "h100", "engine": "vllm-0.15"}).any_pool()
     assert (pool.gpu.name, pool.engine.name, known.calibrated) == ("h100-80gb-sxm", "vllm-0.15", True)
+
+
+def step_log(**about: Any) -> StepLog:
+    known = {"model": "meta-llama/Llama-3.1-8B-Instruct", "device": "NVIDIA H100 80GB HBM3", "version": "0.25.1"}
+    return StepLog("steps", known | about, (), 0, {})
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({}, ("llama-3.1-8b", "bf16", 2.0, "vllm-0.25", "0.25.1", 1)),
+        ({"version": "0.25.2rc1+cu130"}, ("llama-3.1-8b", "bf16", 2.0, "vllm-0.25", "0.25.2", 1)),
+        ({"version": "0.15.1"}, ("llama-3.1-8b", "bf16", 2.0, "vllm-0.15", "0.15.1", 1)),
+        ({"quantization": "fp8"}, ("llama-3.1-8b", "fp8", 2.0, "vllm-0.25", "0.25.1", 1)),
+        ({"quantization": "awq_marlin"}, ("llama-3.1-8b", "w4a16", 2.0, "vllm-0.25", "0.25.1", 1)),
+        (
+            {"quantization": "compressed-tensors", "model": "someone/Meta-Llama-3.1-8B-Instruct-FP8"},
+            ("llama-3.1-8b", "fp8", 2.0, "vllm-0.25", "0.25.1", 1),
+        ),
+        ({"kv_cache_dtype": "fp8_e4m3"}, ("llama-3.1-8b", "bf16", 1.0, "vllm-0.25", "0.25.1", 1)),
+        ({"pp": 2}, ("llama-3.1-8b", "bf16", 2.0, "vllm-0.25", "0.25.1", 2)),
+    ],
+)
+def test_a_log_of_iterations_says_what_its_engine_is(about: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    pool, _ = of_steps([step_log(**about)], {})
+    engine = pool.engine
+    found = pool.model.name, pool.model.dtype, engine.kv_dtype_bytes, engine.name, engine.version, pool.parallel.pp
+    assert found == expected
+
+
+def test_weights_that_a_log_calls_by_an_unknown_name_are_no_16_bits(tmp_path: Path) -> None:
+    log = step_log(quantization="compressed-tensors")
+    with pytest.raises(HeadwayError, match="weights are 'compressed-tensors'; expected --fleet"):
+        of_steps([log], {})
+    fleet = Path(write(tmp_path / "fleet.yaml", "fleet: [{model: llama-3.1-8b, gpu: h100, quantization: gptq}]"))
+    assert of_steps([log], {"fleet": fleet})[0].model.dtype == "w4a16"

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from headway import catalog
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import GREEDY, Engine, Gpu, Model, Parallel, Sampling
 from headway.perf.memory import check_shape
+from headway.workload.readers.shared import open_unpacked
 from headway.workload.table import Floats, Workload
 
 T = TypeVar("T")
@@ -187,7 +189,7 @@ def read(path: Path, skip_bad: bool = False) -> tuple[list[ServingExperiment], l
 
 
 def _rows(path: Path) -> Iterator[tuple[int, CsvRow]]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with open_unpacked(path) as packed, TextIOWrapper(packed, "utf-8", "replace", newline="") as file:
         reader = csv.DictReader(file)
         header = [name.strip() for name in reader.fieldnames or ()]
         _check_header(path, header)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ DEFAULT_ENGINE = "vllm"
 """Of runs whose engine nobody names."""
 STEP_SETTINGS = ("tp", "max_num_seqs", "max_num_batched_tokens")
 """Options that a log of iterations gives, too."""
+QUANTIZATIONS = {
+    "none": "none", "fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq",
+    "mxfp4": "mxfp4",
+}  # fmt: skip
+"""`quantization` of a fleet file by what vLLM calls it, which has others for those of a repository's own config."""
+RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 ANY_MODEL = "llama-3.1-8b"
 """Stands for the model where only GPU and engine matter."""
 WORKLOAD = {"prompt_tokens": 1, "output_tokens": 1, "num_requests": 1, "arrivals": 1.0}
@@ -79,19 +86,44 @@ class FoundRun(Struct, frozen=True):
 
 def of_steps(logs: Sequence[StepLog], flags: Mapping[str, Any]) -> tuple[Pool, Coefficients]:
     """The pool whose iterations were logged: by options, else by the logs. HeadwayError if it is not clear."""
+    if len({str(each.about.get("model", "")) for each in logs}) > 1:
+        raise HeadwayError("logs of iterations of several models: expected those of one; calibrate each on its own")
     told: dict[str, Any] = {}
-    for log in logs:
-        about = dict(log.about)
-        if "device" in about and "gpu" not in flags and "fleet" not in flags:
-            told["gpu"] = _gpu(str(about["device"]))
-        told |= {name: int(about[name]) for name in STEP_SETTINGS if name in about and "fleet" not in flags}
-        if len({str(each.about.get("model", "")) for each in logs}) > 1:
-            raise HeadwayError("logs of iterations of several models: expected those of one; calibrate each on its own")
+    entry: dict[str, Any] = {}
+    for log in () if "fleet" in flags else logs:
+        told |= _options(log.about, flags)
+        entry |= _pool_entry(log.about, log.file)
     model = str(logs[0].about.get("model", "")) if logs else ""
     given = {**told, **flags}
     run = MeasuredRun(logs[0].file, model, 0, 0.0, 0.0, 0.0, {}) if logs else None
-    fleet = MeasuredFleet(given)
+    fleet = MeasuredFleet(given, entry=entry)
     return fleet.any_pool() if run is None else fleet.pool(run)
+
+
+def _options(about: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Options that a log tells."""
+    if "device" in about and "gpu" not in flags:
+        yield "gpu", _gpu(str(about["device"]))
+    if release := RELEASE.match(str(about.get("version", ""))):
+        yield "engine", f"vllm-{release[0]}"
+    for name in STEP_SETTINGS:
+        if name in about:
+            yield name, int(about[name])
+
+
+def _pool_entry(about: Mapping[str, Any], file: str) -> Iterator[tuple[str, Any]]:
+    """Keys of a fleet file's pool that a log tells and no option. HeadwayError for weights that it does not name."""
+    if about.get("pp", 1) != 1:
+        yield "pp", int(about["pp"])
+    if str(about.get("kv_cache_dtype", "")).startswith("fp8"):
+        yield "kv_cache_dtype", "fp8"
+    called = str(about.get("quantization", "none")).lower()
+    if called not in QUANTIZATIONS and "fp8" in str(about.get("model", "")).lower():
+        called = "fp8"
+    if called not in QUANTIZATIONS:
+        raise HeadwayError(f"{file}: weights are {called!r}; expected --fleet with the pool's quantization")
+    if called != "none":
+        yield "quantization", QUANTIZATIONS[called]
 
 
 def _gpu(device: str) -> str:
@@ -127,9 +159,16 @@ def found_runs(
 class MeasuredFleet:
     """The pools that runs were measured on: by options, by the runs' own files, by a fleet file, in this order."""
 
-    def __init__(self, flags: Mapping[str, Any], text: str = "", source: Path | None = None) -> None:
-        """`text`: the fleet file that records hold, used without `--fleet`; `source` is the records' place."""
-        self._flags = dict(flags)
+    def __init__(
+        self,
+        flags: Mapping[str, Any],
+        text: str = "",
+        source: Path | None = None,
+        entry: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`text`: the fleet file that records hold, used without `--fleet`; `source` is the records' place. `entry`:
+        further keys of the pool, where there is no such file."""
+        self._flags, self._entry = dict(flags), dict(entry or {})
         path = self._flags.pop("fleet", None)
         self._pool = self._flags.pop("pool", None)
         self._sends_ids = bool(self._flags.pop("token_ids", False))
@@ -159,7 +198,11 @@ class MeasuredFleet:
                 raise HeadwayError(f"{run.where}: names no GPU; give --gpu, or --fleet")
             if not flags.keys() & {"model", "model_config"}:
                 flags["model"] = _model(run)
-            document = {"name": "measured", "workload": {}, "fleet": [{"engine": {"name": DEFAULT_ENGINE}}]}
+            document = {
+                "name": "measured",
+                "workload": {},
+                "fleet": [{"engine": {"name": DEFAULT_ENGINE}, **self._entry}],
+            }
         pools = document.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
         document = {**document, "workload": self._sampling_of(document) | self._workload}
