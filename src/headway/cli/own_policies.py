@@ -20,6 +20,7 @@ _KINDS: dict[str, tuple[Callable[..., Any], str]] = {
     "ordering": (resolve.ordering, "check_ordering"),
     "migration": (resolve.migration, "check_migration"),
     "admission": (resolve.admission, "check_admission"),
+    "scaling": (resolve.scaler, "check_scaler"),
 }
 
 

@@ -24,6 +24,7 @@ import msgspec
 from headway.core.errors import HeadwayError, mismatch, unknown
 from headway.core.policy import Admission, Cascade, MakeRouter, Migration, Ordering, Router, Scaler
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
+from headway.policies.guard import guarded
 
 P = TypeVar("P", covariant=True)
 Spec = str | Mapping[str, Any]
@@ -42,9 +43,12 @@ class PolicyChoice(Generic[P]):
     name: str
     made_by: type[P]
     arguments: Mapping[str, Any]
+    guarded_verbs: tuple[str, ...] = ()
+    """Of a policy of the user's own: methods that may change nothing of what they are given."""
 
     def __call__(self) -> P:
-        return self.made_by(**self.arguments)
+        policy = self.made_by(**self.arguments)
+        return guarded(policy, self.guarded_verbs) if self.guarded_verbs else policy
 
     @property
     def oracle(self) -> bool:
@@ -75,7 +79,7 @@ class InstanceChoice(PolicyChoice[P]):
     instance: Any = None
 
     def __call__(self) -> P:
-        return copy.deepcopy(self.instance)  # type: ignore[no-any-return]
+        return guarded(copy.deepcopy(self.instance), self.guarded_verbs)  # type: ignore[no-any-return]
 
 
 Verbs = Mapping[str, tuple[str, ...]]
@@ -150,9 +154,12 @@ def _resolved(
     else:
         raise unknown(kind, name, registered)
     where = f"{kind} {name}"
-    choice = PolicyChoice(name.rpartition("/")[2], made_by, _arguments(where, made_by, arguments, load))
+    choice = PolicyChoice(
+        name.rpartition("/")[2], made_by, _arguments(where, made_by, arguments, load),
+        () if made_by in registered.values() else tuple(verbs),
+    )  # fmt: skip
     try:
-        policy = choice()
+        policy = made_by(**choice.arguments)
     except HeadwayError as error:
         raise HeadwayError(f"{where}: {error}") from error
     except Exception as error:
@@ -171,7 +178,7 @@ def _handed_in(kind: str, instance: Any, arguments: Mapping[str, Any], verbs: Ve
         _check_method(f"{kind} {name}", instance, verb, parameters)
     own = {key: value for key in _parameters(f"{kind} {name}", type(instance)) if key in vars(instance)
            and isinstance(value := vars(instance)[key], str | int | float | bool)}  # fmt: skip
-    return InstanceChoice(name, type(instance), own, instance), instance
+    return InstanceChoice(name, type(instance), own, tuple(verbs), instance), instance
 
 
 def _users_class(kind: str, name: str, load: LoadModule) -> type[Any]:

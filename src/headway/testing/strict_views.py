@@ -70,6 +70,7 @@ class StrictView:
     """A read-only view with exactly the given attributes, readable until its call is over."""
 
     __slots__ = ("__weakref__", "_call", "_hidden", "_kind", "_values")
+    refuses_writes = True
 
     def __init__(self, kind: str, values: Values, hidden: frozenset[str], call: PolicyCall) -> None:
         for name, value in zip(self.__slots__[1:], (call, hidden, kind, values), strict=True):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing, redirect_stdout
 from io import BytesIO, TextIOWrapper
@@ -202,7 +201,8 @@ def test_gateways_on_one_database_agree_and_go_on_without_it(engines: list[servi
             until(lambda: knows(serve, key) and knows(refuse, key))
             assert chat(serve, headers=bearer(key), max_tokens=300, ignore_eos=True).json()["usage"]
             until(lambda: listed(database.url)["shared"]["spent_tokens"] >= 300)
-            time.sleep(2.0)  # eight times the time between two exchanges
+            later = keys(database.url, "add", "later")
+            until(lambda: all(knows(refuse, later) for _ in range(3)))  # workers that know it have read what was spent
             assert status(refuse, key, max_tokens=150) == 429
             database.stop()
             until(lambda: status(refuse, key) == 503)
