@@ -139,7 +139,7 @@ class Own:
         ("routing", "None", "policy Own: `route` returned None; expected a Placement, as in Placement(replica.id)"),
         ("routing", "view.replicas[0].id", "policy Own: `route` returned 0; expected a Placement, as in"),
         ("ordering", "request.id if request.id % 2 else 'x'", "ordering returns_for_test:Own: ranks: '<' not "),
-        ("ordering", "request.id if request.id % 2 else None", "policy Own: `rank` returned None; expected what can be"),
+        ("ordering", "request.id if request.id % 2 else None", "policy Own: `rank` returned None; expected what"),
         ("routing", "Placement([0])", "policy Own: `route` returned Placement(replica=[0], decode=None, scores=());"),
         ("admission", "[Release(0, 'x')]", "policy Own: `release` returned Release(request=0, tier='x', region='');"),
         ("migration", "3", "policy Own: `moves` returned 3; expected a list of Moves, which may be empty"),
