@@ -22,6 +22,8 @@ _TABLES_LOCK = 0x68656165
 """The key of the advisory lock in PostgreSQL under which tables are created."""
 UNAVAILABLE = (SQLAlchemyError, OSError)
 """Raised while the database cannot be used."""
+_TURN_S = 30.0
+"""Time to wait for SQLite's one connection."""
 
 
 class _Files(Struct, frozen=True):
@@ -53,7 +55,7 @@ class Database:
         else:
             self.path = Path(location)
             url = make_url(f"sqlite+aiosqlite:///{self.path}")
-            # One connection: SQLite has one writer at a time, and the pool serves waiters in turn.
+            # One connection: SQLite has one writer at a time.
             options = {"pool_size": 1, "max_overflow": 0}
         # What clients send must not appear in logs.
         self._engine = create_async_engine(url, hide_parameters=True, **options)
@@ -63,22 +65,39 @@ class Database:
         """The SQLite database's when it was opened, or used last."""
         self.num_opened = 0
         """How often the database was opened: grows when its file has been replaced, as by a backup."""
-        self._opening = asyncio.Lock()
+        self._turns = asyncio.Lock()
         self.connect = self._engine.connect
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed at the end of its block. Opens the database if it is not open yet."""
-        if not self.num_opened or self._opening.locked():
-            await self.open()
-        async with self._engine.begin() as connection:
-            yield connection
+        if self.path is None:
+            if not self.num_opened:
+                await self.open()
+            async with self._engine.begin() as connection:
+                yield connection
+            return
+        async with self._turn():  # a file that was replaced is not opened while the connection is in use
+            if not self.num_opened:
+                await self._open()
+            async with self._engine.begin() as connection:
+                yield connection
 
     async def open(self) -> None:
         """Create the tables if they do not exist. To be called again and again for a long-lived database: a file in the
         place of another one is opened. One of `UNAVAILABLE` if the database, or its file, is gone."""
-        async with self._opening:
+        async with self._turn():
             await self._open()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """SQLite's connection, or the opening of the database, is this caller's. TimeoutError if it does not come to it."""
+        async with asyncio.timeout(_TURN_S):
+            await self._turns.acquire()
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     async def _open(self) -> None:
         if self.path is None:

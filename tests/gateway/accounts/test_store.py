@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import sqlite3
@@ -21,7 +22,7 @@ pytest.importorskip("sqlalchemy")
 from headway.core.errors import HeadwayError
 from headway.gateway.accounts.store import AccountStore, StoredKey, Use
 from headway.gateway.accounts.stores import account_store
-from headway.gateway.database import UNAVAILABLE
+from headway.gateway.database import UNAVAILABLE, Database
 from headway.limits.budgets import Budget
 from keys import digest
 
@@ -190,6 +191,23 @@ def test_a_backup_in_the_files_place_is_what_is_read_and_written(
 
     run(file, work)
     assert _names(Path(file)) == ["kept", "new"]
+
+
+def test_no_connection_is_left_open_where_the_file_changes_during_a_transaction(file: str) -> None:
+    """As another gateway's checkpoint changes it, or a backup in its place."""
+
+    async def work(store: AccountStore) -> None:
+        assert isinstance(store, Database)
+        async with store.begin():
+            os.utime(file)
+            opening = asyncio.create_task(store.open())
+            await asyncio.sleep(0.1)
+        await opening
+        await store.add_key(key("later"))
+        assert [each.name for each in await store.keys()] == ["later"]
+
+    run(file, work)
+    gc.collect()  # a connection that was not closed warns, which is an error here
 
 
 def test_a_file_that_is_moved_away_is_complete_and_can_come_back(file: str, tmp_path: Path) -> None:
