@@ -91,7 +91,7 @@ class Database:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """SQLite's connection, or the opening of the database, is this caller's. TimeoutError if it does not come to it."""
+        """SQLite's connection, or the database's opening, is this caller's. TimeoutError if others keep it."""
         async with asyncio.timeout(_TURN_S):
             await self._turns.acquire()
         try:
