@@ -31,6 +31,7 @@ from headway.calibration import calibrate
 from headway.catalog.coefficients import CoefficientFile, scaled
 from headway.config.strict_yaml import dump
 from headway.planning.advise.plan import Advice
+from headway.planning.advise.text import sentences
 from headway.policies import ROUTERS
 from headway.records import save
 from headway_papers.arena import grid as grids
@@ -59,6 +60,8 @@ class Result(Struct, frozen=True):
     attainment: tuple[float, float, float]
     """By today's router, by the advised one, and by the best in hindsight."""
     is_covered: bool | None
+    undecided: str
+    """What the answer says of the best change that is not certain, where it proposes none."""
     num_rehearsals: int
 
     @property
@@ -124,7 +127,7 @@ def advised(cell: str, world: World, document: Mapping[str, Any], today: str, kn
         is_covered = first.attainment.low <= new - known[today] <= first.attainment.high
     return Result(
         cell, today, known[today] >= best - 1e-9, name, answer.is_withheld, (known[today], new, best), is_covered,
-        answer.tried.num_rehearsals,
+        "" if answer.proposals else sentences(answer)[1].partition("; ")[2], answer.tried.num_rehearsals,
     )  # fmt: skip
 
 
@@ -172,6 +175,7 @@ def line(each: Result) -> str:
     return (
         f"{each.cell}: {each.today} {today:.1%} -> {what} {new:.1%}, best {best:.1%}"
         f"{'' if each.is_covered is None else ', covered' if each.is_covered else ', not covered'}"
+        f"{'' if each.is_best or not each.undecided else f'; {each.undecided}'}"
     )
 
 

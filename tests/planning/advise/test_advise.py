@@ -20,8 +20,9 @@ from headway.catalog.coefficients import CoefficientFile, scaled
 from headway.cli import main
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
+from headway.metrics.seeds import Estimate
 from headway.planning.advise.days import Part, parts_of, read, split
-from headway.planning.advise.judge import estimate
+from headway.planning.advise.judge import Undecided, estimate, times_needed
 from headway.planning.advise.page import page
 from headway.planning.advise.plan import Advice, AdviceOptions, advise
 from headway.planning.advise.text import NO_CHANGE, sentences
@@ -221,6 +222,31 @@ def test_an_interval_has_the_spread_of_the_days_and_that_of_the_worlds() -> None
     every = estimate(worlds, parts, lambda each: each.worth)
     assert every.low == pytest.approx(2.0 - sqrt(half**2 + 1.0**2), rel=1e-5)
     assert every.high == pytest.approx(2.0 + sqrt(half**2 + 0.2**2), rel=1e-5)
+
+
+@pytest.mark.parametrize(("second", "times"), [(2.0, 5 / 3), (0.5, 3.0), (-0.1, None)])
+def test_a_gain_that_is_not_certain_says_how_many_times_as_many_days_would_tell(
+    second: float, times: float | None
+) -> None:
+    """Gains of 0, 2 and 4: Student's t of 4 degrees of freedom is 2.13, and 2.13 * 2 / sqrt(5) the first half below 2.
+    Beside a second world 1.5 lower, the half has to be below 1.32, as it is for 9 days; one 2.1 lower tells nothing."""
+    parts = [Part(f"d{i}", "d", 0.0, None, True, 100) for i in range(3)]
+    worlds = [[Gain(each, 0.0, 0.0) for each in gains] for gains in ([0.0, 2.0, 4.0], [second] * 3)]
+    found = times_needed(worlds, parts, lambda each: each.worth)
+    assert found == (None if times is None else pytest.approx(times))
+
+
+def test_what_may_gain_is_told_with_what_would_tell(plan: hw.Plan) -> None:
+    answer: Advice = plan.answer
+    few = Estimate(0.08, -0.01, 0.17)
+    undecided = Undecided("routing: lmetric", Estimate(1.6, -0.2, 3.4), Estimate(0.0, 0.0, 0.0), few, 1.25)
+    shown = replace(answer, proposals=(), tried=replace(answer.tried, undecided=(undecided,)))
+    assert sentences(shown)[1].endswith(
+        "; routing: lmetric may gain +8.0 points [-1.0, +17.0] of SLO attainment and $0 a month:"
+        " about 1.2 times as many requests would tell."
+    )
+    never = replace(shown, tried=replace(shown.tried, undecided=(replace(undecided, times=None),)))
+    assert sentences(never)[1].endswith(": 20 times as many requests would not tell.")
 
 
 # Days and parts.

@@ -21,7 +21,7 @@ from headway.planning.advise.changes import Candidate, Change, LeftOut
 from headway.planning.advise.choose import MOST_JUDGED, Chosen, choose
 from headway.planning.advise.correct import MOST_ROUNDS, MeansTask, PartMeans, StepTimeFactor, correct, measured, slower
 from headway.planning.advise.days import Day, Part, Split
-from headway.planning.advise.judge import Proposal, Verdict, compare, judge, rehearsals_for
+from headway.planning.advise.judge import Proposal, Undecided, Verdict, compare, judge, rehearsals_for
 from headway.planning.advise.trials import Outcome, Trials
 from headway.planning.advise.twin import Rehearsed, TwinCheck, TwinTask, as_it_ran, check, whole
 from headway.planning.rehearsals import RehearsalCache, RehearsalRunner, Simulator, scenario_key
@@ -63,6 +63,8 @@ class Tried(Struct, frozen=True):
     num_simulated: int
     chosen_on: tuple[str, ...]
     judged_on: tuple[str, ...]
+    undecided: tuple[Undecided, ...]
+    """Changes that gain on the mean of the judged days, and not for certain; the best first."""
     rejected: tuple[str, ...]
     """Changes that gained where they were chosen, and not for certain where they were judged."""
 
@@ -191,7 +193,7 @@ class _Found:
     notes: Sequence[str]
 
     def withheld(self, runner: RehearsalRunner) -> Advice:
-        return self._answer(Tried(0, 0, runner.num_done, runner.num_simulated, (), (), ()), None, (), ())
+        return self._answer(Tried(0, 0, runner.num_done, runner.num_simulated, (), (), (), ()), None, (), ())
 
     def advice(self, trials: Trials, today: Scenario, step_times: StepTimeFactor) -> Advice:
         wanted, left_out = self._candidates(today)
@@ -200,7 +202,7 @@ class _Found:
         num_judged = len(judged_on)
         later = max(min(rehearsals_for(MOST_JUDGED, num_judged), trials.left // 2), rehearsals_for(1, num_judged))
         chosen = choose(wanted, chosen_on, trials, target, later) if wanted else Chosen()
-        verdict, best = Verdict((), ()), list(chosen.gains)
+        verdict, best = Verdict((), (), ()), list(chosen.gains)
         if (num := trials.left // rehearsals_for(0, num_judged) - 1) < len(best):
             chosen.notes.append(f"{max(num, 0)} of {len(best)} changes were judged: --max-rehearsals")
             best = best[: max(num, 0)]
@@ -210,7 +212,8 @@ class _Found:
         left_out += [LeftOut(each.kinds[0], each.name, why) for each, why in trials.refused.items()]
         tried = Tried(
             len(wanted), chosen.num_pairs, trials.runner.num_done, trials.runner.num_simulated,
-            tuple(part.name for part in chosen_on), tuple(part.name for part in judged_on), verdict.rejected,
+            tuple(part.name for part in chosen_on), tuple(part.name for part in judged_on),
+            verdict.undecided, verdict.rejected,
         )  # fmt: skip
         proposals = tuple(replace(each, diff=self._diff(each)) for each in verdict.proposals)
         return self._answer(tried, _mean(before), proposals, left_out, chosen.notes, step_times)
@@ -222,7 +225,7 @@ class _Found:
         factors = (step_times.high / step_times.mean, step_times.low / step_times.mean)
         compared = compare(candidate, parts, trials, self.options.attainment, factors)
         names = tuple(part.name for part in parts)
-        tried = Tried(1, 0, trials.runner.num_done, trials.runner.num_simulated, (), names, ())
+        tried = Tried(1, 0, trials.runner.num_done, trials.runner.num_simulated, (), names, (), ())
         return replace(self._answer(tried, _mean(before), (), (), (), step_times), compared=compared)
 
     def _candidates(self, today: Scenario) -> tuple[list[Candidate], list[LeftOut]]:

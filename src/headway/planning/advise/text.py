@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.metrics.seeds import Estimate
-from headway.planning.advise.judge import Proposal
+from headway.planning.advise.judge import MOST_TIMES, Proposal
 from headway.planning.advise.plan import Advice
 from headway.planning.advise.twin import Residual
 from headway.report.table import seconds
@@ -54,7 +54,7 @@ def _on_best(answer: Advice) -> str:
         gained = f"gains {points(each.attainment)} of SLO attainment and saves {dollars(each.usd_per_month)} a month"
         return f"{each.name} {gained}{_today(answer)}."
     if not answer.proposals:
-        return f"{NO_CHANGE}{_today(answer)}."
+        return f"{NO_CHANGE}{_today(answer)}{_on_undecided(answer)}."
     best = answer.proposals[0]
     usd = best.usd_per_month
     saved = "at the same cost" if usd.low == usd.high == 0 else f"and saves {dollars(usd)} a month"
@@ -63,6 +63,18 @@ def _on_best(answer: Advice) -> str:
         f"{best.worst.day}, {100 * best.worst.attainment:+.1f} points and "
         f"{_usd(best.worst.usd_per_hour)} an hour."
     )
+
+
+def _on_undecided(answer: Advice) -> str:
+    """The best change that is not certain, and what would tell."""
+    if not answer.tried.undecided:
+        return ""
+    best = answer.tried.undecided[0]
+    more = f"{MOST_TIMES} times as many requests would not tell"
+    if best.times is not None:
+        more = f"about {best.times:.1f} times as many requests would tell"
+    gains = f"{points(best.attainment)} of SLO attainment and {dollars(best.usd_per_month)} a month"
+    return f"; {best.name} may gain {gains}: {more}"
 
 
 def _today(answer: Advice) -> str:
