@@ -26,23 +26,25 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from math import log
 from pathlib import Path
+from typing import NamedTuple
 
 import fit_serving
 import numpy as np
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.calibration.replay import replay
+from headway.calibration.replay import Floats, ReplayResult, replay
 from headway.calibration.serving import ServingExperiment
 from headway.calibration.serving import read as read_serving
 from headway.calibration.steps.fit import fit_steps
 from headway.calibration.steps.read import read as read_steps
 from headway.calibration.validation import compare
 from headway.catalog.coefficients import Coefficients
-from headway.catalog.errors import KNOWN, METRICS, RunErrors, coverage, weights_of
+from headway.catalog.errors import KNOWN, METRICS, ErrorClass, PredictionErrors, RunErrors, coverage, weights_of
 from headway.cli import measured_fleet
 from headway.core.fleet import Engine, Pool
 
@@ -56,6 +58,7 @@ MODELS = {"l8b": ("llama-3.1-8b", "bf16"), "fp8": ("llama-3.1-8b", "fp8"), "q30b
 SAMPLED = ("azure9sample",)
 """Phases that are drawn with the model's published parameters; `q30b` always is, without a cut."""
 LEAST_REQUESTS = 30
+SLO_QUANTILES = (0.25, 0.5, 0.75, 0.95)
 SEEDS = (0, 1)
 SOURCE = (
     "scripts/fit_errors.py on 12 serving experiments with vLLM 0.15.1 on H100 (inference-sim/"
@@ -64,7 +67,9 @@ SOURCE = (
 
 
 def main() -> None:
-    runs = [*_old_runs(), *_new_runs()]
+    compared = [*_old_runs(), *_new_runs()]
+    runs = [each.errors for each in compared]
+    _print_attainment(compared)
     for one in coverage(runs):
         print(one.of.label, one.num_runs, one.num_models, {k: f"{v:.0%}" for k, v in one.covered.items()},
               {k: f"{v:.0%}" for k, v in one.width.items()})  # fmt: skip
@@ -73,11 +78,44 @@ def main() -> None:
         OUT.write_text(f'{{\n "source": {json.dumps(SOURCE)},\n "runs": [\n{lines}\n ]\n}}\n')
 
 
+class Compared(NamedTuple):
+    errors: RunErrors
+    experiment: ServingExperiment
+    replayed: ReplayResult
+
+
+def _print_attainment(compared: Sequence[Compared]) -> None:
+    """Of runs with their requests: how often the measured SLO attainment is between those of the predicted latencies at
+    both ends of their bands, from runs of other models. SLOs are quantiles of what was measured."""
+    inside, width = [], []
+    for of, one, replayed in compared:
+        if one.requests is None or of.known != KNOWN[0]:
+            continue
+        others = PredictionErrors([each.errors for each in compared if each.errors.model != of.model], 2)
+        wanted = ErrorClass(of.known, of.weights, of.load)
+        bands = [others.band(1.0, metric, wanted) for metric in ("ttft_mean", "tpot_mean")]
+        measured, predicted = ([each.ttft_ms, np.nan_to_num(each.tpot_ms)] for each in (one.requests, replayed.overall))
+        own = []
+        for slos in product(*(np.quantile(each, SLO_QUANTILES) for each in measured)):
+            met = _attained(measured, (1.0, 1.0), slos)
+            low, high = (_attained(predicted, [getattr(b, end) for b in bands], slos) for end in ("high", "low"))
+            own.append((low <= met <= high, high - low))
+        inside.append(np.mean([each for each, _ in own]))
+        width.append(np.mean([each for _, each in own]))
+        print(f"attainment of {of.run}: {inside[-1]:.0%} within the band, whose width is {width[-1]:.2f}")
+    print(f"attainment, {len(inside)} runs: {np.mean(inside):.0%} within the band, mean width {np.mean(width):.2f}")
+
+
+def _attained(latencies_ms: Sequence[Floats], factors: Sequence[float], slos_ms: Sequence[float]) -> float:
+    met = [each * factor <= slo for each, factor, slo in zip(latencies_ms, factors, slos_ms, strict=True)]
+    return float(np.mean(np.logical_and(*met)))
+
+
 def _plain(run: RunErrors) -> dict[str, object]:
     return {name: getattr(run, name) for name in run.__struct_fields__}
 
 
-def _old_runs() -> Iterator[RunErrors]:
+def _old_runs() -> Iterator[Compared]:
     experiments, _ = read_serving(fit_serving.DATA)
     _, without = fit_serving.fit(experiments)
     other = catalog.coefficients(GPU, NEW)
@@ -88,7 +126,7 @@ def _old_runs() -> Iterator[RunErrors]:
             yield _errors(one, f"{one.id} {one.workload}", "vLLM 0.15.1", known, used, engine)
 
 
-def _new_runs() -> Iterator[RunErrors]:
+def _new_runs() -> Iterator[Compared]:
     other, found = catalog.coefficients(GPU, OLD), {}
     for key, (name, dtype) in MODELS.items():
         model = replace(catalog.model(name), dtype=dtype)
@@ -140,7 +178,7 @@ def _generic(used: Coefficients) -> Coefficients:
 
 def _errors(
     one: ServingExperiment, name: str, engine: str, known: str, used: Coefficients, profile: Engine
-) -> RunErrors:
+) -> Compared:
     profile = replace(profile, max_num_seqs=one.max_num_seqs)
     replayed = replay(replace(one, profile=None), SEEDS, profile, used)
     pairs = compare(one, replayed, used.calibrated).errors
@@ -155,7 +193,8 @@ def _errors(
     if one.model.dtype != "bf16" and one.model.dtype not in model:
         model = f"{model}-{one.model.dtype}"
     print(known, name, model, full, waiting, errors, flush=True)
-    return RunErrors(name, model, engine, GPU, known, weights_of(one.model), full, waiting, errors)
+    found = RunErrors(name, model, engine, GPU, known, weights_of(one.model), full, waiting, errors)
+    return Compared(found, one, replayed)
 
 
 if __name__ == "__main__":

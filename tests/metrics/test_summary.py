@@ -14,7 +14,7 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
-from headway.metrics.latency import QUANTILES, DefaultSlo, distribution
+from headway.metrics.latency import QUANTILES, DefaultSlo, distribution, sample, slo_masks
 from headway.metrics.summary import MetricsByReplica, Summary, flatten, summarize
 from oracle_records import Run
 
@@ -162,6 +162,17 @@ def test_metrics_without_data_are_none() -> None:
     assert bare.tiers == {} and bare.regions == {}
     late = summarize(run, warmup_s=1e6)
     assert late.num_requests == 0 and late.ttft_s is None and late.kv_use is None
+
+
+def test_latencies_that_are_longer_by_a_factor_meet_what_is_shorter_by_it() -> None:
+    records = Run(seed=3, num_requests=40).records
+    workload = {name: column for name, column in records.workload.items() if not name.startswith("slo_")}
+    run = structs.replace(records, workload=workload)
+    as_told, shorter = (sample(run, 0.0, DefaultSlo(ttft_s=s, tpot_s=0.03, e2e_s=20 * s)) for s in (0.05, 0.025))
+    longer = slo_masks(as_told, {"ttft": 2.0, "e2e": 2.0})
+    for kind, (has, met) in slo_masks(shorter).items():
+        assert (longer[kind][0] == has).all() and (longer[kind][1] == met).all()
+    assert 0 < longer["all"][1].sum() < slo_masks(as_told)["all"][1].sum()
 
 
 def test_unfinished_requests_miss_their_slos() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -225,8 +226,10 @@ def slo_ranges(chosen: Sample) -> dict[SloKind, tuple[float, float]]:
     return found
 
 
-def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
+def slo_masks(chosen: Sample, factors: Mapping[str, float] | None = None) -> dict[str, tuple[Mask, Mask]]:
     """Masks (has this SLO, met it) by kind of SLO; `all` = all SLOs of the request.
+
+    `factors` multiply the latencies of a kind: who would meet them if predictions were off by so much.
 
     A request that did not finish missed all its SLOs. A request with a single output token cannot miss a TPOT SLO. An
     answer that was not streamed counts with the SLO of its duration alone: its TTFT and TPOT are not known.
@@ -241,7 +244,8 @@ def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
         has = ~np.isnan(limit_s)
         if hides_some and kind != "e2e":
             has &= ~is_unstreamed
-        ok = _within(chosen, kind, limit_s) & finished & has if has.any() else has
+        most_s = limit_s if factors is None else limit_s / factors.get(kind, 1.0)
+        ok = _within(chosen, kind, most_s) & finished & has if has.any() else has
         all_met &= ok | ~has
         has_any |= has
         result[kind] = (has, ok)

@@ -16,12 +16,15 @@ from msgspec import structs
 
 from headway import __version__
 from headway.catalog import is_repository
+from headway.catalog.errors import ErrorClass
 from headway.config.scenario import Scenario, StepTimes, listed, variants
 from headway.config.spec import PolicySpecs
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
 from headway.metrics.latency import DefaultSlo, Sample, nothing_measured, sample
+from headway.metrics.usage import ReplicaUsage, fullest
+from headway.report.model_error import error_class
 from headway.workload.atomic_file import write_text
 from headway.workload.sources import RequestSource
 
@@ -84,6 +87,14 @@ def counted(records: Records, warmup_s: float, slo: DefaultSlo | None, until_s: 
     if not len(found):
         raise HeadwayError(nothing_measured(records.workload["arrival_s"], warmup_s))
     return found
+
+
+def error_class_of(scenario: Scenario, records: Records, used: ReplicaUsage, measured: Sample) -> ErrorClass:
+    """Which measured runs a rehearsal errs like: by its pools, its fullest replica and how long requests waited."""
+    step_times = StepTimes(scenario).coefficients
+    pools = [(pool.model, step_times[pool.name]) for pool in scenario.fleet.all_pools]
+    waited_s, e2e_s = (each[measured.finished].sum() for each in (measured.queueing_s, measured.e2e_s))
+    return error_class(pools, fullest(used, records.replicas), float(waited_s / e2e_s) if e2e_s > 0 else 0.0)
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.errors import (
@@ -20,6 +20,7 @@ from headway.catalog.errors import (
 )
 from headway.catalog.power import PowerShares, power_shares
 from headway.core.fleet import Gpu, Model
+from headway.metrics.latency import SLO_KINDS
 from headway.metrics.summary import MetricsByReplica, Summary, flatten
 
 SHOWN = ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "e2e_s.mean", "e2e_s.p99")
@@ -32,6 +33,19 @@ def error_class(pools: Sequence[tuple[Model, Coefficients]], full: float, waitin
     known: Known = max((known_of(used) for _, used in pools), key=KNOWN.index)
     weights: set[Weights] = {weights_of(model) for model, _ in pools}
     return ErrorClass(known, weights.pop() if len(weights) == 1 else None, load_of(full, waiting_share))
+
+
+def longest(wanted: ErrorClass) -> dict[str, float]:
+    """By kind of SLO, how many times as long as predicted a mean latency is at most, 9 of 10 likely; a kind whose
+    errors are not known is left out."""
+    bands = {kind: prediction_errors().band(1.0, f"{kind}_mean", wanted) for kind in SLO_KINDS}
+    return {kind: band.high for kind, band in bands.items() if band is not None}
+
+
+def so_much_longer(factors: Mapping[str, float]) -> str:
+    """The beginning of a sentence on what latencies that are longer by these factors (`longest`) would bring."""
+    times = ", ".join(f"{kind.upper()} x{factor:.2f}" for kind, factor in factors.items())
+    return f"9 of 10 measured runs are within {times} of the predicted latencies: if all were so much longer"
 
 
 def energy_bands(gpus: Sequence[Gpu], summary: Summary) -> dict[str, Band]:

@@ -435,6 +435,10 @@ def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
         assert f"is {int(10 * each.chance)} of 10 likely: predicted {seconds(each.predicted_s)}" in text
     asked = [name for name in LATENCY_SLOS if getattr(good.targets, name) is not None]
     assert [each.slo for each in good.likely] == asked and asked and not bad.likely
+    measured = good.measured if good.longer is None else good.longer.measured
+    assert measured is not None and measured.attainment is not None and measured.attainment_if_longest is not None
+    assert measured.attainment_if_longest <= measured.attainment and min(measured.longest.values()) > 1
+    assert ("if all were so much longer" in text) == (good.targets.attainment is not None)
     assert LEGEND in text and LEGEND in page(good, "small", "headway plan capacity")
     assert "load x3" in text and "1 replica lost" in text and "the plan" in text
 

@@ -61,6 +61,10 @@ def test_two_models_share_the_gpus_at_hand(tmp_path: Path, capsys: pytest.Captur
     first = answer["points"][0]
     assert first["kind"] == "plan" and len(first["runs"]) == 2 and first["interval"] is not None
     assert {each["kind"] for each in answer["points"]} >= {"plan", "router"}
+    planned = first["runs"][0]
+    assert set(planned["longest"]) == {"ttft", "tpot", "e2e"} and min(planned["longest"].values()) > 1
+    assert all(planned["by_model_if_longest"][name] <= planned["by_model"][name] for name in (SMALL, LARGE))
+    assert any("if all were so much longer" in note for note in answer["notes"])
     # The file runs from another folder, with what the plan says.
     document = yaml.safe_load(out.read_text())
     assert Path(document["workload"]["trace"]["path"]).is_absolute()

@@ -69,3 +69,15 @@ def test_a_model_whose_requests_are_too_long_is_no_matter_of_gpus() -> None:
     )
     (sentence,) = text.short(plan)
     assert sentence == f"No fleet keeps 99% of each model's requests in time: m: {reason}."
+
+
+def test_what_is_left_where_latencies_are_as_long_as_measured_runs_allow() -> None:
+    run = FleetRun(
+        0.995, {"m": 0.995, "n": 1.0}, 0.1, 0.01, 1.0, 1000, False, longest={"ttft": 1.5, "tpot": 1.16},
+        by_model_if_longest={"m": 0.914, "n": 0.99},
+    )  # fmt: skip
+    assert list(text.if_longest(run)) == [
+        "9 of 10 measured runs are within TTFT x1.50, TPOT x1.16 of the predicted latencies: if all were so much"
+        " longer, at least 91.4% of each model's requests would be in time"
+    ]
+    assert not list(text.if_longest(FleetRun(0.995, {"m": 0.995}, 0.1, 0.01, 1.0, 1000, False)))

@@ -91,6 +91,10 @@ class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the fullest replica, as in `catalog.errors.load_of`; None: not known."""
     kwh_per_day: float | None = None
     """Of the GPUs, at their mean power in the rehearsal; None: not known."""
+    longest: dict[str, float] = {}
+    """By kind of SLO, the factor on predicted latencies that 9 of 10 measured runs stay below; empty: not known."""
+    attainment_if_longest: float | None = None
+    """`attainment`, if all latencies were longer by these factors; None: not known."""
 
 
 class CapacityEvaluator(Protocol):

@@ -13,17 +13,25 @@ from typing import Any
 import numpy as np
 
 from headway import catalog
-from headway.catalog.errors import Load, load_of
 from headway.config.scenario import Scenario, StepTimes, assemble
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
-from headway.metrics.columns import Floats
-from headway.metrics.latency import SLO_KINDS, Sample, slo_masks
-from headway.metrics.usage import ReplicaUsage, fullest, usage
+from headway.metrics.columns import Floats, Mask
+from headway.metrics.latency import SLO_KINDS, slo_masks
+from headway.metrics.usage import usage
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets, misses
-from headway.planning.rehearsals import RehearsalCache, Simulator, content_key, counted, model_keys, scenario_key
+from headway.planning.rehearsals import (
+    RehearsalCache,
+    Simulator,
+    content_key,
+    counted,
+    error_class_of,
+    model_keys,
+    scenario_key,
+)
 from headway.planning.verdicts import TargetMissedError, watched
+from headway.report.model_error import longest
 from headway.workload.sources import RequestSource
 
 FRACTION = 0.99
@@ -152,31 +160,34 @@ def _metrics(records: Records, chosen: Scenario) -> RehearsalMetrics:
     warmup_s = chosen.spec.simulation.warmup_s
     measured = counted(records, warmup_s, chosen.spec.slo)
     tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
-    has, good = slo_masks(measured)["all"]
+    attained = slo_masks(measured)
+    has, good = attained["all"]
     window_s = records.end_s - warmup_s
     used = usage(records, warmup_s)
+    wanted = error_class_of(chosen, records, used, measured)
+    factors = longest(wanted)
     num_good = int((good if has.any() else measured.finished).sum())
     return RehearsalMetrics(
         ttft_p99_s=_p99(np.where(measured.finished, measured.ttft_s, inf)),
         tpot_p99_s=_p99(np.where(measured.finished, tpot_s, inf)),
         e2e_p99_s=_p99(np.where(measured.finished, measured.e2e_s, inf)),
-        attainment=float(good.sum() / has.sum()) if has.any() else None,
+        attainment=_attainment(attained) if has.any() else None,
         goodput_rps=num_good / window_s if window_s > 0 else None,
         busy_share=used.busy_share(list(range(len(records.replicas)))),
         num_requests=len(measured),
         num_completed=int(measured.finished.sum()),
         calibrated=all(each.calibrated for each in StepTimes(chosen).pools),
         wait_growth=_growth(np.where(measured.finished, measured.ttft_s, inf)),
-        load=_load(records, used, measured),
+        load=wanted.load,
+        longest=factors,
+        attainment_if_longest=_attainment(slo_masks(measured, factors)) if factors and has.any() else None,
         kwh_per_day=used.kwh_per_day(window_s),
     )
 
 
-def _load(records: Records, used: ReplicaUsage, measured: Sample) -> Load:
-    """The load of the fullest replica, with the share of the requests' time that they waited."""
-    full = fullest(used, records.replicas)
-    waited_s, e2e_s = (each[measured.finished].sum() for each in (measured.queueing_s, measured.e2e_s))
-    return load_of(full, float(waited_s / e2e_s) if e2e_s > 0 else 0.0)
+def _attainment(attained: Mapping[str, tuple[Mask, Mask]]) -> float:
+    has, good = attained["all"]
+    return float(good.sum() / has.sum())
 
 
 def fleet_document(

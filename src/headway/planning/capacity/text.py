@@ -20,6 +20,7 @@ from headway.planning.capacity.problem import (
     RehearsalMetrics,
     Targets,
 )
+from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, percent, seconds, short_number
 
 NAMES = SLO_NAMES | {"attainment": "SLO met"}
@@ -73,6 +74,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             yield "It is the smallest number allowed, so nothing binds."
         over = "" if plan.longer is None else f" over {plan.longer.measured.num_requests:,} requests"
         yield from (_likely(each, over) for each in plan.likely)
+        yield from _if_longest(plan)
         if plan.measured is not None and plan.measured.kwh_per_day is not None:
             yield f"Its GPUs take {energy(plan.measured)} kWh a day under this load."
         yield from _policies(plan)
@@ -93,6 +95,14 @@ def _likely(each: LikelyTarget, over: str) -> str:
         f"{NAMES[each.slo]} ≤ {seconds(each.target_s)} is {chance} likely: predicted {seconds(each.predicted_s)}{over},"
         f" with the error of {each.band.num_runs} measured runs {band}."
     )
+
+
+def _if_longest(plan: CapacityPlan) -> Iterator[str]:
+    """What is left of a target of attainment where latencies are as long as the errors of measured runs allow."""
+    measured = plan.measured if plan.longer is None else plan.longer.measured
+    if plan.targets.attainment is not None and measured is not None and measured.attainment_if_longest is not None:
+        left = percent(measured.attainment_if_longest)
+        yield f"{so_much_longer(measured.longest)}, {left} of the requests would meet their SLOs."
 
 
 def _bound(plan: CapacityPlan) -> str:

@@ -358,6 +358,7 @@ def _notes(planner: FleetPlanner, best: FleetPoint) -> Iterator[str]:
                 f"{part.model} on {'/'.join(part.gpus)}: step times are not calibrated ({', '.join(part.uncalibrated)})"
             )
             yield f"{what}: trust the order, not the numbers"
+    yield from text.if_longest(best.runs[0])
     if best.runs[0].is_growing:
         yield "waits still grow at the end of the requests: plan for a longer recording"
     if not best.is_met:

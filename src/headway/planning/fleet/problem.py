@@ -84,6 +84,10 @@ class FleetRun(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether waits grew over the run."""
     kwh_per_day: float | None = None
     """Of the GPUs, at their mean power in the run; None: not known."""
+    longest: dict[str, float] = {}
+    """By kind of SLO, the factor on predicted latencies that 9 of 10 measured runs stay below; empty: not known."""
+    by_model_if_longest: dict[str, float] = {}
+    """As `by_model`, if all latencies were longer by these factors."""
 
     @property
     def worst(self) -> float:

@@ -17,8 +17,17 @@ from headway.metrics.latency import Sample, slo_masks
 from headway.metrics.usage import usage
 from headway.planning.combos.problem import Group, Offer
 from headway.planning.fleet.problem import FleetPart, FleetRun
-from headway.planning.rehearsals import OF_SHAPE, RehearsalCache, Simulator, counted, model_keys, scenario_key
+from headway.planning.rehearsals import (
+    OF_SHAPE,
+    RehearsalCache,
+    Simulator,
+    counted,
+    error_class_of,
+    model_keys,
+    scenario_key,
+)
 from headway.planning.stability import stability
+from headway.report.model_error import longest
 
 HANDOVER = {"mode": "layerwise", "degree": 8}
 """Of prefill to decode replicas, without the scenario's own."""
@@ -125,6 +134,9 @@ def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
     in_time = np.where(has, met, measured.finished)
     arrival_s = floats(records.workload, "arrival_s", measured.id)
     whole = stability(arrival_s, measured.ttft_s, in_time)
+    used = usage(records, warmup_s)
+    factors = longest(error_class_of(scenario, records, used, measured))
+    in_time_if_longest = np.where(has, slo_masks(measured, factors)["all"][1], measured.finished)
     return FleetRun(
         attainment=float(in_time.mean()),
         by_model=_by_model(measured, in_time),
@@ -133,7 +145,9 @@ def _simulated(scenario: Scenario, simulator: Simulator) -> FleetRun:
         e2e_p99_s=_p99(measured.e2e_s),
         num_requests=len(measured),
         is_growing=whole.is_growing,
-        kwh_per_day=usage(records, warmup_s).kwh_per_day(records.end_s - warmup_s),
+        kwh_per_day=used.kwh_per_day(records.end_s - warmup_s),
+        longest=factors,
+        by_model_if_longest=_by_model(measured, in_time_if_longest) if factors else {},
     )
 
 

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from headway.metrics.seeds import Estimate
 from headway.planning.fleet.allocation import Parts, by_model
-from headway.planning.fleet.problem import WORTH, FleetPlan, FleetPoint, SizedOption, SplitVerdict
+from headway.planning.fleet.problem import WORTH, FleetPlan, FleetPoint, FleetRun, SizedOption, SplitVerdict
+from headway.report.model_error import so_much_longer
 from headway.report.table import dollars, seconds, short_number
 
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
@@ -32,6 +33,14 @@ def share(value: float) -> str:
 def sentences(plan: FleetPlan) -> tuple[str, ...]:
     """What to run, whether to separate prefill from decode, and whether to have tiers."""
     return _fleet(plan), _split(plan), _tiers(plan)
+
+
+def if_longest(run: FleetRun) -> Iterator[str]:
+    """What is left of the attainment where latencies are as long as the errors of measured runs allow."""
+    if run.by_model_if_longest:
+        worst = share(min(run.by_model_if_longest.values()))
+        of = "at least {} of each model's" if len(run.by_model_if_longest) > 1 else "{} of the"
+        yield f"{so_much_longer(run.longest)}, {of.format(worst)} requests would be in time"
 
 
 def short(plan: FleetPlan) -> tuple[str, ...]:
