@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -63,12 +64,19 @@ async def send(port: int, method: str, path: str, body: Any = None, headers: str
             now = time.perf_counter()
             longest_s, last_s = max(longest_s, now - last_s), now
             received += part
-            if path in ("/executions", "/fault", "/gone") or received.endswith(b"0\r\n\r\n"):
+            if received.endswith(b"0\r\n\r\n") or _is_whole(received):
                 break
     finally:
         writer.close()
     status, _, rest = received.partition(b"\r\n\r\n")
     return int(status.split(b" ")[1]), rest, longest_s
+
+
+def _is_whole(received: bytes) -> bool:
+    """Whether an answer is as long as it says."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    return length is not None and len(body) >= int(length[1])
 
 
 def _text(stream: bytes) -> tuple[str, bool, bool]:

@@ -24,27 +24,30 @@ def start_in_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Futu
     """The same, for those that need not wait: an error that nobody awaits is dropped."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
-
-    def end(result: Any, error: BaseException | None) -> None:
-        if ended.cancelled():
-            return
-        if error is None:
-            ended.set_result(result)
-        else:
-            ended.set_exception(error)
+    ended.add_done_callback(_note_error)
+    waiting = [ended]
 
     def run() -> None:
-        result, error = None, None
+        outcome: tuple[Any, BaseException | None]
         try:
-            result = function(*arguments)
-        except BaseException as raised:
-            error = raised
+            outcome = function(*arguments), None
+        except BaseException as error:
+            outcome = None, error
         with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(end, result, error)
+            loop.call_soon_threadsafe(_end, waiting.pop(), *outcome)
+        del outcome  # an error leads to this frame, which would else lead to it, and to its future
 
-    ended.add_done_callback(_note_error)
     threading.Thread(target=run, name=f"call of {getattr(function, '__name__', function)}", daemon=True).start()
     return ended
+
+
+def _end(ended: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if ended.cancelled():
+        return
+    if error is None:
+        ended.set_result(result)
+    else:
+        ended.set_exception(error)
 
 
 class OneAtATime:
@@ -62,8 +65,8 @@ class OneAtATime:
         """The function's result, or what it raises, once the calls before have returned."""
         while self._running is not None and not self._running.done():
             await asyncio.wait({self._running})
-        self._running = started = start_in_thread(function, *arguments)
-        return await asyncio.shield(started)
+        self._running = start_in_thread(function, *arguments)
+        return await asyncio.shield(self._running)
 
 
 def _note_error(ended: asyncio.Future[Any]) -> None:

@@ -103,6 +103,7 @@ def test_ids_that_came_without_their_texts_are_kept() -> None:
     _add(saved, {"reasoning": "so"}, None)
     saved.tokens, saved.seen_tokens = 3, 5
     saved.set_token_ids([1, 2, 5, 6, 7])
+    assert (restored.unread_ids(), saved.unread_ids()) == ([5, 6, 7], []), "a snapshot ends with the last chunk's text"
     for partial in (restored, saved):
         assert partial.forget_silent_ids() == 0
         assert partial.resume_request(ADAPTERS["vllm"], 100, 2)[1]["prompt"] == [1, 2, 5, 6, 7]

@@ -41,8 +41,12 @@ class PartialResponse:
     """Tokens of prompt and answer by the engine's own count; 0: not reported."""
     last_text = ""
     """The last chunk's text."""
+    end_tag = ""
+    """What the ids up to `_ids_of_reasoning` have of the tag that ends reasoning."""
     _ids_of_reasoning = 0
     """Token ids up to the last one that brought reasoning, or that came without its text."""
+    _ids_read = 0
+    """Those of them of which `end_tag` tells."""
 
     def __init__(self, request: ClientRequest) -> None:
         self._request = request
@@ -68,6 +72,7 @@ class PartialResponse:
         if chunk.timings is not None:
             self.seen_tokens = chunk.timings.prompt_n + chunk.timings.cache_n + chunk.timings.predicted_n
         for choice in chunk.choices:
+            num_before = len(self.token_ids or ())
             if choice.token_ids is None:
                 if tokens:
                     self.token_ids = None
@@ -89,7 +94,9 @@ class PartialResponse:
                 self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
                 self.last_text = delta.reasoning or delta.reasoning_content or ""
                 self.reasoning.append(self.last_text)
-                self._ids_of_reasoning = len(self.token_ids or ())
+                self.end_tag, num = "", len(self.token_ids or ())
+                self._ids_of_reasoning = num
+                self._ids_read = num_before if num > num_before + 1 else num  # one that is reasoning is no tag
             if delta.tool_calls is not None:
                 self.tool_calls.append(sse.encoded(delta.tool_calls).decode())
 
@@ -108,24 +115,46 @@ class PartialResponse:
                 self.add(sse.read_chunk(payload)[0], 0)
         self.tokens, self.prompt_ids = part.tokens, part.prompt_ids or self.prompt_ids
         self.token_ids = None if part.token_ids is None else list(part.token_ids)
-        self._ids_of_reasoning = len(self.token_ids or ())
+        self._ids_of_reasoning, self._ids_read, self.end_tag = len(self.token_ids or ()), 0, ""
 
     def set_token_ids(self, tokens: list[int]) -> None:
         """Set all token ids from a KV snapshot: the prompt, the answer so far, and tokens that were not streamed."""
         start = self.seen_tokens - self.tokens
         self.prompt_ids, self.token_ids = tokens[:start], tokens[start : self.seen_tokens]
-        self._ids_of_reasoning = len(self.token_ids)
+        self._ids_of_reasoning = self._ids_read = len(self.token_ids)  # the file ends with the last chunk's text
 
     def forget_silent_ids(self) -> int:
         """Forget the tokens after the reasoning if they brought no text: one may be its end tag, and what an engine
         generates after that tag does not tell that it is an answer. The next engine generates them again. Returns
         their number."""
-        if not self.reasoning or self.text or self.tool_calls or not self.token_ids or self.finish_reason is not None:
+        if not self.token_ids or not self._may_end_reasoning:
             return 0
         num = len(self.token_ids) - self._ids_of_reasoning
         del self.token_ids[self._ids_of_reasoning :]
         self.tokens -= num
         return num
+
+    @property
+    def _may_end_reasoning(self) -> bool:
+        """Reasoning may have ended, of which nothing that was sent tells."""
+        return bool(self.reasoning) and not self.text and not self.tool_calls and self.finish_reason is None
+
+    @property
+    def goes_on_from_ids(self) -> bool:
+        """The answer continues from the ids of its tokens, not from its text."""
+        return self.prompt_ids is not None and self.token_ids is not None
+
+    def unread_ids(self) -> list[int]:
+        """The ids among which the end tag of reasoning may be, unseen: they came in one chunk, whose text is reasoning,
+        or without their texts. An answer that continues after the tag does not tell that it is no reasoning."""
+        if self.token_ids is None or not self.goes_on_from_ids or not self._may_end_reasoning:
+            return []
+        return self.token_ids[self._ids_read : self._ids_of_reasoning]
+
+    def read_ids(self, text: str) -> None:
+        """Take the end tag of reasoning, or its start, from the text of the ids that brought reasoning last."""
+        self.end_tag = _THINK_END if _THINK_END in text else _start_of_tag(text)
+        self._ids_read = self._ids_of_reasoning
 
     def forget_end(self, chunk: Chunk) -> None:
         """Forget what ends the stream in a chunk that the client does not get."""
@@ -168,8 +197,8 @@ class PartialResponse:
         request = self._request
         if not request.can_resume:
             raise CannotResumeError
-        if self.prompt_ids is not None and self.token_ids is not None:
-            prompt: Any = [*self.prompt_ids, *self.token_ids]
+        if self.goes_on_from_ids:
+            prompt: Any = [*(self.prompt_ids or ()), *(self.token_ids or ())]
         elif self.prompt is not None:
             prompt = self.prompt + self._raw_text(self.prompt)
         elif request.is_chat and adapter.continue_options is not None and not self.reasoning:
@@ -205,9 +234,11 @@ class ResumedStream:
         self._is_chat, self._partial = request.is_chat, partial
         self._is_converted = request.is_chat and path == COMPLETIONS
         """The engine completes the chat's rendered prompt, and the client gets chat chunks."""
-        self._is_reasoning = self._is_converted and bool(partial.reasoning) and not partial.text
+        end_tag = partial.end_tag if partial.goes_on_from_ids else ""
+        reasons = self._is_converted and bool(partial.reasoning) and not partial.text
+        self._is_reasoning = reasons and end_tag != _THINK_END
         self._tokens_before, self.num_repeated = partial.tokens, num_repeated
-        self._held_back = ""
+        self._held_back = end_tag if self._is_reasoning else ""
         """The start of what may be the end tag of reasoning."""
         self._deltas: list[dict[str, str]] = []
 
@@ -234,6 +265,8 @@ class ResumedStream:
             for choice in choices:
                 self._leave_out_repeated(choice)
         if self._is_converted:
+            if any(self._partial.reasoning_key in delta for delta in self._deltas):
+                self._partial.read_ids(self._held_back if self._is_reasoning else _THINK_END)
             value["object"] = "chat.completion.chunk"
             pairs = zip(choices, self._deltas, strict=True)
             value["choices"] = choices = [_chat_choice(choice, delta) for choice, delta in pairs]
@@ -261,9 +294,14 @@ class ResumedStream:
             self._is_reasoning = False
             return {name: part for name, part in ((key, reasoning), ("content", answer)) if part}
         if not is_last:
-            num = next((n for n in range(len(_THINK_END) - 1, 0, -1) if text.endswith(_THINK_END[:n])), 0)
-            text, self._held_back = text[: len(text) - num], text[len(text) - num :]
+            self._held_back = _start_of_tag(text)
+            text = text[: len(text) - len(self._held_back)]
         return {key: text} if text else {}
+
+
+def _start_of_tag(text: str) -> str:
+    """The end of a text that may be the start of the tag that ends reasoning."""
+    return next((_THINK_END[:n] for n in range(len(_THINK_END) - 1, 0, -1) if text.endswith(_THINK_END[:n])), "")
 
 
 def _chat_choice(choice: dict[str, Any], delta: dict[str, str]) -> dict[str, Any]:

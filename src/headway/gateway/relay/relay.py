@@ -50,6 +50,7 @@ from headway.gateway.upstream.errors import (
     exhausted,
     is_too_long,
     openai_error,
+    without_frames,
 )
 from headway.gateway.upstream.health import HealthReports
 from headway.gateway.upstream.kv_snapshot import KvSnapshot
@@ -191,7 +192,7 @@ class Relay:
                     await self._snapshot.restore(replica, self._slot)
                 await self._attempt(replica)
             except EngineError as failure:
-                error = failure  # what follows is below, as compiled code must not await in a handler
+                error = without_frames(failure)  # what follows is below, as compiled code must not await in a handler
             if error is None:
                 continue
             if self.in_flight.move_target is not None and self.in_flight.outcome is None:
@@ -238,6 +239,7 @@ class Relay:
         if replica.adapter.template is not None and request.is_chat and self.meter.partial.prompt is None:
             await self._builder.learn_prompt(replica)
         try:
+            await self._builder.learn_end_of_reasoning(replica)
             path, body = self._builder.build(replica)
         except CannotResumeError:
             raise self._failure() from None
@@ -515,7 +517,7 @@ class Relay:
         in_flight.raise_if_ended()
         is_moving, is_prefill_leg = in_flight.move_target is not None, False
         if isinstance(error, PrefillLegError):
-            replica, error, is_prefill_leg = error.replica, error.cause, True
+            replica, error, is_prefill_leg = error.replica, without_frames(error.cause), True
         failure = failure_of(error)
         if not is_moving:
             self._note_failure(replica, error, failure)

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from headway.gateway.relay.continuation import ResumedStream
+from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
 from headway.gateway.relay.metering import ResponseMeter
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling import vllm_disaggregation
@@ -65,6 +65,16 @@ class RequestBuilder:
                 await asyncio.wait({self.rendering}, timeout=_RENDER_S)
             if partial.prompt is None:
                 partial.prompt = await replica.render_chat(request.body)
+
+    async def learn_end_of_reasoning(self, replica: EngineEndpoint) -> None:
+        """Ask the engine that is to continue for the text of tokens that may have ended the reasoning. EngineError if
+        it is gone; CannotResumeError if it does not tell, as the answer might be taken for reasoning."""
+        partial = self._meter.partial
+        if ids := partial.unread_ids():
+            text = await replica.text_of(ids)
+            if text is None:
+                raise CannotResumeError
+            partial.read_ids(text)
 
     async def _render(self, replica: EngineEndpoint) -> None:
         with suppress(EngineError):  # then the next replica is asked, once the prompt is needed

@@ -21,7 +21,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg
 from headway.gateway.upstream import loose_json, sse
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
-from headway.gateway.upstream.errors import EngineError, RefusedError, is_retryable
+from headway.gateway.upstream.errors import EngineError, RefusedError, is_retryable, without_frames
 
 _MAX_ANSWER_BYTES = 64 << 20
 _GRACE_S = 0.1
@@ -119,7 +119,7 @@ class DualDispatch:
             check_answer(answer, connection.headers.get("content-type", ""))
         except EngineError as error:
             if not leg.is_stopped and not self._has_begun():
-                self._error = error
+                self._error = without_frames(error)
                 self._abort_decode("the prefill replica failed")
         else:
             if not leg.is_stopped:

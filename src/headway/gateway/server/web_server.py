@@ -20,8 +20,8 @@ from headway.gateway.settings import Settings
 from headway.gateway.termination import ignore_sigterm
 
 _GC_THRESHOLDS = 2000, 100, 10
-"""Python's own are 700, 10 and 10. Requests leave no reference cycles, so collections find nothing, and pause all
-streams meanwhile: these thresholds make them short, and full ones rare."""
+"""Python's own are 700, 10 and 10. Requests leave no reference cycles (tests/gateway/server/test_garbage.py), so
+collections find nothing, and pause all streams meanwhile: these thresholds make them short, and full ones rare."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP

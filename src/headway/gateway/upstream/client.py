@@ -53,7 +53,8 @@ class Connection(asyncio.Protocol):
         self.is_lost = False
         self.is_fresh = True
         """No request was sent on it before the present one."""
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None
+        """While the connection is open: parser and connection name each other."""
         self._reset()
 
     def _reset(self) -> None:
@@ -72,8 +73,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._parser is None:
+            return
         self._overhead += len(data)
         try:
             self._parser.feed_data(data)
@@ -89,7 +93,7 @@ class Connection(asyncio.Protocol):
             self._deliver()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
+        self.is_lost, self._parser = True, None
         if self._until_close and exc is None:
             self.is_complete = True
         elif not self.is_complete and self._error is None:
@@ -115,6 +119,7 @@ class Connection(asyncio.Protocol):
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         status = self._parser.get_status_code()
         self._is_interim = status < 200
         if self._is_interim or self._is_excess:
@@ -234,8 +239,11 @@ class Connection(asyncio.Protocol):
         finally:
             self._on_data = None
         error, self._callback_error = self._callback_error, None
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # which has this frame
         return is_stopped
 
     def _deliver(self) -> None:

@@ -52,6 +52,8 @@ class Adapter(Struct, frozen=True):
     """The path that renders a chat as a prompt. Such an engine accepts all options of a chat with a prompt, too."""
     tokenize: str | None = None
     """The path that counts the tokens of a prompt, and of a chat in the format of its requests."""
+    detokenize: str | None = None
+    """The path that tells the text of tokens."""
     has_slots: bool = False
     """The engine runs one request in each of its slots, and reports their number at `/props`."""
     continue_options: dict[str, bool] | None = None
@@ -78,6 +80,7 @@ ADAPTERS: dict[Api, Adapter] = {
         token_fields=("token_ids", "prompt_token_ids", "prompt_text"),
         gives_token_ids=True,
         tokenize="/tokenize",
+        detokenize="/detokenize",
         continue_options={"continue_final_message": True, "add_generation_prompt": False},
         transfers_kv=True,
     ),
@@ -101,6 +104,7 @@ ADAPTERS: dict[Api, Adapter] = {
         template="/apply-template",
         has_slots=True,
         tokenize="/tokenize",
+        detokenize="/detokenize",
     ),
     "openai": Adapter("openai", health="/v1/models", metrics=None),
 }

@@ -14,7 +14,7 @@ from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.upstream.client import JSON, Client, Connection
 from headway.gateway.upstream.dialects import Adapter, Load, parse_load
 from headway.gateway.upstream.errors import EngineError, ExhaustedError, NoAnswerError, RefusedError, UnreachableError
-from headway.gateway.upstream.reports import LlamaProps, Models, RenderedPrompt, SglangInfo, Tokens
+from headway.gateway.upstream.reports import LlamaProps, Models, RenderedPrompt, SglangInfo, Tokens, TokensText
 from headway.gateway.upstream.sse import EventSplitter, is_done, payload, read_chunk
 
 log = logging.getLogger("headway.gateway")
@@ -204,6 +204,18 @@ class EngineEndpoint:
             return msgspec.json.decode(data, type=RenderedPrompt).prompt
         except msgspec.MsgspecError:
             raise EngineError("rendered no prompt of a chat") from None
+
+    async def text_of(self, ids: list[int]) -> str | None:
+        """The text of these tokens; None: the engine does not tell. EngineError if it is gone."""
+        if self.adapter.detokenize is None:
+            return None
+        body = {"model": self.reported_model or self.model, "tokens": ids}
+        status, data = await self.client.fetch(self.adapter.detokenize, _TEMPLATE_TIMEOUT_S, msgspec.json.encode(body))
+        try:
+            text = msgspec.json.decode(data, type=TokensText) if status == 200 else TokensText()
+        except DECODE_ERRORS:
+            return None
+        return text.prompt if text.prompt is not None else text.content
 
     async def count_tokens(self, body: dict[str, Any]) -> int | None:
         """The tokens of a request's prompt, counted by the engine; None: it does not count them, or not in time."""

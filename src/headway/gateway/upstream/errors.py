@@ -26,6 +26,13 @@ class EngineError(Exception):
     """Tokens of the answer that the engine had sent by then."""
 
 
+def without_frames(error: EngineError) -> EngineError:
+    """The error, to be kept. The frames that have raised it may hold who keeps it, and with that the whole request:
+    such a cycle stays until the garbage collector comes by."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
+
+
 class UnreachableError(EngineError):
     """No connection to the engine can be opened."""
 

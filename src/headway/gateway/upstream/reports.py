@@ -35,6 +35,13 @@ class Tokens(Struct):
     tokens: list[Any] | None = None
 
 
+class TokensText(Struct):
+    """vLLM calls the text of tokens `prompt`, llama.cpp `content`."""
+
+    prompt: str | None = None
+    content: str | None = None
+
+
 class SglangInfo(Struct):
     disaggregation_mode: str = ""
     disaggregation_bootstrap_port: int | None = None

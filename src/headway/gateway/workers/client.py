@@ -227,8 +227,8 @@ class RemoteScheduler:
     async def _reply(self, request: PendingRequest) -> None:
         if self.is_gone or self.is_silent:
             raise _scheduler_gone() if self.is_gone else scheduler_hangs()
-        request.reply = reply = asyncio.get_running_loop().create_future()
-        await reply
+        request.reply = asyncio.get_running_loop().create_future()
+        await request.reply
 
     # Calls of relays.
 

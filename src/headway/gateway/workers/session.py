@@ -312,13 +312,8 @@ class WorkerSession:
             self._requests.pop(number, None)
             self._send_limits(caller)
             gateway.copies.end(key, copy, is_finished=False)
-            answer = _answer_to(error)
-            self.link.send(
-                protocol.RequestRefused(
-                    number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
-                )
-            )
-            if answer is not error:
+            self._refuse(number, _answer_to(error))
+            if not isinstance(error, ApiError):
                 raise
         else:
             request = self._requests[number]
@@ -326,6 +321,10 @@ class WorkerSession:
             if request.outcome is not None:
                 request.wake()
             self._send_held(request)
+
+    def _refuse(self, number: int, answer: ApiError) -> None:
+        refused = number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
+        self.link.send(protocol.RequestRefused(*refused))
 
     def _apply(self, request: RemoteRequest, progress: Progress) -> None:
         """Update the request, unless it has ended or is at no replica."""
