@@ -14,9 +14,11 @@ from headway.control.assembly import held_ordering, new_admissions, new_migratio
 from headway.control.cascade_stages import CascadeStages
 from headway.control.control import Control
 from headway.control.decisions import DecisionObserver
+from headway.control.effects import Effects
 from headway.control.live import ENDED, HELD, Live
 from headway.control.migrations import Migrations
 from headway.control.policies import CascadeConfig, Policies
+from headway.control.recorder import Recorder
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
 from headway.core.policy import Learner, Ordering, Router
@@ -57,8 +59,8 @@ def _with(
 class LiveControl(Control):
     """Control that also handles failures of single requests."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
+        super().__init__(effects, recorder, notify)
         self._releasing: set[Service] = set()
         self._kept: KeptPolicies | None = None
         """While policies take turns, their instances; None: a change makes new ones."""
