@@ -15,6 +15,7 @@ import pytest
 from headway.core.errors import HeadwayError
 from headway.core.request import Request
 from headway.workload import arrivals as arrivals_module
+from headway.workload import generate as generate_module
 from headway.workload import lengths as lengths_module
 from headway.workload import spec as spec_module
 from headway.workload.describe import describe
@@ -347,6 +348,12 @@ def test_generated_workload_round_trips(tmp_path: Path) -> None:
     )
 
 
-def test_more_than_memory_holds_is_an_error_in_words() -> None:
-    with pytest.raises(HeadwayError, match="does not fit in memory"):
-        made(SYNTHETIC.replace("5000", "1000000000000000"))
+def test_more_than_memory_holds_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("no room for 8 GB")
+
+    monkeypatch.setattr(generate_module, "_rows", full)
+    with pytest.raises(HeadwayError, match=r"does not fit in memory \(no room for 8 GB\)"):
+        made(SYNTHETIC)
+    with pytest.raises(msgspec.ValidationError, match="num_requests: 1000000000000000; expected at most"):
+        spec(SYNTHETIC.replace("5000", "1000000000000000"))
