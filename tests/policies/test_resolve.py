@@ -282,3 +282,7 @@ def test_labels_leave_out_arguments_that_are_the_defaults() -> None:
     other = resolve.ordering({"name": "edf", **defaults, "default_deadline_s": 7.0})
     assert str(other) == "edf(default_deadline_s=7)"
     assert resolve.identity(same) == resolve.identity(resolve.ordering("edf"))
+
+
+def test_a_label_leaves_out_what_a_struct_has_by_default() -> None:
+    assert str(resolve.scaler({"name": "lt-i", "plan": {"epsilon": 0.5}})) == "lt-i(plan=Planning(epsilon=0.5))"

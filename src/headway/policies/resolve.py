@@ -294,6 +294,14 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _text(value: Any) -> str:
+    """A struct's fields that have their defaults are left out, as arguments are."""
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.fields(value)
+        defaults = {each.name: each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
+                    for each in fields}  # fmt: skip
+        shown = [f"{name}={_text(getattr(value, name))}" for name, default in defaults.items()
+                 if not _same(getattr(value, name), default)]  # fmt: skip
+        return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
