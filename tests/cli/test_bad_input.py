@@ -91,7 +91,8 @@ Case = tuple[str, dict[str, str] | str, str, str]
 """(kind, files or the text of s.yaml, command, words of the error)."""
 SCENARIOS: list[Case] = [
     ("no file", {}, RUN, "s.yaml: no such file"),
-    ("folder for a file", {"s.yaml/x": ""}, RUN, "s.yaml: cannot be read as text"),
+    ("folder for a file", {"s.yaml/x": ""}, RUN, "s.yaml: is a folder; expected a file"),
+    ("negative seed", _scenario(seed=-1), RUN, "seed: expected integer >= 0"),
     ("empty file", "", RUN, "s.yaml: expected keys and values, found nothing"),
     ("not YAML", "a: [1", RUN, "s.yaml:1: not valid YAML"),
     ("tabs", "a:\n\tb: 1", RUN, "s.yaml:2: not valid YAML"),
@@ -146,6 +147,7 @@ WORKLOADS: list[Case] = [
     ("no rate", _workload(arrivals=0), RUN, "rate: 0.0; expected a number above 0"),
     ("negative count", _workload(num_requests=-1), RUN, "num_requests: -1; expected a number above 0"),
     ("unknown lengths", _workload(prompt_tokens="azure"), RUN, "prompt_tokens"),
+    ("thousands as k", _workload(prompt_tokens="4k"), RUN, "prompt_tokens: '4k'; expected a number of tokens, or one"),
     ("negative lengths", _workload(output_tokens=-5), RUN, "output_tokens"),
     ("unknown built-in", _scenario(workload={"builtin": "chats"}), RUN, "did you mean 'chat'?"),
     ("two sources", _scenario(workload={"builtin": "chat", "trace": "t"}), RUN, "trace and builtin: expected one"),
@@ -156,6 +158,7 @@ WORKLOADS: list[Case] = [
     ("empty trace", _trace(""), RUN, "the file is empty"),
     ("trace of a header", _trace(HEAD), RUN, "no requests in the file"),
     ("unknown format", _trace("a,b\n1,2\n"), RUN, "no known trace format"),
+    ("semicolons", _trace(HEAD.replace(",", ";") + "1;2;3\n"), RUN, "columns are separated by ';'; expected commas"),
     ("misspelt column", _trace(HEAD.replace("arrival", "arival") + "1,2,3\n"), RUN, "unknown column 'arival_s'"),
     ("text for tokens", _trace(HEAD + "0,many,1\n"), RUN, "line 2: column prompt_tokens: 'many'"),
     ("negative tokens", _trace(HEAD + "0,-1,1\n"), RUN, "line 2: column prompt_tokens: '-1'"),
@@ -186,6 +189,7 @@ MODELS: list[Case] = [
     ("unknown quantisation", _config(quantization_config={"quant_method": "x"}), RUN, "method 'x' is not supported"),
 ]
 OWN: list[Case] = [
+    ("a policy of a path", {"s.yaml": _routing("./own.py:Raises"), "own.py": POLICIES}, RUN, "as in own:Raises"),
     ("a policy raises", {"s.yaml": _routing("own:Raises"), "own.py": POLICIES}, RUN, "own:Raises"),
     ("a policy returns None", {"s.yaml": _routing("own:Nothing"), "own.py": POLICIES}, RUN, "`route` returned None"),
     ("a policy names no replica", {"s.yaml": _routing("own:Elsewhere"), "own.py": POLICIES}, RUN, "999"),
@@ -214,6 +218,8 @@ COMMANDS: list[Case] = [
     ("unknown preset", {}, "compare --builtin chats", "chats"),
     ("no model", {}, f"compare {SYNTHETIC} --gpu h100", "--model or --model-config is missing"),
     ("no GPU", {}, f"compare {SYNTHETIC} --model llama-3.1-8b", "--gpu is missing"),
+    ("a seed below 0", _scenario(), "compare s.yaml --seed -1", "'--seed'"),
+    ("a plan's seed below 0", _scenario(), "plan capacity s.yaml --seed -1", "'--seed'"),
     ("seeds of nothing", _scenario(), "compare s.yaml --seeds 0", "'--seeds'"),
     ("jobs of nothing", _scenario(), "compare s.yaml --jobs 0", "'--jobs'"),
     ("out over a file", {"s.yaml": _scenario(), "out": ""}, f"{RUN} --out out", "out"),

@@ -271,6 +271,13 @@ class MovesUnannounced:
 """
 
 
+def test_spaces_after_commas_are_no_part_of_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--model llama-3.1-8b --gpu h100 --rate 9 --num-requests 9 --prompt-tokens 9 --output-tokens 9".split()
+    assert main(["compare", *options, "--routing", "round-robin, least-loaded", "--seeds", "1", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [each["policies"]["routing"] for each in results] == ["round-robin", "least-loaded"]
+
+
 def test_own_policies_that_break_a_rule_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

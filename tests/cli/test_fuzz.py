@@ -23,9 +23,9 @@ from headway.scenario.presets import BUILTINS, builtin
 JUNK: list[Any] = [
     None, True, -1, 0, 0.5, 3, 1e12, float("nan"), float("inf"), "", "x", "2s", "450 ms", "own_junk:Nothing", [], [1],
     ["x"], [[]], {}, {"name": None}, {"name": "x", "y": 1}, {1: 2}, {"kind": "poisson"}, b"x", object(), int, lambda: 1,
-    Path("nowhere"), (1, 2), {"a"},
+    Path("nowhere"), (1, 2), {"a"}, 10**12, 10**30,
 ]  # fmt: skip
-NUMBERS: list[Any] = [-1, 0, -0.5, float("inf"), -float("inf"), 1e300]
+NUMBERS: list[Any] = [-1, 0, -0.5, float("inf"), -float("inf"), 1e300, 10**12, 10**30]
 SMALL: dict[str, Any] = {
     "workload": {"prompt_tokens": 20, "output_tokens": 3, "arrivals": 5.0, "num_requests": 6},
     "fleet": [{"model": "llama-3.1-8b", "gpu": "h100", "engine": {"name": "simulated"}, "replicas": 2,
@@ -43,6 +43,7 @@ OPTIONS = [
 TEXTS = [
     "", "x", "-1", "0", "1", "3", "nan", "inf", "1e9", "2s", "2 s", "own_junk:Nothing", "a:b", ":", "a:", "edf,fcfs",
     ",", "random", "..", ".", "s.yaml", "t.csv", "junk.bin", "llama-3.1-8b", "h100", "vllm", "[", "{}", "é", "chat",
+    "1000000000000", "9" * 30,
 ]  # fmt: skip
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 FILES = {

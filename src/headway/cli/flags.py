@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from headway import catalog
-from headway.cli.output import ABOVE_0, PATH, POSITIVE, SECONDS, SECONDS_ABOVE_0, list_option
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, SECONDS, SECONDS_ABOVE_0, SEED, list_option
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import HeadwayError
@@ -36,7 +36,7 @@ def together(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
 
 
 ray_option = click.option("--ray", is_flag=True, help="Run on the Ray cluster of RAY_ADDRESS, or on a local one.")
-seed_option = click.option("--seed", type=int, help="Seed of all random streams. Default: the file's, or 0.")
+seed_option = click.option("--seed", type=SEED, help="Seed of all random streams. Default: the file's, or 0.")
 
 synthetic_options = together(
     (
@@ -240,7 +240,7 @@ def with_gpus(document: dict[str, Any], places: Places, gpu_file: Path | None) -
 def _run(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
     for name, key in _RUN.items():
         if name in used:
-            value = [each for each in used[name].split(",") if each] if name in _LISTS else used[name]
+            value = [each.strip() for each in used[name].split(",") if each.strip()] if name in _LISTS else used[name]
             yield key, (flag(name), value)
 
 

@@ -49,6 +49,7 @@ class Duration(click.ParamType[float]):
 
 SECONDS = Duration(is_positive=False)
 SECONDS_ABOVE_0 = Duration(is_positive=True)
+SEED = click.IntRange(min=0)
 PATH = click.Path(path_type=Path)
 PORT = click.IntRange(0, 65535)
 _LONGEST_SENTENCE = 1000

@@ -26,7 +26,7 @@ from headway.cli.flags import (
     used_flags,
     whole,
 )
-from headway.cli.output import PATH, SECONDS, SECONDS_ABOVE_0, SubCommands, console, list_option, print_json
+from headway.cli.output import PATH, SECONDS, SECONDS_ABOVE_0, SEED, SubCommands, console, list_option, print_json
 from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, jobs_option, plan_options, write, write_html
 from headway.config import strict_yaml
 from headway.config.scenario import read
@@ -99,7 +99,7 @@ _OF_WORKLOADS = ("trace", "limit", "rate_scale", "concurrency", "workload", "rat
 @click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once.")
 @click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration.")
 @click.option("--warmup-s", type=SECONDS, help="Targets ignore requests that arrive before.")
-@click.option("--seed", type=int, help="Random seed; default: 0.")
+@click.option("--seed", type=SEED, help="Random seed; default: 0.")
 @list_option("--gpus", help="GPU types to choose from, separated by commas; default: the scenario's.")
 @list_option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
 @list_option("--routing", help="Routers to choose from, separated by commas.")

@@ -156,7 +156,8 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
     except ValueError:
         rates = []
     if len(rates) != num or not all(0 < rate <= MOST_RPS for rate in rates):
-        expected = f"expected {num} numbers above 0, {MOST_RPS:g} at most, separated by commas"
+        numbers = "a number" if num == 1 else f"{num} numbers separated by commas"
+        expected = f"expected {numbers}, above 0 and {MOST_RPS:g} at most"
         raise HeadwayError(f"--rps: {text!r}; {expected}")
     return rates
 

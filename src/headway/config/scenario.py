@@ -23,7 +23,7 @@ from headway.config.own_modules import plain, with_folder
 from headway.config.placeholders import has_placeholder
 from headway.config.policy_preset import KEYS as PRESET_KEYS
 from headway.config.policy_preset import expanded
-from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
+from headway.config.spec import PolicySpec, PolicySpecs, Seed, Spec, Variant
 from headway.config.strict_yaml import Key, Places
 from headway.core.duration import unlikely
 from headway.core.errors import SloWarning, unknown
@@ -109,7 +109,7 @@ def check_sections(document: Mapping[str, Any], places: Places) -> None:
     """
     for section in fields(Spec):
         value = document.get(section.name)
-        if value is not None and section.type not in (str, int):
+        if value is not None and section.type not in (str, Seed):
             kind = tuple[dict[Any, Any], ...] if get_origin(section.type) is tuple else dict[Any, Any]
             strict_yaml.convert(value, kind, places, (section.name,))
 

@@ -31,6 +31,7 @@ from headway.workload.spec import WorkloadSpec
 
 Count = Annotated[int, Meta(ge=1)]
 Replicas = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
+Seed = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
 PolicySpec = str | dict[str, Any]
@@ -398,7 +399,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Engine profiles of your own, in the same way."""
     name: str = ""
     """The scenario's name in reports. Without one: the file's name."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all random numbers. Runs that are compared get the same arrivals and lengths."""
     policies: PolicySpecs = field(default_factory=PolicySpecs)
     network: Network = field(default_factory=Network)

@@ -186,7 +186,7 @@ def _users_class(kind: str, name: str, load: LoadModule) -> type[Any]:
     if not module_name or not class_name:
         raise HeadwayError(f"{kind} {name!r}: expected module:Class")
     if module_name.endswith(".py"):
-        importable = module_name.removesuffix(".py").replace("/", ".")
+        importable = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise HeadwayError(f"{kind} {name!r}: expected module:Class, as in {importable}:{class_name}")
     try:
         module = load(module_name)

@@ -25,6 +25,8 @@ def read(path: Path) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise HeadwayError(f"{path}: is a folder; expected a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
     found = tuple(dict.fromkeys(_addresses(compose(text, str(path)), path)))

@@ -191,6 +191,9 @@ def builtin(name: str, column: Column, where: str = "") -> QuantileTable:
     known = fitted_lengths()
     options = [n for n, f in known.distributions.items() if getattr(f, column) is not None]
     if name not in options:
+        if name[:1].isdigit():
+            listed = ", ".join(options)
+            raise HeadwayError(f"{where or column}: {name!r}; expected a number of tokens, or one of: {listed}")
         raise unknown("length distribution", name, options, where or column)
     return QuantileTable(known.quantiles, getattr(known.distributions[name], column))
 

@@ -98,6 +98,8 @@ def detect(path: Path) -> str:
     for name, (matches, _) in FORMATS.items():
         if matches(line):
             return name
+    if (other := next((mark for mark in (";", "\t") if line.count(mark) >= 2 and "," not in line), None)) is not None:
+        raise HeadwayError(f"{path}: line 1: columns are separated by {other!r}; expected commas")
     raise HeadwayError(
         f"{path}: line 1: no known trace format begins with {line[:80]!r}; known: {', '.join(FORMATS)}."
         " Name columns arrival_s,prompt_tokens,output_tokens to have any CSV read"

@@ -110,7 +110,7 @@ def test_a_demand_beyond_the_gpus_is_reported(
         ({"fleet": [], "combos": []}, (), "no replicas"),
         ({}, ("--gpus", "h900:1"), "--gpus: .*h900"),
         ({}, ("--gpus", "h20:many"), "expected type:count:price"),
-        ({}, ("--rps", "1,2"), "expected 1 numbers"),
+        ({}, ("--rps", "1,2"), "expected a number, above 0"),
     ],
 )
 def test_scenarios_that_cannot_be_planned_are_refused(

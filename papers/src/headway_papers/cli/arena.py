@@ -14,6 +14,7 @@ from headway.cli.flags import ray_option, together
 from headway.cli.output import (
     PATH,
     POSITIVE,
+    SEED,
     SubCommands,
     as_json_option,
     console,
@@ -145,7 +146,7 @@ def play_grid(
     "--hold-out", type=click.Choice(["seeds", "cells"]), default="seeds", show_default=True,
     help="What the test half is made of.",
 )  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the draws.")
 @click.option("--out", type=PATH, help="Write the winner as `policies` of a scenario.")
 def search_grid(
     grid: Path | None, preset: str | None, only: tuple[str, ...], quick: bool, seeds: int | None, jobs: int | None,
