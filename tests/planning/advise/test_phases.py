@@ -33,6 +33,11 @@ def pair(**decode: Any) -> dict[str, Any]:
     [
         (pool(replicas=2), "the bandwidth between its replicas is not recorded", "fleet[0].network_bytes_per_s"),
         (pool(network_bytes_per_s=5e10), "it has one replica", "a second one"),
+        (
+            pool(replicas=2, network_bytes_per_s=5e10, endpoints_file="urls.yaml"),
+            "its replicas are not listed in the file", "endpoints",
+        ),
+        (pair(endpoints=[], endpoints_file="urls.yaml"), "its replicas are not listed in the file", "endpoints"),
         (pair(gpu="h20"), "its replicas for prefill and for decode differ", "headway plan combos"),
         (
             {**pool(replicas=2, network_bytes_per_s=5e10), "policies": {"scaling": "keda"}},

@@ -17,6 +17,8 @@ _NETWORK = "network_bytes_per_s"
 _OF_COMBO = ("name", "replicas", "min_replicas", "max_replicas", "scheduled_min_replicas", "fallback")
 """Keys of a pool that are the combo's, where the pool is a part of one."""
 _NUMBERS = ("replicas", "endpoints")
+_ELSEWHERE = ("endpoints_file", "processes", "kubernetes", "inference_pool")
+"""Where replicas are that the fleet file does not list one by one, for one of two sides or the other."""
 _FIRST_TOKENS = {"vllm": "decode", "sglang": "sent"}
 """By engine: the replica whose first token the client gets (docs/disaggregation.md)."""
 
@@ -41,15 +43,20 @@ def phases(today: Scenario, document: Mapping[str, Any]) -> Iterator[Candidate |
 def _together(combo: Combo, i: int, entry: Mapping[str, Any]) -> Candidate | LeftOut:
     """The replicas of a pair, each for both phases."""
     name, (prefill, decode) = f"prefill and decode together in {combo.name}", combo.parts
-    kinds = [(each.gpu.name, each.parallel, each.engine, each.region) for each in combo.parts]
-    if kinds[0] != kinds[1]:
-        return LeftOut(KIND, name, "its replicas for prefill and for decode differ", "headway plan combos")
     sides = entry["prefill"], entry["decode"]
+    if any(key in side for key in _ELSEWHERE for side in sides):
+        return _unlisted(name)
+    alike = [{key: value for key, value in side.items() if key not in ("name", *_NUMBERS)} for side in sides]
+    if alike[0] != alike[1]:
+        return LeftOut(KIND, name, "its replicas for prefill and for decode differ", "headway plan combos")
     endpoints = [url for side in sides for url in side.get("endpoints") or ()]
-    aggregated = {key: value for key, value in sides[0].items() if key not in _NUMBERS}
-    aggregated |= {"endpoints": endpoints} if endpoints else {"replicas": prefill.replicas + decode.replicas}
+    num = {"endpoints": endpoints} if endpoints else {"replicas": prefill.replicas + decode.replicas}
     kept = {key: value for key, value in entry.items() if key in _OF_COMBO}
-    return Candidate((KIND,), name, (Change(("combos", i), {**kept, "aggregated": aggregated}),))
+    return Candidate((KIND,), name, (Change(("combos", i), {**kept, "aggregated": {**alike[0], **num}}),))
+
+
+def _unlisted(name: str) -> LeftOut:
+    return LeftOut(KIND, name, "its replicas are not listed in the file", "endpoints")
 
 
 def _apart(pool: Pool, i: int, document: Mapping[str, Any]) -> Iterator[Candidate | LeftOut]:
@@ -61,6 +68,9 @@ def _apart(pool: Pool, i: int, document: Mapping[str, Any]) -> Iterator[Candidat
     if _NETWORK not in entry:
         why = "the bandwidth between its replicas is not recorded, nor in the file"
         yield LeftOut(KIND, name, why, f"{spell(('fleet', i, _NETWORK))}, as it is measured")
+        return
+    if any(key in entry for key in _ELSEWHERE):
+        yield _unlisted(name)
         return
     combos = document.get("combos") or []
     rest = [each for j, each in enumerate(document["fleet"]) if j != i]
