@@ -2,7 +2,7 @@
 """Scalers on the seven days of SageServe's published week, with intervals; and on steps, ramps and spikes of demand.
 
     python bench/scaling_week.py [--sets week,shapes] [--days 0,1,2,3,4,5,6] [--hours 8-14] [--startup-s 60,155,600]
-                                 [--seed 0] [--jobs 1] [--json FILE]
+                                 [--seed 0] [--seeds 5] [--jobs 1] [--json FILE]
 
 The week: these hours of each day are a run of their own of examples/thursday.yaml's fleet, the first hour aside, with
 every scaler's settings and the clairvoyant plans. A row is a setting of Headway's scaler over all days: GPU-hours,
@@ -11,8 +11,9 @@ the week, and GPU-hours over those of the others where they are as seldom late o
 intervals over the days. Needs HEADWAY_DATA.
 
 The shapes: demand that changes in steps of 1 to 30 start times, in ramps, and in spikes of two start times, whose start
-time is the first of `--startup-s`. Headway's settings beside HPA's, by the same measures. Runs are cached one by one in
-out/scaling-week, so that an interrupted bench goes on.
+time is the first of `--startup-s`. Headway's settings, and those of HPA that are not beaten, by the same measures over
+`--seeds` seeds: means, and intervals over the seeds. Runs are cached one by one in out/scaling-week, so that an
+interrupted bench goes on.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def planned(day: int, hours: tuple[int, int], startup_s: float, pool: Executor |
     return answer.plans[0]
 
 
-def shaped(name: str, startup_s: float, pool: Executor | None, seed: int) -> list[ScalerResult]:
-    """All settings on one shape."""
+def shaped(name: str, startup_s: float, pool: Executor | None, seed: int, num_seeds: int) -> list[ScalerResult]:
+    """All settings on one shape, as means over the seeds."""
     rates, duration_s = SHAPES[name], startup_s * len(SHAPES[name])
     made = {
         "name": name, "seed": seed,
@@ -105,7 +106,9 @@ def shaped(name: str, startup_s: float, pool: Executor | None, seed: int) -> lis
         "fleet": [{"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4, "engine": "vllm-0.15", "max_replicas": 10}],
         "slo": {"ttft_s": 4}, "policies": {"routing": "least-loaded"}, "simulation": {"until_s": duration_s},
     }  # fmt: skip
-    options = ScalingOptions(scalers=SCALERS[:2], startup_s=(startup_s,), max_late=0.99, clairvoyant=False)
+    options = ScalingOptions(
+        scalers=SCALERS[:2], startup_s=(startup_s,), max_late=0.99, clairvoyant=False, num_seeds=num_seeds
+    )
     folder = ROOT / "out" / "scaling-week"
     answer = plan(made, options, assembled, Oracle(served_tps, timetables), Simulator(), folder, pool=pool)
     return list(answer.plans[0].results)
@@ -163,6 +166,7 @@ def main() -> None:
     parser.add_argument("--hours", default="8-14")
     parser.add_argument("--startup-s", default="60,155,600")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -177,26 +181,33 @@ def main() -> None:
                 found[f"{startup_s:g} s"] = over_days([run(day) for day in days])
                 show(f"{startup_s:g} s", found[f"{startup_s:g} s"], OTHERS)
         if "shapes" in options.sets.split(","):
-            show_heads("demand", OTHERS[:1])
+            show_heads("demand", OTHERS[:1], "setting")
             for name in SHAPES:
-                found[name] = shaped(name, starts[0], pool, options.seed)
-                show(name, found[name], OTHERS[:1])
+                found[name] = shaped(name, starts[0], pool, options.seed, options.seeds)
+                show(name, found[name], OTHERS[:1], ("headway", "HPA"))
     if options.json is not None:
         options.json.write_bytes(msgspec.json.encode(found))
 
 
-def show_heads(first: str, others: tuple[str, ...]) -> None:
-    heads = (first, "Headway's setting", "GPU-hours", "late", "on the frontier", *(f"over {each}" for each in others))
+def show_heads(first: str, others: tuple[str, ...], setting: str = "Headway's setting") -> None:
+    heads = (first, setting, "GPU-hours", "late", "on the frontier", *(f"over {each}" for each in others))
     print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
 
 
-def show(name: str, results: list[ScalerResult], others: tuple[str, ...]) -> None:
-    """A row for each setting of Headway's."""
+def show(
+    name: str, results: list[ScalerResult], others: tuple[str, ...], families: tuple[str, ...] = ("headway",)
+) -> None:  # fmt: skip
+    """A row for each setting of Headway's, and for those of other families that are on the frontier."""
     real = [each for each in results if not each.is_oracle]
-    for own in (each for each in real if each.family == "headway"):
+    for own in (each for each in real if each.family in families):
         ratios = [shown(own, [each for each in results if each.family == family]) for family in others]
         mark = "yes" if is_on_frontier(own, real) else "no"
-        print(f"| {name} | {own.setting} | {own.gpu_hours:,.0f} | {own.late:.1%} | {mark} | {' | '.join(ratios)} |")
+        if own.family != "headway":
+            if mark == "no":
+                continue
+            ratios = ["" for _ in others]
+        setting = own.setting if families == ("headway",) else f"{own.family}, {own.setting}"
+        print(f"| {name} | {setting} | {own.gpu_hours:,.0f} | {own.late:.1%} | {mark} | {' | '.join(ratios)} |")
 
 
 if __name__ == "__main__":
