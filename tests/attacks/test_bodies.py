@@ -14,7 +14,7 @@ pytest.importorskip("httptools")
 
 import serving
 from asgi import Inside
-from attacking import answers, longest_turn_s, memory_ceiling, turn_is_short
+from attacking import SCALE, answers, longest_turn_s, memory_ceiling, turn_is_short
 from scripted import WELL, Script
 from serving import MODEL
 
@@ -50,8 +50,12 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 @pytest.mark.parametrize(("field", "status"), BODIES.values(), ids=BODIES)
 def test_no_body_stops_the_event_loop(inside: Inside, field: bytes, status: int) -> None:
     inside.run(inside.until(lambda: inside.gateway.num_up == 1))
-    longest_s, replies = inside.run(longest_turn_s([inside.post(_body(field))]))
-    assert [reply.status for reply in replies] == [status] and turn_is_short(longest_s)
+    turns_s = []
+    for _ in range(1 if SCALE == 1 else 3):  # another process can only lengthen them
+        longest_s, replies = inside.run(longest_turn_s([inside.post(_body(field))]))
+        assert [reply.status for reply in replies] == [status]
+        turns_s.append(longest_s)
+    assert turn_is_short(min(turns_s))
 
 
 @pytest.fixture(scope="module")
