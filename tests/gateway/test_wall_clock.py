@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 import headway
+import serving
 
 pytest.importorskip("httptools")
 pytest.importorskip("aiosqlite")
 
-from headway.gateway.accounts.budgets import Accounts, Charge, Today
+from asgi import Inside
+from gated import GatedEngine
+from headway.gateway.accounts.budgets import Accounts, Charge
 from headway.gateway.accounts.store import StoredKey
 from headway.gateway.accounts.stores import account_store
 from headway.gateway.batch import queue
@@ -26,6 +29,7 @@ from headway.gateway.batch.service import BatchService
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import Batches, KeyStoreSettings, Settings
 from headway.limits.budgets import Budget
+from headway.limits.calendar import Today
 
 HOUR_S = 3600.0
 _READS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("date", "today"), ("datetime", "utcnow")}
@@ -187,3 +191,35 @@ def test_a_clock_that_was_days_ahead_is_followed_back() -> None:
     assert [today().isoformat() for _ in range(5)] == [
         "2026-11-27", "2027-01-01", "2026-11-27", "2026-11-28", "2026-11-28",
     ]  # fmt: skip
+
+
+def test_streams_and_held_requests_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the one engine's window a stream takes all; the next request is held until it ends."""
+    wall, engine = Wall(monkeypatch), GatedEngine()
+    policies = {"ordering": "fcfs", "ordering_at": "gateway", "window": 1}
+    gateway = {"hold_s": 30.0, "timeout_s": 30.0, "limits": {"silence_s": 30.0}}
+
+    def write(folder: Path, urls: Sequence[str], **sections: Any) -> Path:
+        return serving.fleet_file(folder, [engine.url], **sections)
+
+    inside = Inside(tmp_path, num_engines=1, write=write, policies=policies, gateway=gateway)
+
+    async def story() -> list[Any]:
+        body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "a"}], "stream": True}
+        asked = [asyncio.create_task(inside.post(body)) for _ in range(2)]
+        await inside.until(lambda: len(inside.gateway.driver.requests) == 2)
+        for offset_s in (HOUR_S, -HOUR_S, 0.0):
+            wall.offset_s = offset_s
+            await asyncio.sleep(0.3)
+            assert not any(task.done() for task in asked)
+        engine.gate.set()
+        return await asyncio.gather(*asked)
+
+    try:
+        for reply in inside.run(story()):
+            assert reply.status == 200 and [e if e == "[DONE]" else "so" for e in reply.events()] == [
+                "so", "so", "[DONE]",
+            ]  # fmt: skip
+    finally:
+        engine.end()
+        inside.close()

@@ -91,6 +91,31 @@ def test_a_worse_router_is_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+def test_a_clock_that_jumps_does_not_end_what_is_tried(tmp_path: Path) -> None:
+    """An hour forth and back while a change is tried, which may take three times `judge_s`, 12 minutes."""
+    path = fleet(tmp_path, "headway")
+
+    def set_by_s(time_s: float) -> float:
+        return 0.0 if time_s < 150 else 3600.0 if time_s < 220 else -3600.0 if time_s < 290 else 0.0
+
+    day = lived_day(path, tmp_path / "records", **LOAD, look=planted("round-robin", 0.4), set_by_s=set_by_s)
+    assert day.state.reason == "it loses more than 10 points in two pairs of periods in a row"
+
+
+def test_a_day_that_comes_twice_has_one_look(tmp_path: Path) -> None:
+    """At 2:00 the autopilot looks; then the clock is set to the evening before, and back."""
+    path = fleet(tmp_path, "headway")
+    none = {"is_withheld": False, "proposals": [], "today": {"attainment": 0.5}}
+
+    def set_by_s(time_s: float) -> float:
+        return -9000.0 if 140 < time_s < 160 else 0.0
+
+    load = {**LOAD, "rate": 0.2}
+    day = lived_day(path, tmp_path / "records", **load, look=lambda *_: none, after_s=80.0, set_by_s=set_by_s)
+    assert len(day.answers) == 1
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("factor", [1.2, 1 / 1.2], ids=["slower", "faster"])
 def test_advice_by_step_times_that_are_off_by_a_fifth_is_withheld_and_nothing_begins(
     factor: float, tmp_path: Path

@@ -55,11 +55,11 @@ def lived_day(
     path: Path, records: Path, *, rate: float, prompt_tokens: int, output_tokens: int, most_s: float = 800.0,
     seed: int = 1, throttles: Mapping[str, tuple[float, float]] | None = None,
     look: Callable[[Path, Sequence[str]], dict[str, Any]] | None = None,
-    after_s: float = 0.0,
+    after_s: float = 0.0, set_by_s: Callable[[float], float] = lambda _: 0.0,
 ) -> Lived:  # fmt: skip
     """Serve the fleet file with an autopilot from two minutes to 2:00 on, while requests come at random, until
     a change is promoted or rolled back or none begins, and `after_s` more. `look(records, kinds)` answers in place of
-    `headway advise`."""
+    `headway advise`. `set_by_s(time)`: by how much the wall clock was set by then."""
     file = FleetFile(path, lambda read: read)
     found = Lived(AutopilotState("idle", False, None, None, None, 0, None, "", []))
     made: list[Autopilot] = []
@@ -74,7 +74,7 @@ def lived_day(
         loop, writer = asyncio.get_running_loop(), _Writer(records, {"fleet": path.read_text()})
         gateway = Gateway(file.plan, Recording(True, writer.write), found.decisions.append)
         Reloader(gateway, file.read_again, None).start()
-        made.append(_pilot(gateway, file, records, advise, lambda: BEFORE_TWO + loop.time()))
+        made.append(_pilot(gateway, file, records, advise, lambda: BEFORE_TWO + loop.time() + set_by_s(loop.time())))
         made[0].start()
         return gateway
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from headway.core.errors import HeadwayError
@@ -25,6 +26,19 @@ def moment(text: str, where: ZoneInfo) -> datetime:
     except ValueError:
         raise HeadwayError(f"{text!r}; expected a date and time, as in 2026-03-02T00:00") from None
     return found.replace(tzinfo=where) if found.tzinfo is None else found.astimezone(where)
+
+
+class Today:
+    """The day by a wall clock, which stays the same when the clock is set back by less than a day."""
+
+    def __init__(self, read: Callable[[], date]) -> None:
+        self._read, self._last = read, date.min
+
+    def __call__(self) -> date:
+        found = self._read()
+        if self._last != found + timedelta(days=1):
+            self._last = found
+        return self._last
 
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

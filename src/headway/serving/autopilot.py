@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.settings import AutopilotSettings
 from headway.gateway.telemetry.autopilot import AutopilotState, PastChange
 from headway.gateway.telemetry.trial import Period, Trial
-from headway.limits.calendar import weekly, zone
+from headway.limits.calendar import Today, weekly, zone
 from headway.serving.autopilot_state import AutopilotFiles, Stored, shown
 from headway.serving.gateway import windows
 from headway.serving.proposals import advice, changes_of, kinds_option, why_none
@@ -88,14 +88,17 @@ class Autopilot:
         self._trial = gateway.telemetry.trial = Trial()
         self._disk, self._changing = OneAtATime(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._looked: str = ""
+        self._today = Today(lambda: self._now().date())
+        self._looked: date | None = None
         """The day on which changes were looked for last."""
+        self._began_s = 0.0, 0.0
+        """When the change of this `Stored.began_s` began, on the gateway's clock."""
         gateway.autopilot = self
 
     # For the gateway.
 
     def start(self) -> None:
-        self._looked = self._day() if self._is_past_time() else ""
+        self._looked = self._today() if self._is_past_time() else None
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
@@ -148,9 +151,6 @@ class Autopilot:
         at = self._settings.at
         return at is not None and f"{self._now():%H:%M}" >= at
 
-    def _day(self) -> str:
-        return f"{self._now():%Y-%m-%d}"
-
     # The loop.
 
     async def _run(self) -> None:
@@ -178,9 +178,10 @@ class Autopilot:
     async def _is_due(self) -> bool:
         if await self._at_disk(self._files.take_request):
             return True
-        if not self._is_past_time() or self._looked == self._day():
+        today = self._today()
+        if not self._is_past_time() or self._looked == today:
             return False
-        self._looked = self._day()
+        self._looked = today
         return True
 
     async def _follow_switch(self) -> None:
@@ -337,6 +338,14 @@ class Autopilot:
         if plan.policies is not policies:
             self._gateway.reconfigure(replace(plan, policies=policies))
 
+    def _change_began_s(self) -> float:
+        """When the present change began, on the gateway's clock. The wall clock, which may be set at any time, is asked
+        once: it knows of the time before a restart."""
+        stored_s, now = self._stored.began_s, self._gateway.clock.now
+        if self._began_s[0] != stored_s:
+            self._began_s = stored_s, now - max(self._wall_clock() - stored_s, 0.0)
+        return self._began_s[1]
+
     async def _wait(self, wait_s: float, change: Change, policies: Policies) -> None:
         """Serve these policies while the change may go on, a reload or not. HeadwayError once it may not."""
         end_s = self._gateway.clock.now + wait_s
@@ -347,7 +356,7 @@ class Autopilot:
                 raise _WithdrawnError("stopped")
             if not await self._at_disk(self._files.is_at, change.before):
                 raise _WithdrawnError("the fleet file was changed by hand")
-            if self._wall_clock() > self._stored.began_s + _MOST_STAGED * self._settings.judge_s:
+            if self._gateway.clock.now > self._change_began_s() + _MOST_STAGED * self._settings.judge_s:
                 raise _WithdrawnError("there was too little traffic to judge it")
             limits = self._limits
             if more := [each for each in change.kinds if each not in limits.allow]:

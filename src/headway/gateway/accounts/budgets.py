@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Any
 
 from msgspec import Struct
@@ -23,12 +23,12 @@ from headway.gateway.database import UNAVAILABLE
 from headway.gateway.errors import ApiError, line_of, logged
 from headway.gateway.settings import KeyStoreSettings
 from headway.limits.budgets import Account, Budget
+from headway.limits.calendar import Today
 
 log = logging.getLogger("headway.gateway")
 _CLOSED_DAYS_S = 60.0
 """Time after which sums of days before today are read again: a gateway may have written late."""
 _NOTHING = (0, 0.0)
-_DAY = timedelta(days=1)
 QUOTA_CODE, UNAVAILABLE_CODE = "insufficient_quota", "key_store_unavailable"
 
 
@@ -61,20 +61,9 @@ class StoredAccount(Account):
         return ApiError(429, message, QUOTA_CODE, retry_after_s=retry_s, reason=f"{self.what}_budget")
 
 
-class Today:
-    """The day by the wall clock in UTC, which stays the same when the clock is set back by less than a day.
-
-    Else what a budget had spent the day before would count again.
-    """
-
-    def __init__(self, read: Callable[[], date] = lambda: datetime.now(UTC).date()) -> None:
-        self._read, self._last = read, date.min
-
-    def __call__(self) -> date:
-        found = self._read()
-        if self._last != found + _DAY:
-            self._last = found
-        return self._last
+def utc_today() -> Today:
+    """The day in UTC. If it came twice, what a budget had spent the day before would count again."""
+    return Today(lambda: datetime.now(UTC).date())
 
 
 class Charge(Struct, frozen=True):
@@ -114,8 +103,8 @@ class Accounts:
         on_keys: Callable[[Sequence[StoredKey]], None],
         today: Callable[[], date] | None = None,
     ) -> None:
-        """`on_keys` gets all keys of the database, first and after each change. `today`: by default `Today`."""
-        self._settings, self._on_keys, self._today = settings, on_keys, today or Today()
+        """`on_keys` gets all keys of the database, first and after each change. `today`: by default `utc_today()`."""
+        self._settings, self._on_keys, self._today = settings, on_keys, today or utc_today()
         self.store = account_store(settings.store)
         self._keys: dict[str, StoredKey] = {}
         self._key_accounts: dict[str, StoredAccount] = {}
