@@ -143,7 +143,7 @@ def test_behind_envoy_they_take_no_more(engine: Script, tls: bool, tmp_path: Pat
                 with memory_ceiling(made, peak_mib=BASE_MIB + CONNECTIONS * CONNECTION_MIB * (1 + tls)):
                     num = _sent(lambda: envoy.port, data, True, most=(100 << 20) * SCALE)
                 print(f"{name}: Envoy has taken {num >> 10:,} KiB")  # noqa: T201
-            assert serving.send(envoy, "/version").status == 200  # who reads is still answered
+            assert "version" in serving.send(envoy, "/version").json()  # who reads is still answered
 
 
 @pytest.mark.ci

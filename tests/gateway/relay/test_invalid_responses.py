@@ -131,6 +131,7 @@ INVALID = {
     "endless trailers": (OK + framed(_chunk("a")) + b"0\r\n" + b"X-A: b\r\n" * 60_000, 502),
     "two lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 502),
     "length and chunks": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 502),
+    "more than its length": (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n" + GOOD_WHOLE, 502),
     "negative length": (b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}", 502),
     "length over 64 bits": (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n{}", 502),
     "chunk over 64 bits": (OK + b"FFFFFFFFFFFFFFFFFF\r\n{}", 502),

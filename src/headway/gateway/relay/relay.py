@@ -239,7 +239,8 @@ class Relay:
         if replica.adapter.template is not None and request.is_chat and self.meter.partial.prompt is None:
             await self._builder.learn_prompt(replica)
         try:
-            await self._builder.learn_end_of_reasoning(replica)
+            if self.meter.partial.reasoning:
+                await self._builder.learn_end_of_reasoning(replica)
             path, body = self._builder.build(replica)
         except CannotResumeError:
             raise self._failure() from None
@@ -454,6 +455,8 @@ class Relay:
             raise EngineError("answered a stream as a whole")
         content_type = connection.headers.get("content-type", "application/json")
         is_json = "json" in content_type.lower()
+        if connection.is_longer and is_json and not sse.is_json(data):
+            raise EngineError("said more than the length of its answer")
         meter.measure_unstreamed(data, is_json and bool(data))
         if not is_json and not self._request.may_be_bytes:
             meter.note_unread(OTHER_TYPE)

@@ -64,6 +64,8 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_complete = False
+        self.is_longer = False
+        """What follows the answer is no HTTP: its length may be wrong."""
         self._until_close = self._keeps_alive = self._is_interim = self._is_excess = False
         self._overhead = 0
         self._error: EngineError | None = None
@@ -84,6 +86,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self.abort("changed to another protocol")
         except httptools.HttpParserError as error:
+            self.is_longer = self.is_complete
             self.abort(f"spoke no HTTP ({error})")
         if self._is_excess:
             self.abort("said more than its answer")
