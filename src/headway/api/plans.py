@@ -372,7 +372,7 @@ def plan_cascade(
     ]  # fmt: skip
     stages = "\n".join(f"{row['model']}: {row['replicas']} on {row['gpus']} GPUs" for row in rows)
     return Plan(
-        answer, answer.chosen.is_met, tuple(rows), f"{answer.chosen.plan.why}\n{stages}\n",
+        answer, answer.chosen.is_met, tuple(rows), "\n".join([*cascade_page.reached(answer), stages, ""]),
         lambda: cascade.scenario_yaml(answer, request), lambda: cascade_page.page(answer, _COMMAND),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from headway.core.counts import MOST_SEEDS
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
-from headway.planning.cascade.page import LOST, caveats, lost, named_plans, numbers_of, on_fresh_draws, page
+from headway.planning.cascade.page import LOST, caveats, lost, named_plans, numbers_of, page, reached
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.regret import JudgeError
@@ -56,7 +56,11 @@ _path = click.Path(path_type=Path)
     "--fresh-draws", type=click.IntRange(0, MOST_SEEDS), default=5, show_default=True,
     help="Other draws of the requests on which the plan is rehearsed: its p95 there, with an interval.",
 )  # fmt: skip
-@click.option("--no-alternatives", is_flag=True, help="Plan without alternatives to compare with.")
+@click.option(
+    "--no-alternatives",
+    is_flag=True,
+    help="Plan without alternatives to compare with. One that is better is not chosen then.",
+)
 @gpu_file_option
 @plan_options
 def cascade(
@@ -126,8 +130,7 @@ def _show(answer: CascadeAnswer) -> None:
     for name, each, _ in named_plans(answer):
         rows.append([name, " + ".join(str(stage.num_gpus) for stage in each.plan.stages), *numbers_of(each)])
     print_table(heads, rows)
-    click.echo(answer.chosen.plan.why)
-    for line in (*caveats(answer), *on_fresh_draws(answer)):
+    for line in (*reached(answer), *caveats(answer)):
         click.echo(line)
     if answer.confidence is not None:
         low, high = answer.confidence.quality

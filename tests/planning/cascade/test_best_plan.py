@@ -13,6 +13,7 @@ import pytest
 import yaml
 from msgspec import structs
 
+import headway as hw
 from headway import catalog, scenario
 from headway.cli import main
 from headway.config.strict_yaml import Places
@@ -103,6 +104,14 @@ def test_a_latency_budget_holds_for_all_stages_together(file: Path, capsys: pyte
     assert code == 0 and answer["chosen"]["rehearsed"]["p95_s"] <= 12
     code, answer, _ = plan(capsys, *asked, 0.1)
     assert code == 3 and not answer["chosen"]["kept"] and "out of reach" in answer["chosen"]["plan"]["why"]
+
+
+def test_a_plan_says_what_each_p95_is_of() -> None:
+    made = hw.plan_cascade(SMALL, quality=40.0, fresh_draws=2, alternatives=False)
+    rehearsed, estimated, fresh, *_ = made.text.splitlines()
+    assert f"at a p95 of {made.answer.chosen.rehearsed.p95_s:.4g} s" in rehearsed and rehearsed.startswith("rehearsed")
+    assert estimated == f"estimated stage by stage before: {made.answer.chosen.plan.why}"
+    assert fresh.startswith("on 2 fresh draws of the requests: p95 ")
 
 
 SMALL: dict[str, Any] = {

@@ -23,7 +23,7 @@ def page(answer: CascadeAnswer, command: str) -> str:
     """The plan as HTML, for `write_page`; `command` is the one that made it."""
     chosen, result = answer.chosen.plan, answer.chosen.rehearsed
     used = " → ".join(f"{stage.model} on {stage.gpus}" for stage in chosen.stages if stage.replicas)
-    reached = facts(
+    about = facts(
         {
             "asked for": _target(answer.target),
             "rehearsal": "keeps it" if answer.chosen.is_met else "does not keep it",
@@ -38,9 +38,9 @@ def page(answer: CascadeAnswer, command: str) -> str:
     body = f"""<header>
 <div class="brand">Headway · cascade</div>
 <h1>{escape(f"{used} GPUs: quality {number(result.quality)} at a p95 of {number(result.p95_s)} s")}</h1>
-{reached}
-<p>{escape(chosen.why)}</p>
-{"".join(f'<p class="note">{escape(line)}</p>' for line in (*caveats(answer), *on_fresh_draws(answer)))}
+{about}
+{"".join(f"<p>{escape(line)}</p>" for line in reached(answer))}
+{"".join(f'<p class="note">{escape(line)}</p>' for line in caveats(answer))}
 </header>
 <section><h2>Stages</h2>{table(STAGES, 2, _stages(chosen, answer.confidence))}</section>
 <section><h2>Quality against latency</h2>{chart("pareto", "Quality and p95 latency", _CAPTION)}</section>
@@ -91,6 +91,18 @@ def _target(target: Target) -> str:
         return f"p95 {target.latency_s:g} s"
     least = f"quality {target.q_min:g}"
     return f"{least} within {target.latency_s:g} s, cheapest" if isinstance(target, Cheapest) else least
+
+
+def reached(answer: CascadeAnswer) -> list[str]:
+    """What the chosen plan reaches, and of what: in its rehearsal, by the estimate that it was chosen by, and on fresh
+    draws."""
+    result = answer.chosen.rehearsed
+    return [
+        f"rehearsed as a whole, with scores that the plan was not made on: quality {number(result.quality)} at a p95 of"
+        f" {number(result.p95_s)} s",
+        f"estimated stage by stage before: {answer.chosen.plan.why}",
+        *on_fresh_draws(answer),
+    ]
 
 
 def on_fresh_draws(answer: CascadeAnswer) -> list[str]:
