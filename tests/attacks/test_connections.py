@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -69,7 +71,20 @@ def front(engine: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield made
 
 
-def _sent(ports: Callable[[], int], data: bytes, is_repeated: bool, most: int) -> int:
+@pytest.fixture(scope="module")
+def front_with_tls(engine: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    if which("openssl") is None:
+        pytest.skip("needs openssl, to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = new_certificate(folder)
+    made = _gateway(engine, folder, "--certfile", str(certificate), "--keyfile", str(key))
+    with serving.closing(made):
+        yield made
+
+
+def _sent(
+    ports: Callable[[], int], data: bytes, is_repeated: bool, most: int, tls: ssl.SSLContext | None = None
+) -> int:
     """Send on `CONNECTIONS` connections and read nothing, until no more or `most` bytes are taken; how many were."""
     with ExitStack() as stack:
         left: dict[socket.socket, bytes] = {}
@@ -78,6 +93,8 @@ def _sent(ports: Callable[[], int], data: bytes, is_repeated: bool, most: int) -
             client = stack.enter_context(socket.socket())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", ports()))
+            if tls is not None:
+                client = stack.enter_context(tls.wrap_socket(client))
             client.setblocking(False)
             left[client] = segment
         sent, moved_s = 0, time.monotonic()
@@ -85,7 +102,7 @@ def _sent(ports: Callable[[], int], data: bytes, is_repeated: bool, most: int) -
             for client in list(left):
                 try:
                     num = client.send(left[client])
-                except BlockingIOError:
+                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     continue
                 except OSError:
                     del left[client]  # refused
@@ -105,6 +122,18 @@ def test_connections_take_a_bounded_amount_of_memory(front: serving.Process, nam
     data = REPEATED[name] if is_repeated else ONCE[name]
     with memory_ceiling(front, peak_mib=BASE_MIB + CONNECTIONS * CONNECTION_MIB):
         _sent(lambda: front.port, data, is_repeated, most=(200 << 20) * SCALE)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", [*REPEATED, *ONCE])
+def test_over_tls_they_take_twice_as_much_at_most(front_with_tls: serving.Process, name: str) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    is_repeated = name in REPEATED
+    data = REPEATED[name] if is_repeated else ONCE[name]
+    with memory_ceiling(front_with_tls, peak_mib=BASE_MIB + CONNECTIONS * 2 * CONNECTION_MIB):
+        num = _sent(lambda: front_with_tls.port, data, is_repeated, most=(200 << 20) * SCALE, tls=tls)
+    assert num > 64 << 10
 
 
 def test_workers_take_no_more(engine: Script, tmp_path: Path) -> None:
