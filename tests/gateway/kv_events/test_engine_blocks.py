@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -99,6 +100,19 @@ def test_an_engine_that_reports_too_much_is_bounded() -> None:
         engine.report(_stored([i], [i] * BLOCK))
     assert len(engine.blocks) == len(engine.index.gpu) == 50 and engine.blocks.ignored["too many blocks"] == 150
     assert engine.cached_tokens([199] * (BLOCK + 1)) == BLOCK and engine.cached_tokens([0] * (BLOCK + 1)) == 0
+
+
+def test_a_block_takes_at_most_300_bytes() -> None:
+    engine = _Engine(most_blocks=1 << 16)
+    num = 5000
+    engine.report(_stored([b"first"], [0] * BLOCK))
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for i in range(num):
+        engine.report(_stored([i.to_bytes(32, "big")], [i] * BLOCK))
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(engine.blocks) == num + 1 and taken < 300 * num
 
 
 def test_any_history_ends_in_what_the_engine_holds() -> None:

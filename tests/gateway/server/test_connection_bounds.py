@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.writer import write_error
+from headway.gateway.server import http_protocol
 from headway.gateway.server.http_protocol import HttpProtocol
 from wire import Timers, UnreadWire, Wire
 
@@ -324,3 +325,30 @@ def test_a_server_that_ends_answers_what_it_has_not_read_yet_and_closes_idle_con
         assert answer.startswith(ANSWERED) is has_sent and (b"connection: close" in answer.lower()) is has_sent
 
     over_sockets(story)
+
+
+def test_the_rest_of_a_request_that_is_answered_early_is_dropped_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unread, up to a number of bytes, and for a time."""
+    monkeypatch.setattr(http_protocol, "_LINGER_BYTES", 10 * KIB)
+    head = REFUSED.removesuffix(b"\r\n") + b"Content-Length: 1000000\r\n\r\n"
+
+    async def by_bytes(app: Application, protocol: HttpProtocol, wire: UnreadWire, timers: Timers) -> None:
+        protocol.data_received(head + b"x" * 10)
+        await _settle()
+        assert b"HTTP/1.1 401" in wire.written and not wire.is_closing()
+        for _ in range(10):
+            protocol.data_received(b"x" * KIB)
+        assert not wire.is_closing()
+        protocol.data_received(b"x")
+        assert wire.is_closing()
+
+    async def by_time(app: Application, protocol: HttpProtocol, wire: UnreadWire, timers: Timers) -> None:
+        protocol.data_received(head + b"x" * 10)
+        await _settle()
+        timers.advance(http_protocol._LINGER_S - 0.1)
+        assert not wire.is_closing()
+        timers.advance(0.2)
+        assert wire.is_closing()
+
+    run(by_bytes)
+    run(by_time)

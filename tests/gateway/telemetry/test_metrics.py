@@ -20,6 +20,7 @@ from headway.control.policies import Policies
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.gateway import _RELOADED_POLICIES
+from headway.gateway.telemetry import metrics as metrics_module
 from headway.gateway.telemetry.definitions import DEFINITIONS, EXEMPLARS
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.telemetry.process import build_info, process_metrics
@@ -81,6 +82,14 @@ def test_high_tiers_share_one_series() -> None:
         metrics.count_end(_request(tier), Outcome.CANCELLED, 4.0)
     counted = [name for name in _samples(metrics.page()) if name.startswith("headway_requests_total")]
     assert len(counted) == 2 and any('tier="99"' in name for name in counted)
+
+
+def test_further_tenants_share_one_series() -> None:
+    metrics = PrometheusMetrics()
+    for number in range(metrics_module.MAX_TENANTS + 10):
+        metrics.count_end(_request(tenant=f"t{number}"), Outcome.CANCELLED, 4.0)
+    found = set(re.findall(r'tenant="(t\d+|other)"', metrics.page()))
+    assert len(found) == metrics_module.MAX_TENANTS + 1 and "other" in found
 
 
 def test_counts_that_a_worker_drains_are_merged_once() -> None:

@@ -354,3 +354,21 @@ def test_reading_pauses_while_nobody_takes_the_body() -> None:
         assert len(first) + len(await connection.read(1 << 30)) == 16 * len(body)
 
     run(story())
+
+
+def test_few_idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_MAX_IDLE_CONNECTIONS", 2)
+
+    async def story() -> None:
+        client, transport = client_of(lambda exchange: exchange.answer(b"{}"))
+        connections = [await client.request("GET", "/") for _ in range(4)]
+        for each in connections:
+            await each.read(10)
+            client.release(each)
+        await asyncio.sleep(0.01)
+        assert [each.is_lost for each in connections] == [False, False, True, True]
+        for _ in range(2):
+            await client.request("GET", "/")
+        assert transport.num_connections == 4
+
+    run(story())
