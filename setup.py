@@ -31,10 +31,10 @@ COMPILED = (
     "gateway/telemetry/recording", "gateway/upstream/client", "gateway/upstream/engine", "gateway/upstream/sse",
     "perf/engine_times", "perf/operators", "perf/roofline", "perf/step", "policies/engine_pace",
     "policies/routing/headway", "policies/routing/least_loaded", "policies/routing/lmetric",
-    "policies/routing/round_robin", "policies/routing/work_left", "sim/batch", "sim/batching", "sim/cluster",
-    "sim/engine_scheduler", "sim/fabric", "sim/fleet", "sim/host_memory", "sim/in_transit", "sim/kernel", "sim/kvcache",
-    "sim/observation", "sim/placed", "sim/preemption", "sim/prefixcache", "sim/replica", "sim/replica_view",
-    "sim/stall_tracker", "sim/timeline", "sim/transfers", "sim/waiting_queue", "workload/sources",
+    "policies/routing/round_robin", "policies/routing/work_left", "sim/api_server", "sim/batch", "sim/batching",
+    "sim/cluster", "sim/engine_scheduler", "sim/fabric", "sim/fleet", "sim/host_memory", "sim/in_transit", "sim/kernel",
+    "sim/kvcache", "sim/observation", "sim/placed", "sim/preemption", "sim/prefixcache", "sim/replica",
+    "sim/replica_view", "sim/stall_tracker", "sim/timeline", "sim/transfers", "sim/waiting_queue", "workload/sources",
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ _PROXIED_CONTEXT_TOKENS = 1 << 24
 LEAST_SETTINGS = {
     "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0,
     "host_memory_bytes": 0, "kv_offload_bytes": 0, "kv_keep_s": 0, "kv_keep_share": 0, "schedule_lag": 0,
-    "watermark": 0,
+    "watermark": 0, "token_overhead_s": 0,
 }  # fmt: skip
 """Least values of an engine's settings."""
 

@@ -111,7 +111,7 @@ def _check_layers_kept(entry: Mapping[str, Any], at: Key, places: Places) -> Non
 
 _MAY_BE_0 = {
     "watermark", "host_memory_bytes", "kv_offload_bytes", "schedule_lag", "request_overhead_s", "tokenize_s_per_token",
-    "response_overhead_s", "usd_per_hour", "watts", "max_num_waiting", "other_params",
+    "response_overhead_s", "token_overhead_s", "usd_per_hour", "watts", "max_num_waiting", "other_params",
 }  # fmt: skip
 
 

@@ -146,6 +146,9 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     """Further time until the scheduler sees a request, per prompt token."""
     response_overhead_s: float = 0.0
     """Time from the end of an iteration until the client has its tokens: sampling, detokenizing, HTTP."""
+    token_overhead_s: float = 0.0
+    """Time of the process that sends tokens to clients, for each output token: those of one iteration leave one after
+    the other, and later ones wait where iterations give more than it sends."""
     kv_dtype_bytes: float = 2.0
     passes_by_slot: bool = False
     """Each slot has a KV cache of its own, and only neighbouring slots share a pass: llama.cpp with `--parallel` and

@@ -23,6 +23,7 @@ from headway.core.policy import Ordering
 from headway.core.record import Cause, MoveOutcome
 from headway.core.request import Phase
 from headway.core.view import RequestView
+from headway.sim.api_server import ApiServer
 from headway.sim.batch import Batch
 from headway.sim.engine_scheduler import EngineScheduler
 from headway.sim.in_transit import InTransit
@@ -83,7 +84,8 @@ class Replica:
     """One replica: what happens to it from outside, and at a boundary. Policies read its `view`."""
 
     __slots__ = (
-        "_cancelling", "_events", "_kernel", "_listener", "_makes_first_token", "_pausing", "_sends_first_token",
+        "_api_server", "_cancelling", "_events", "_kernel", "_listener", "_makes_first_token", "_pausing",
+        "_sends_first_token",
         "_undecided", "batch", "id", "is_up", "max_num_waiting", "max_request_tokens", "placed", "response_s",
         "scheduler", "timeline", "transit", "view",
     )  # fmt: skip
@@ -106,6 +108,9 @@ class Replica:
         self.scheduler = EngineScheduler(pool.engine, kernel, timeline, self.transit, run.is_exact)
         self.view = SimulatedView(resources, kernel, timeline, self.transit, run.pacer, run.network, combo, goodput_rps)
         self.response_s = pool.engine.response_overhead_s
+        self._api_server = ApiServer(pool.engine.token_overhead_s)
+        if pool.engine.token_overhead_s:
+            timeline.api_server = self._api_server
         self._makes_first_token = pool.handover.first_token != "decode"
         self._sends_first_token = pool.handover.first_token == "sent"
         self.max_num_waiting = pool.engine.max_num_waiting
@@ -236,6 +241,8 @@ class Replica:
         batch = self.batch
         k = timeline.k_end
         if timeline.advances:
+            if timeline.api_server is not None and k > timeline.k:
+                timeline.send(timeline.api_server, k)
             if batch.ticks_are_plain:
                 batch.tick += k - timeline.k
             else:
@@ -285,12 +292,14 @@ class Replica:
                 continue
             if live.decode_replica < 0 or self._makes_first_token:
                 live.prefill_end_s = now
+                if self.timeline.api_server is not None:
+                    self._api_server.add(now)
                 live.generated_tokens += 1
                 batch.generated_offset += 1
                 if live.first_token_s != live.first_token_s and not (
                     self._sends_first_token and self._sends_first(live)
                 ):
-                    live.first_token_s = now + live.response_s
+                    live.first_token_s = self._sent_s(live, now)
             batch.end_prefill(live)
             self._check(live, now)
             self.timeline.note_change()
@@ -298,6 +307,10 @@ class Replica:
                 self._listener.on_prefilled(live, now)
             if live.sent_to is not None:
                 self._listener.on_prompt_computed(live, now)
+
+    def _sent_s(self, live: Live, now: float) -> float:
+        """When the client has a token of the iteration that ends now."""
+        return now + live.response_s + self._api_server.late_s
 
     def _sends_first(self, live: Live) -> bool:
         """Whether the request's first token is sent with its KV cache, and is not the only one."""
@@ -312,9 +325,9 @@ class Replica:
                 self.placed.requeue(live)
                 batch.set_check(live)
                 return
-            live.first_token_s = now + live.response_s
+            live.first_token_s = self._sent_s(live, now)
         if live.answer_s != live.answer_s and generated > live.reasoning_tokens:
-            answer_s = now + live.response_s if live.reasoning_tokens else live.first_token_s
+            answer_s = self._sent_s(live, now) if live.reasoning_tokens else live.first_token_s
             live.answer_s = max(answer_s, live.first_token_s)
             if batch.stalls is not None:
                 batch.stalls.update(live)
@@ -324,6 +337,7 @@ class Replica:
             batch.stop_decode(live)
             batch.write_segment(live, now, Cause.FINISHED)
             self.placed.uncount(live)
+            live.response_s += self._api_server.late_s
             self._listener.on_finished(live, now)
             return
         if 0 < live.turn_ends_at <= generated:
@@ -338,7 +352,7 @@ class Replica:
 
     def _end_reasoning(self, live: Live, now: float) -> None:
         live.phase = Phase.ANSWERING
-        live.reasoning_end_s = now + live.response_s
+        live.reasoning_end_s = self._sent_s(live, now)
         self.placed.requeue(live)
         if self.batch.stalls is not None:
             self.batch.stalls.update(live)

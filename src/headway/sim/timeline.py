@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from headway.control.recorder import Table
 from headway.core.record import boundary_s
+from headway.sim.api_server import ApiServer
 from headway.sim.batch import Batch
 from headway.sim.kernel import FINISH, Kernel, Schedulable
 
@@ -31,7 +32,7 @@ class Timeline:
 
     __slots__ = (
         "_batch", "_line", "_opened", "_owner", "_pack", "_push", "_put", "_undecided", "_wake", "a_s", "advances",
-        "b_s", "is_due", "k", "k_end", "kernel", "opened_s", "slowdown", "start_s", "valid",
+        "api_server", "b_s", "is_due", "k", "k_end", "kernel", "opened_s", "slowdown", "start_s", "valid",
         "version",
     )  # fmt: skip
 
@@ -43,6 +44,8 @@ class Timeline:
         self._line = line
         self.slowdown = 1.0
         """Factor on the times of `line`, from the next epoch on."""
+        self.api_server: ApiServer | None = None
+        """Takes the tokens of each tick; None: it takes no time."""
         self.version = 0
         self.is_due = False
         """The owner is among the kernel's undecided replicas."""
@@ -146,12 +149,20 @@ class Timeline:
 
     def _pass(self, n: int, now: float) -> None:
         """Deal with n complete ticks."""
+        if self.api_server is not None:
+            self.send(self.api_server, self.k + n)
         self.k += n
         self._batch.advance(n)
         if self.k < self.k_end and boundary_s(self.start_s, self.a_s, self.b_s, self.k) == now:
             self.k_end = self.k
             self.version += 1
             self.request_decision()
+
+    def send(self, api_server: ApiServer, k: int) -> None:
+        """Let the server take the tokens of the ticks up to boundary k."""
+        batch = self._batch
+        num = len(batch.decoding) if batch.speculation is None else batch.speculation.mean_tokens()
+        api_server.take(num, self.start_s, self.a_s, self.b_s, self.k, k)
 
     # When to decide again.
 
