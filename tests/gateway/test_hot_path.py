@@ -46,7 +46,7 @@ def _whole() -> tuple[list[bytes], bytes]:
 
 def test_a_whole_answer_takes_a_bounded_number_of_calls(tmp_path: Path) -> None:
     reply, body = _whole()
-    received, calls = traced_answer(tmp_path, reply, stream=False, end=body, num=3)
+    received, calls = traced_answer(tmp_path, reply, stream=False, end=body, num=8)
     assert received.startswith(b"HTTP/1.1 200") and len(calls) <= MOST_CALLS
 
 

@@ -18,7 +18,8 @@ def combo_file(folder: Path, prefill: list[str], decode: list[str], **changes: A
     side = {"model": MODEL, "gpu": "h100", "engine": "vllm-0.15"}
     combo = {"name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode}}
     combo |= {"handover": {"first_token": "decode"}, **changes.pop("combo", {})}
-    settings = {"scrape_period_s": 0.1, **changes.pop("gateway", {})}
+    # One attempt more than two failures need: an engine may close an idle connection as a request is sent on it.
+    settings = {"scrape_period_s": 0.1, "max_attempts": 4, **changes.pop("gateway", {})}
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump({"combos": [combo], "policies": STRICT, "gateway": settings, **changes}))
     return path
@@ -31,7 +32,8 @@ def pair_file(folder: Path, prefill: list[str], decode: list[str], num: int = 1,
         "name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode},
         "replicas": num, **changes.pop("combo", {}),
     }  # fmt: skip
-    settings = {"scrape_period_s": 0.1, **changes.pop("gateway", {})}
+    # One attempt more than two failures need: an engine may close an idle connection as a request is sent on it.
+    settings = {"scrape_period_s": 0.1, "max_attempts": 4, **changes.pop("gateway", {})}
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump({"combos": [combo], "policies": STRICT, "gateway": settings, **changes}))
     return path
