@@ -6,6 +6,10 @@ from math import isfinite
 
 from headway.core.errors import HeadwayError
 
+MOST_TIERS = 1024
+LEAST_INTERVAL_S = 0.001
+"""Between two calls of a policy: more often, a run would not end."""
+
 
 def require_at_least(lowest: float, /, **values: float) -> None:
     """Refuse numbers that are below `lowest`, infinite or NaN."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from headway.core.record import Ended, Outcome
 from headway.core.view import ReplicaView
-from headway.policies.arguments import require_above, require_at_least, require_between
+from headway.policies.arguments import MOST_TIERS, require_above, require_at_least, require_between
 
 Kind = Literal["exponential", "binary", "none"]
 Decay = float | Literal["auto"]
@@ -24,7 +24,7 @@ class Headroom:
     """
 
     def __init__(self, num_tiers: int = 4, h_max: float = 0.2, decay: Decay = 1.0, kind: Kind = "exponential") -> None:
-        require_at_least(1, num_tiers=num_tiers)
+        require_between(1, MOST_TIERS, num_tiers=num_tiers)
         require_between(0, 1, h_max=h_max)
         if decay != "auto":
             require_at_least(0, decay=decay)

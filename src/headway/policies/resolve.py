@@ -24,6 +24,7 @@ import msgspec
 from headway.core.errors import HeadwayError, mismatch, unknown
 from headway.core.policy import Admission, Cascade, MakeRouter, Migration, Ordering, Router, Scaler
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
+from headway.policies.arguments import LEAST_INTERVAL_S
 from headway.policies.guard import guarded
 
 P = TypeVar("P", covariant=True)
@@ -276,6 +277,8 @@ def _check_interval(kind: str, name: str, policy: object, otherwise: str = "") -
     interval_s: Any = getattr(policy, "interval_s", None)
     if type(interval_s) not in (int, float) or not 0 < interval_s < inf:
         raise HeadwayError(f"{kind} {name}: `interval_s` must be seconds, more than 0{otherwise}")
+    if interval_s < LEAST_INTERVAL_S:
+        raise HeadwayError(f"{kind} {name}: `interval_s` is {interval_s:g}; expected {LEAST_INTERVAL_S:g} s or more")
 
 
 def _one_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from headway.core.errors import HeadwayError
 from headway.core.request import Phase
 from headway.core.view import RequestView
-from headway.policies.arguments import require_at_least
+from headway.policies.arguments import MOST_TIERS, require_at_least, require_between
 from headway.policies.ordering.time_sharing import QuantumLevel
 
 
@@ -91,7 +91,7 @@ class TiersAndPhasesOrdering:
         by_quanta: bool = False,
         levels: int | None = None,
     ) -> None:
-        require_at_least(1, num_tiers=num_tiers)
+        require_between(1, MOST_TIERS, num_tiers=num_tiers)
         self._phases = PascalOrdering(quantum_tokens, demotion_tokens, by_quanta, levels)
         self.quantum = self._phases.quantum
         self.num_queues = self._phases.num_queues * num_tiers

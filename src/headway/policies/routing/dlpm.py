@@ -7,7 +7,7 @@ from collections import OrderedDict
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.view import FleetView, RequestView
-from headway.policies.arguments import require_above, require_at_least
+from headway.policies.arguments import require_at_least, require_between
 from headway.policies.routing.work_left import uncached_tokens
 
 _MAX_IN_FLIGHT = 100_000
@@ -30,8 +30,8 @@ class DlpmRouter:
     """
 
     def __init__(self, quantum_tokens: float = 32_768.0, output_weight: float = 2.0) -> None:
-        require_above(0, quantum_tokens=quantum_tokens)
-        require_at_least(0, output_weight=output_weight)
+        require_at_least(1, quantum_tokens=quantum_tokens)
+        require_between(0, 1e6, output_weight=output_weight)  # beyond, a quantum is lost in rounding
         self._quantum_tokens, self._output_weight = quantum_tokens, output_weight
         self._left: OrderedDict[tuple[str, int], float] = OrderedDict()
         self._placed: dict[int, tuple[str, int]] = {}
