@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from uvicorn.server import ServerState
 
 import serving
 from asgi import Inside, whole
+from garbage import left_over
 from headway.gateway.blocking import OneAtATime, in_thread
 from headway.gateway.server.http_protocol import HttpProtocol
 from hired import hire
@@ -68,18 +68,6 @@ def _request(stream: bool, **more: Any) -> bytes:
     return b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
-def _left_over() -> Counter[str]:
-    """Objects of Headway's own types, and exceptions, that only the garbage collector finds."""
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        gc.collect()
-        return Counter(type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("headway."))
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.collect()
-
-
 @contextmanager
 def _gateway(folder: Path) -> Iterator[Inside]:
     gateway = {"scrape_period_s": 3600.0, "timeout_s": 0.5}
@@ -116,12 +104,12 @@ def test_no_end_of_a_request_leaves_a_cycle(tmp_path: Path, end: str, stream: bo
     with _gateway(tmp_path) as inside:
         for engine in inside.engines:
             engine.reply, engine.then = ENDS[end]
-        _left_over()
+        left_over()
         for leaves in (False, True):
             inside.run(_ask(inside, _request(stream), leaves))
             inside.run(inside.until(lambda: not inside.num_in_flight and not inside.gateway.driver.requests))
             inside.run(asyncio.sleep(0.01))  # connections are closed in the loop's next turns
-            assert not _left_over()
+            assert not left_over()
 
 
 @pytest.mark.parametrize(
@@ -131,28 +119,28 @@ def test_no_end_of_a_request_leaves_a_cycle(tmp_path: Path, end: str, stream: bo
 )  # fmt: skip
 def test_requests_that_no_engine_gets_leave_none(tmp_path: Path, data: bytes) -> None:
     with _gateway(tmp_path) as inside:
-        _left_over()
+        left_over()
         inside.run(_ask(inside, data))
-        assert not _left_over()
+        assert not left_over()
 
 
 def test_engines_that_cannot_be_reached_leave_none(tmp_path: Path) -> None:
     with _gateway(tmp_path) as inside:
         for engine in inside.engines:
             inside.run(engine.close())
-        _left_over()
+        left_over()
         for stream in (False, True):
             assert b"HTTP/1.1 50" in inside.run(_ask(inside, _request(stream)))
-            assert not _left_over()
+            assert not left_over()
 
 
 def test_refusals_by_workers_leave_none(tmp_path: Path) -> None:
     with _gateway(tmp_path) as inside:
         workers = hire(inside, 2)
-        _left_over()
+        left_over()
         for _ in range(2):
             assert inside.chat(model="x").status == 404
-        assert not _left_over()
+        assert not left_over()
         for worker in workers:
             inside.run(worker.stop())
 
