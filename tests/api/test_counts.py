@@ -61,6 +61,28 @@ def test_a_count_that_nobody_has_is_an_error_in_python(name: str, count: int) ->
         CALLS[name](count)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"workload.arrivals": {"kind": "curve", "step_s": 10, "rates": [1, 1e12]}},
+            "would be drawn; expected at most",
+        ),
+        ({"workload.arrivals": 1e12}, "would be drawn; expected at most"),
+        ({"workload.arrivals": {"kind": "deterministic", "rate": 1e300}}, "would be drawn; expected at most"),
+        ({"workload.duration_s": 1e300}, "would be drawn; expected at most"),
+        ({"workload.arrivals": {"kind": "gamma", "rate": 1, "cv": 1e-300}}, "cv: 1e-300; expected 0.001 to 1000"),
+        ({"workload.arrivals": {"kind": "gamma", "rate": 1, "cv": 1e300}}, "expected 0.001 to 1000"),
+        ({"observe.period_s": 1e-300}, "period_s must be 0, or 0.001 or more"),
+        ({"workload.prompt_tokens": {"kind": "lognormal", "mean": 9, "cv": 1e300}}, "expected 0 to 1000"),
+    ],
+)
+def test_numbers_with_which_a_run_would_not_end(changes: dict[str, Any], words: str) -> None:
+    document = {**SMALL, "workload": {"prompt_tokens": 20, "output_tokens": 3, "arrivals": 5.0, "duration_s": 30.0}}
+    with pytest.raises(hw.HeadwayError, match=words):
+        hw.simulate(document, changes)
+
+
 @pytest.mark.parametrize("option", COMMANDS)
 def test_a_count_that_nobody_has_is_an_error_of_the_command_line(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

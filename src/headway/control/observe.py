@@ -28,6 +28,10 @@ _LORA_METRICS = (*_ENGINE_METRICS, "loras_running", "loras_waiting")
 """What engines with slots for LoRA adapters report."""
 
 
+LEAST_PERIOD_S = 0.001
+"""More often, a run would not end."""
+
+
 class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
     """How policies know what the replicas' prefix caches hold."""
 
@@ -47,8 +51,8 @@ class CacheObservation(Struct, frozen=True, forbid_unknown_fields=True):
     wrong until the same blocks change again."""
 
     def __post_init__(self) -> None:
-        if self.period_s <= 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
-            raise HeadwayError("observe: cache: period_s must be > 0, delay_s >= 0, and loss in [0, 1)")
+        if self.period_s < LEAST_PERIOD_S or self.delay_s < 0 or not 0 <= self.loss < 1:
+            raise HeadwayError("observe: cache: period_s must be 0.001 or more, delay_s >= 0, and loss in [0, 1)")
 
 
 class SchedulersObservation(Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,8 +74,8 @@ class SchedulersObservation(Struct, frozen=True, forbid_unknown_fields=True):
     """Times from and to which no message passes, as while the store that they share is away."""
 
     def __post_init__(self) -> None:
-        if self.num < 1 or self.period_s <= 0 or self.delay_s < 0 or self.lease_s <= self.period_s:
-            what = "num must be >= 1, period_s > 0, delay_s >= 0, and lease_s > period_s"
+        if self.num < 1 or self.period_s < LEAST_PERIOD_S or self.delay_s < 0 or self.lease_s <= self.period_s:
+            what = "num must be >= 1, period_s 0.001 or more, delay_s >= 0, and lease_s > period_s"
             raise HeadwayError(f"observe: schedulers: {what}")
         if any(start_s > end_s for start_s, end_s in self.away):
             raise HeadwayError("observe: schedulers: away: expected pairs of two times, the earlier one first")
@@ -92,8 +96,10 @@ class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
     """Several schedulers, each of which sees late what the others do."""
 
     def __post_init__(self) -> None:
-        if self.period_s < 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
-            raise HeadwayError("observe: period_s and delay_s must be >= 0, and loss in [0, 1)")
+        if self.period_s and self.period_s < LEAST_PERIOD_S:
+            raise HeadwayError("observe: period_s must be 0, or 0.001 or more")
+        if self.delay_s < 0 or not 0 <= self.loss < 1:
+            raise HeadwayError("observe: delay_s must be >= 0, and loss in [0, 1)")
 
 
 class MutableFleetView:

@@ -12,11 +12,13 @@ from msgspec import Struct
 from numpy.random import Generator
 
 from headway.core.counts import MOST_OTHER
+from headway.core.errors import HeadwayError
 
 Floats = npt.NDArray[np.float64]
 
 DAY_S = 86_400.0
 WEEK_S = 7 * DAY_S
+LEAST_CV, MOST_CV = 1e-3, 1e3
 
 
 def check_positive(struct: Struct, *names: str) -> None:
@@ -53,6 +55,8 @@ class Gamma(Struct, frozen=True, forbid_unknown_fields=True, tag="gamma", tag_fi
 
     def __post_init__(self) -> None:
         check_positive(self, "rate", "cv")
+        if not LEAST_CV <= self.cv <= MOST_CV:
+            raise ValueError(f"cv: {self.cv}; expected {LEAST_CV:g} to {MOST_CV:g}")
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
         shape = 1 / self.cv**2
@@ -69,7 +73,9 @@ class Deterministic(Struct, frozen=True, forbid_unknown_fields=True, tag="determ
         check_positive(self, "rate")
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
-        count = math.ceil((duration_s or 0.0) * self.rate) if num is None else num
+        expected = (duration_s or 0.0) * self.rate if num is None else num
+        _check_number(expected)
+        count = math.ceil(expected)
         arrival_s = np.arange(count) / self.rate
         return arrival_s if duration_s is None else arrival_s[arrival_s < duration_s]
 
@@ -210,8 +216,15 @@ def _renewal(gaps: Callable[[int], Floats], rate: float, num: int | None, durati
     return _until(lambda start_s, n: start_s + np.cumsum(gaps(n)), rate, duration_s)
 
 
+def _check_number(expected: float) -> None:
+    """HeadwayError for more draws than a workload can have."""
+    if expected > MOST_OTHER:
+        raise HeadwayError(f"workload: arrivals: {expected:.3g} would be drawn; expected at most {MOST_OTHER:,}")
+
+
 def _until(more: Callable[[float, int], Floats], rate: float, duration_s: float) -> Floats:
     """Arrivals before `duration_s`, drawn in batches of about the number still expected."""
+    _check_number(duration_s * rate)
     parts, last_s = [np.zeros(0)], 0.0
     while last_s < duration_s:
         expected = (duration_s - last_s) * rate
@@ -234,6 +247,7 @@ def _thinned(
 
     After Lewis and Shedler, "Simulation of nonhomogeneous Poisson processes by thinning" (1979).
     """
+    _check_number(min(math.inf if num is None else num * peak / mean, peak * (duration_s or math.inf)))
     parts: list[Floats] = []
     num_accepted, last_s, end_s = 0, 0.0, math.inf if duration_s is None else duration_s
     while last_s < end_s and (num is None or num_accepted < num):

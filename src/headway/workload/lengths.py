@@ -46,8 +46,8 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
         if self.mean is not None and self.cv is not None:
             if not 0 < self.mean <= MAX_TOKENS:
                 raise ValueError(f"mean: {self.mean}; expected a number of tokens from 0 to {MAX_TOKENS:,}")
-            if not 0 <= self.cv < math.inf:
-                raise ValueError(f"cv: {self.cv}; expected 0 or more")
+            if not 0 <= self.cv <= 1e3:
+                raise ValueError(f"cv: {self.cv}; expected 0 to 1000")
         if self.p50 is not None and self.p99 is not None and not 0 < self.p50 <= self.p99 <= MAX_TOKENS:
             raise ValueError(f"p50 {self.p50}, p99 {self.p99}; expected 0 < p50 <= p99 <= {MAX_TOKENS:,}")
         _bounds(self.min, self.max)
