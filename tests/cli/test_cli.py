@@ -294,6 +294,35 @@ def test_own_policies_that_break_a_rule_are_named(
     assert ordering.startswith("note: ordering own_for_test:MovesUnannounced: the rank moved")
 
 
+LONG_TERM = """
+fleet:
+  - {model: llama-2-70b, gpu: a100-80gb, tp: 4, max_replicas: 2}
+workload: {builtin: sageserve-july-2025, models: {llama-2-70b: 1}, start_hour: 58, duration_s: 60, scale: 0.01}
+policies:
+  scaling:
+    name: %s
+    plan: {step_s: 900, period_s: 900, tps: {llama-2-70b: 120}}
+    forecaster: {name: seasonal-naive, past_hours: 48}
+"""
+OWN_LONG_TERM = """
+from headway.policies.scaling.long_term import LongTermImmediateScaler
+
+class Own(LongTermImmediateScaler):
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["lt-i", "own_long_term:Own"])
+def test_scalers_with_what_only_a_scenario_makes_are_run_and_left_out_of_the_check(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_long_term.py").write_text(OWN_LONG_TERM)
+    (tmp_path / "long_term.yaml").write_text(LONG_TERM % name)
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "long_term.yaml", "--json", "--no-progress"]) == 0
+    assert "error" not in capsys.readouterr().err
+
+
 def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert json_of(capsys, "catalog", "gpus", "a100", "--json")["name"] == "a100-80gb"
     names = [engine["name"] for engine in json_of(capsys, "catalog", "engines", "--json")]

@@ -6,11 +6,12 @@ numbers are better than they can be in production, or differ from run to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headway.config.scenario import Scenario, listed, variants
 from headway.policies import resolve
+from headway.policies.resolve import LoadModule
 from headway.scenario.user_modules import loader_of
 
 _SEEDS = range(1)
@@ -28,23 +29,29 @@ def broken_rules(scenario: Scenario) -> Iterator[str]:
     """A line for each policy of the user's own that breaks a rule, with the check that names it."""
     load, lines = loader_of(scenario.base_dir), dict[str, None]()
     for variant in variants(scenario):
-        for kind, (find, check) in _KINDS.items():
+        for kind in _KINDS:
             specs = getattr(variant.spec.policies, kind)
             for spec in listed(specs) if specs is not None else ():
-                choice = find(spec, load)
-                if ":" in choice.name and (rule := _broken(choice, check)):
-                    lines[f"{kind} {choice}: {rule} (headway.testing.{check})"] = None
+                if _is_own(spec) and (rule := _broken(kind, spec, load)):
+                    lines[rule] = None
     yield from lines
 
 
-def _broken(choice: Callable[[], Any], check: str) -> str:
+def _is_own(spec: Any) -> bool:
+    return ":" in str(spec.get("name", "") if isinstance(spec, Mapping) else spec)
+
+
+def _broken(kind: str, spec: Any, load: LoadModule) -> str:
     """The rule that the policy breaks. A policy that fails otherwise is left to the run, which names the line."""
     from headway import testing  # the kit is not loaded for those without policies of their own
 
+    find, check = _KINDS[kind]
+    choice = None
     try:
+        choice = find(spec, load)
         getattr(testing, check)(choice, _SEEDS)
     except testing.BrokenPolicyError as error:
-        return str(error)
-    except Exception:
+        return f"{kind} {choice}: {error} (headway.testing.{check})"
+    except Exception:  # arguments that only the scenario can make, such as forecasters, among others
         return ""
     return ""
