@@ -2,6 +2,8 @@
 
 `python tests/fixed/digests.py` compares all cases with `digests.json`; `--update` writes `digests.json` again. Case
 names as arguments limit either to these cases, and `--keep DIR` keeps the output files, to compare them with `diff`.
+A processor with AVX-512 computes as one without it, of which the digests are, with
+`NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"`; otherwise their tests are skipped there.
 
 A case runs in an empty folder of its own. Its outputs are the standard output and error of each command and every file
 that is in the folder afterwards, except the inputs.
