@@ -29,8 +29,21 @@ PAGES = {
         " --tp 1,2 --ttft-p99 2 --tpot-p99 0.03 --no-cache", 1280, 760,
     ),
     "fleet": ("plan fleet day.yaml --have a100:24,h100:6 --no-cache", 1280, 860),
+    "advice": (
+        "advise served.yaml --records monday tuesday wednesday --kinds routing,replicas,engine --no-cache", 1280, 1020,
+    ),
 }  # fmt: skip
 """Picture -> the command that writes its page with `--html`, and the size of the window."""
+RECORDED = "simulate served.yaml --rate 26 --num-requests 1500 --prompt-tokens 900 --output-tokens 60"
+"""How the days of `advice` are recorded."""
+SERVED = """
+fleet:
+  - {name: fast, model: llama-3.1-8b, gpu: h100, engine: vllm, replicas: 2}
+  - {name: slow, model: llama-3.1-8b, gpu: l40s, engine: vllm, replicas: 4}
+slo: {ttft_s: 1, tpot_s: 0.04}
+policies: {routing: round-robin}
+"""
+"""The fleet of `advice`."""
 
 DAY = """
 workload: {builtin: chat, arrivals: 60, num_requests: 3000, models: {llama-3.1-8b: 0.7, qwen3-14b: 0.3}}
@@ -58,6 +71,10 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "day.yaml").write_text(DAY)
+        Path(folder, "served.yaml").write_text(SERVED)
+        for seed, day in ((1, "monday"), (2, "tuesday"), (3, "wednesday")):
+            record = [*RECORDED.split(), "--seed", str(seed), "--out", day]
+            subprocess.run([*HEADWAY, *record], check=True, stdout=subprocess.DEVNULL, cwd=folder)
         for name, (command, width, height) in PAGES.items():
             page = f"{name}.html"
             subprocess.run(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway import catalog
+from headway.cli import main
 from headway.config.strict_yaml import parse
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
@@ -25,6 +26,13 @@ SCENARIO = """
 workload: {num_requests: 60, arrivals: 5, prompt_tokens: 500, output_tokens: 50}
 fleet: [{model: llama-3.1-8b, gpu: a100-80gb, replicas: 2}]
 policies: {routing: [round-robin, least-kv]}
+"""
+FLEET = """
+fleet:
+  - {name: fast, model: llama-3.1-8b, gpu: h100}
+  - {name: slow, model: llama-3.1-8b, gpu: l40s}
+slo: {ttft_s: 1, tpot_s: 0.04}
+policies: {routing: round-robin}
 """
 
 
@@ -47,6 +55,22 @@ def test_variants_are_those_of_one_process(pool: Executor) -> None:
         assert all(
             (one.records.requests[n] == other.records.requests[n]).all() for n in ("request", "end_s", "replica")
         )
+
+
+def test_advice_is_that_of_one_process(
+    pool: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    requests = "--rate 22 --num-requests 120 --prompt-tokens 900 --output-tokens 60".split()
+    assert main(["simulate", "fleet.yaml", *requests, "--out", "monday"]) == 0
+    advise = ["advise", "fleet.yaml", "--records", "monday", "--kinds", "routing", "--no-cache", "--json"]
+    answers = []
+    for options in (["--jobs", "1"], ["--ray"]):
+        capsys.readouterr()
+        code = main([*advise, *options, "--no-progress"])
+        answers.append((code, capsys.readouterr().out))
+    assert answers[0] == answers[1]
 
 
 def test_tasks_are_measured_alike(pool: Executor) -> None:

@@ -14,7 +14,7 @@ import click
 from msgspec import Struct
 
 from headway import catalog
-from headway.cli.flags import together
+from headway.cli.flags import ray_option, together
 from headway.cli.output import JOBS, as_json_option, counting, user_cache
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
@@ -39,7 +39,12 @@ plan_options = together(
     )
 )
 
-jobs_option = click.option("--jobs", type=JOBS, help="Number of processes that simulate. Default: one for each core.")
+jobs_option = together(
+    (
+        click.option("--jobs", type=JOBS, help="Number of processes that simulate. Default: one for each core."),
+        ray_option,
+    )
+)
 
 
 class PlanOutput(Struct, frozen=True):
@@ -53,12 +58,18 @@ class PlanOutput(Struct, frozen=True):
     no_progress: bool
     jobs: int | None = None
     """Of `jobs_option`; None: one for each core."""
+    ray: bool = False
+    """Of `jobs_option`: on a Ray cluster, whose machines see the files that the simulations read."""
 
     def cache_dir(self, name: str) -> Path | None:
         return None if self.no_cache else self.cache or user_cache(name)
 
     def processes(self) -> AbstractContextManager[Executor | None]:
         """Worker processes. Open it before `counting`, whose thread would keep them from being forks."""
+        if self.ray:
+            from headway.scenario.ray_cluster import cluster
+
+            return cluster()
         return processes(self.jobs or available_cores())
 
     def counting(self, doing: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
