@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from headway.gateway.clock import Clock
 from headway.gateway.errors import logged
 from headway.gateway.peers.store import PeerStore
 
 log = logging.getLogger("headway.gateway")
 _NAME = "scaling"
+
+
+def uptime_s() -> float:
+    """Seconds since the machine started, with the time for which it was suspended where the system tells (Linux)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Lease(Protocol):
@@ -41,15 +47,16 @@ class StoreLease:
 class Leader:
     """Whether this gateway leads: since it requested the lease with success, for as long as it requested."""
 
-    def __init__(self, name: str, lease: Lease, lease_s: float, clock: Clock) -> None:
-        self._name, self._lease, self._lease_s, self._clock = name, lease, lease_s, clock
+    def __init__(self, name: str, lease: Lease, lease_s: float, now_s: Callable[[], float] = uptime_s) -> None:
+        """`now_s()` goes on while the machine is suspended: the lease may be another gateway's by then."""
+        self._name, self._lease, self._lease_s, self._now_s = name, lease, lease_s, now_s
         self._until_s = float("-inf")
         self._was_leader = False
         self._task: asyncio.Task[None] | None = None
 
     @property
     def leads(self) -> bool:
-        return self._clock.now < self._until_s
+        return self._now_s() < self._until_s
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -72,7 +79,7 @@ class Leader:
             await asyncio.sleep(self._lease_s / 4)
 
     async def _renew(self) -> None:
-        sent_s = self._clock.now
+        sent_s = self._now_s()
         try:
             # The lease lasts from its grant on, so for longer than from the request.
             self._until_s = sent_s + self._lease_s if await self._lease.acquire(self._lease_s) else float("-inf")

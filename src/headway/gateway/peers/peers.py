@@ -137,7 +137,7 @@ class Peers:
             self.follow(replica)
         if host.scaling.control is not None:
             lease_s = self._settings.lease_s
-            leader = Leader(self.name, self._lease(), lease_s, host.clock)
+            leader = Leader(self.name, self._lease(), lease_s)
             self.scaling = SharedScaling(host.scaling, leader, lease_s)
             leader.start()
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._remove_silent())]
