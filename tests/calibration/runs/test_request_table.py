@@ -112,35 +112,30 @@ def test_several_models_are_several_runs(tmp_path: Path) -> None:
     assert all(math.isclose(run.rate_rps, 3 / 2.15) for run in runs)
 
 
+def _predicted_ms(path: Path, capsys: pytest.CaptureFixture[str], latency: str, *options: str) -> float:
+    """What `headway validate` predicts for a table of requests."""
+    flags = ["--model", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm-0.25", "--json", "--no-progress"]
+    assert main(["validate", str(path), *flags, *options]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["experiments"]
+    return float(found["errors"][latency]["predicted"])
+
+
 def test_validate_reads_it_and_greedy_requests_take_no_sampler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [f"{i},100,41,{i / 4},0.05,0.45" for i in range(12)]
-    path = str(table(tmp_path / "r.csv", *rows, header="id,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s"))
-    flags = ["--model", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm-0.25", "--json", "--no-progress"]
-
-    def predicted_ms(*more: str) -> float:
-        assert main(["validate", path, *flags, *more]) == 0
-        (found,) = json.loads(capsys.readouterr().out)["experiments"]
-        return float(found["errors"]["tpot_mean"]["predicted"])
-
-    assert predicted_ms("--greedy") < predicted_ms()
+    path = table(tmp_path / "r.csv", *rows, header="id,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s")
+    assert _predicted_ms(path, capsys, "tpot_mean", "--greedy") < _predicted_ms(path, capsys, "tpot_mean")
 
 
 def test_prompts_that_were_sent_as_token_ids_are_not_tokenised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [f"{i},4000,41,{i / 4},0.15,0.55" for i in range(12)]
-    path = str(table(tmp_path / "r.csv", *rows, header="id,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s"))
-    flags = ["--model", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm-0.25", "--json", "--no-progress"]
-
-    def predicted_ms(*more: str) -> float:
-        assert main(["validate", path, *flags, *more]) == 0
-        (found,) = json.loads(capsys.readouterr().out)["experiments"]
-        return float(found["errors"]["ttft_mean"]["predicted"])
-
+    path = table(tmp_path / "r.csv", *rows, header="id,prompt_tokens,output_tokens,start_s,ttft_s,e2e_s")
+    as_text_ms, as_ids_ms = (_predicted_ms(path, capsys, "ttft_mean", *each) for each in ((), ("--token-ids",)))
     saved_ms = 1e3 * 4000 * (catalog.engine("vllm-0.25").tokenize_s_per_token - TOKEN_ID_S)
-    assert math.isclose(predicted_ms() - predicted_ms("--token-ids"), saved_ms, rel_tol=0.2)
+    assert math.isclose(as_text_ms - as_ids_ms, saved_ms, rel_tol=0.2)
 
 
 def test_a_fit_to_token_ids_leaves_the_time_to_tokenise_text_alone(tmp_path: Path) -> None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, exp, sqrt
+from math import exp, sqrt
 from operator import attrgetter
 
-import numpy as np
-
 from headway.core.past_demand import PastDemand
-from headway.core.policy import Floats, Forecaster, MakeForecaster
-from headway.core.task import InlineTask, TaskFactory
+from headway.core.policy import MakeForecaster
+from headway.core.task import TaskFactory
 from headway.core.view import PoolsView, PoolView, ReplicaView
 from headway.policies.arguments import require_above, require_at_least, require_between, require_callable
 from headway.policies.endpoints import grouped
-from headway.policies.scaling.demand import ArrivalCounts, Cell, StepRates, arrived_by_cell, past_by_cell
-from headway.policies.scaling.growth import MOST_DAYS, RecentGrowth
+from headway.policies.scaling.demand import Cell, arrived_by_cell, past_by_cell
+from headway.policies.scaling.expected_demand import RECENT_STEP_S, CellDemand, Forecasts
 from headway.policies.scaling.start_times import StartTimes
 
-RECENT_STEP_S = 60.0
-"""Length of the steps of demand from which growth is read, and of the window for the present demand."""
 SMOOTHING_S = 60.0
 """Time constant of the observed load: KV use and unfinished prompts change from iteration to iteration."""
 LEARNING_S = 1800.0
@@ -97,8 +93,8 @@ class HeadwayScaler:
         self._ttft_s, self._batch_tier, self._miss_to_idle = ttft_s, batch_tier, miss_to_idle
         self._weights = _Weights(tps or {})
         self._starts = StartTimes(startup_s)
-        self._forecasts = _Forecasts(forecaster, tasks, step_s, miss_to_idle / (miss_to_idle + 1.0))
-        self._cells: dict[Cell, _Cell] = {}
+        self._forecasts = Forecasts(forecaster, tasks, step_s, miss_to_idle / (miss_to_idle + 1.0))
+        self._cells: dict[Cell, CellDemand] = {}
         self._models: dict[str, _Served] = {}
         self._loads: dict[str, _PoolLoad] = {}
         self._past: PastDemand | None = None
@@ -144,7 +140,7 @@ class HeadwayScaler:
                 total[0], total[1] = total[0] + requests, total[1] + tokens
         for cell, (requests, tokens) in totals.items():
             if cell not in self._cells:
-                self._cells[cell] = _Cell(self._seen_s or 0.0, self._forecasts.step_s)
+                self._cells[cell] = CellDemand(self._seen_s or 0.0, self._forecasts.step_s)
             self._cells[cell].push(view.now, requests, tokens)
         self._forecasts.update(self._cells, view.now)
 
@@ -156,7 +152,7 @@ class HeadwayScaler:
         step_s = self._forecasts.step_s
         by_step = past_by_cell(past, view, step_s, self._is_demand)
         for cell, rates in past_by_cell(past, view, RECENT_STEP_S, self._is_demand).items():
-            self._cells[cell] = _Cell(0.0, step_s, rates, by_step[cell])
+            self._cells[cell] = CellDemand(0.0, step_s, rates, by_step[cell])
 
     def _note_refusals(self, view: PoolsView) -> None:
         """Take a pool as full if it has neither started nor taken back what was asked for: views show no GPU limits."""
@@ -190,7 +186,7 @@ class HeadwayScaler:
         regions = dict.fromkeys((*by_region, *(region for name, region in self._cells if name == model)))
         for region in regions:
             own = by_region.get(region, [])
-            cell = self._cells.setdefault((model, region), _Cell(self._seen_s or now, self._forecasts.step_s))
+            cell = self._cells.setdefault((model, region), CellDemand(self._seen_s or now, self._forecasts.step_s))
             lead_s = max((self._starts.lead_s(pool, now) for pool in own or pools), default=0.0) + self.interval_s
             present_tps = cell.present_tps()
             capacity = self._demand_capacity(model, region, cell, present_tps, lead_s, now)
@@ -207,7 +203,7 @@ class HeadwayScaler:
         return needs
 
     def _demand_capacity(
-        self, model: str, region: str, cell: _Cell, present_tps: float, lead_s: float, now: float
+        self, model: str, region: str, cell: CellDemand, present_tps: float, lead_s: float, now: float
     ) -> float:
         """The capacity for the present and the expected demand."""
         served = self._models[model]
@@ -276,117 +272,6 @@ class HeadwayScaler:
 class _Need:
     def __init__(self, now: float, lately: float, hold_s: float) -> None:
         self.now, self.lately, self.hold_s = now, lately, hold_s
-
-
-class _Cell:
-    """The demand for one model from one region, in input tokens."""
-
-    def __init__(
-        self, nothing_until_s: float, step_s: float, by_minute: Sequence[float] = (), by_step: Sequence[float] = ()
-    ) -> None:
-        """`by_minute` and `by_step`: rates before the start."""
-        self.requests = self.tokens = 0
-        self.recent, self.recent_requests = ArrivalCounts(RECENT_STEP_S), ArrivalCounts(RECENT_STEP_S)
-        self.recent.push(nothing_until_s, 0)
-        self.recent_requests.push(nothing_until_s, 0)
-        week_s = (MOST_DAYS + 1) * 86_400.0
-        self.by_minute = StepRates(RECENT_STEP_S, nothing_until_s, most=round(week_s / RECENT_STEP_S), past=by_minute)
-        self.by_step = StepRates(step_s, nothing_until_s, most=max(round(week_s / step_s), 1), past=by_step)
-        self.growth = RecentGrowth(RECENT_STEP_S)
-        self.late_until_s = nothing_until_s
-        """Until then, the observed load is that of a backlog."""
-        self._peaks: deque[tuple[float, float]] = deque()
-        """(time, need), falling: what is followed by a larger need is no peak."""
-
-    def push(self, now: float, requests: int, tokens: int) -> None:
-        self.requests, self.tokens = requests, tokens
-        for counts in (self.recent, self.by_minute, self.by_step):
-            counts.push(now, tokens)
-        self.recent_requests.push(now, requests)
-
-    def present_tps(self) -> float:
-        """The mean of the last minute; where requests come faster than at its beginning, at their present rate."""
-        mean_tps, mean_rps = self.recent.rate_rps(RECENT_STEP_S), self.recent_requests.rate_rps(RECENT_STEP_S)
-        if mean_rps <= 0:
-            return mean_tps
-        return mean_tps * max(self.recent_requests.present_rps(RECENT_STEP_S) / mean_rps, 1.0)
-
-    def peak(self, now: float, need: float, hold_s: float) -> float:
-        while self._peaks and self._peaks[-1][1] <= need:
-            self._peaks.pop()
-        self._peaks.append((now, need))
-        while self._peaks[0][0] < now - hold_s:
-            self._peaks.popleft()
-        return self._peaks[0][1]
-
-
-class _Forecasts:
-    """The demand that is expected until a given time: by the forecaster that was handed in, else by recent growth."""
-
-    def __init__(self, make: MakeForecaster | None, tasks: TaskFactory | None, step_s: float, quantile: float) -> None:
-        self.step_s = step_s
-        self._quantile = quantile
-        self._task = None if make is None else (tasks or InlineTask)(_Forecasting(make, quantile))
-        self._is_running = False
-        self._steps_ahead = 1
-        self._num_steps = -1
-        """Completed steps at the last forecast; -1: there was none."""
-        self._found: dict[Cell, tuple[float, list[float]]] = {}
-
-    def update(self, cells: Mapping[Cell, _Cell], now: float) -> None:
-        if self._task is None:
-            return
-        self._finish()
-        done = max((cell.by_step.num_steps for cell in cells.values()), default=0)
-        if done > self._num_steps and not self._is_running:
-            histories = {
-                name: (cell.by_step.num_steps * self.step_s, np.array(cell.by_step.rates))
-                for name, cell in cells.items() if cell.by_step.rates
-            }  # fmt: skip
-            if not histories:
-                return
-            self._num_steps, self._is_running = done, True
-            self._task.start(histories, self._steps_ahead)
-            self._finish()
-
-    def _finish(self) -> None:
-        """Take the forecast that was started, if it is ready; a failed one leaves the last."""
-        if self._is_running and self._task is not None and not self._task.is_busy:
-            self._is_running = False
-            found: dict[Cell, tuple[float, list[float]]] | None = self._task.result()
-            self._found = self._found if found is None else found
-
-    def most_tps(self, name: Cell, cell: _Cell, lead_s: float, now: float) -> float:
-        """The largest expected demand from now until `lead_s` later."""
-        self._steps_ahead = max(self._steps_ahead, ceil(lead_s / self.step_s) + 1)
-        if name in self._found:
-            from_s, expected = self._found[name]
-            first, last = ((at_s - from_s) / self.step_s for at_s in (now, now + lead_s))
-            if first < len(expected):
-                return max(expected[max(int(first), 0) : max(int(last), 0) + 1])
-        if not cell.by_minute.rates:
-            return 0.0
-        steps = ceil(lead_s / RECENT_STEP_S)
-        return float(cell.growth.forecast(np.array(cell.by_minute.rates), steps, (self._quantile,))[0].max())
-
-
-class _Forecasting:
-    """Forecasts one quantile. It holds no state of the scaler, so that it can run in another process."""
-
-    def __init__(self, make: MakeForecaster, quantile: float) -> None:
-        self._make, self._quantile = make, quantile
-        self._forecasters: dict[Cell, Forecaster] = {}
-
-    def __call__(
-        self, histories: Mapping[Cell, tuple[float, Floats]], steps: int
-    ) -> dict[Cell, tuple[float, list[float]]]:
-        found = {}
-        for cell, (until_s, rates) in histories.items():
-            if cell not in self._forecasters:
-                self._forecasters[cell] = self._make(*cell)
-            forecast = self._forecasters[cell].forecast(rates, steps, (self._quantile,))
-            found[cell] = until_s, [float(tps) for tps in forecast[0]]
-        return found
 
 
 class _PoolLoad:
